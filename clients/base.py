@@ -1,0 +1,217 @@
+"""What a client is: data and two pure functions.
+
+    bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
+          DecodingError       InvalidRequest          InferenceFailed …             (JSON)
+
+A client never keeps a request's state on `self`: worker threads share it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from serving.codecs import Codec
+from serving.errors import InvalidRequest, NotAcceptable
+
+Tensors = dict[str, NDArray[Any]]
+
+
+class Names(tuple[str, ...]):
+    """The type of a Parameter that lists strings."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a model: `datatype` in Triton's spelling (FP32, INT64, BYTES …), `shape` without the
+    batch dimension, -1 where it varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors.
+
+    `max_batch_size` is 0 when the model has no batch dimension (one instance per call then).
+    """
+
+    name: str
+    path: Path
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int = 0
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A named value, from config.pbtxt or a request: parsed by the type of its default, then checked.
+
+    Types: bool, int, float, str, tuple (of floats, written "0.5,0.5,0.5" or as a JSON list) and Names (of
+    strings, written "cat,dog" or as a JSON list, where whole numbers count as strings).
+    """
+
+    name: str
+    default: Any
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def parse(self, value: Any) -> Any:
+        """The checked value; raises InvalidRequest that names the parameter and what is allowed."""
+        try:
+            parsed = _PARSERS[type(self.default)](value)
+        except (TypeError, ValueError):
+            raise InvalidRequest(f"parameter '{self.name}': {value!r} is not {self.expected()}") from None
+        if self.choices and parsed not in self.choices:
+            raise InvalidRequest(f"parameter '{self.name}': {value!r} is not {self.expected()}")
+        for number in parsed if isinstance(parsed, tuple) else (parsed,):
+            self._check_range(number)
+        return parsed
+
+    def _check_range(self, value: Any) -> None:
+        low, high = self.minimum, self.maximum
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            raise InvalidRequest(f"parameter '{self.name}': {value!r} is not {self.expected()}")
+
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
+        bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
+        return " ".join([_TYPE_NAMES[type(self.default)], " and ".join(bounds)]).strip()
+
+
+def _parse_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "1": True, "false": False, "0": False}[str(value).strip().lower()]
+
+
+def _parse_int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError(value)
+    return int(value)
+
+
+def _parse_float(value: Any) -> float:
+    if isinstance(value, bool) or not np.isfinite(parsed := float(value)):
+        raise ValueError(value)
+    return parsed
+
+
+def _parse_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _parse_tuple(value: Any) -> tuple[float, ...]:
+    parts = [p for p in value.split(",") if p.strip()] if isinstance(value, str) else list(value)
+    return tuple(_parse_float(part) for part in parts)
+
+
+def _parse_names(value: Any) -> Names:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise TypeError(value)
+    return Names(_parse_name(part) for part in parts if part != "")
+
+
+def _parse_name(value: Any) -> str:
+    return str(value) if type(value) is int else _parse_str(value).strip()
+
+
+def _parse_checked_bool(value: Any) -> bool:
+    try:
+        return _parse_bool(value)
+    except KeyError:
+        raise ValueError(value) from None
+
+
+_PARSERS = {
+    bool: _parse_checked_bool,
+    int: _parse_int,
+    float: _parse_float,
+    str: _parse_str,
+    tuple: _parse_tuple,
+    Names: _parse_names,
+}
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string",
+               tuple: "a list of numbers", Names: "a list of strings"}  # fmt: skip
+
+
+class ModelClient(ABC):
+    """What one family of models needs around Triton.
+
+    Class attributes are the data:
+      codec       how one instance of a request is read (serving.codecs.IMAGE, TEXT or JSON)
+      example     one instance as raw bytes, as a caller would post it: warm-up, /ping's canary and the tests
+                  use it. A file `example.*` in the model's folder takes its place.
+      settings    what differs between two models of the family; read from config.pbtxt's `parameters`
+      parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
+    """
+
+    codec: ClassVar[Codec]
+    example: ClassVar[bytes]
+    settings: ClassVar[tuple[Parameter, ...]] = ()
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+
+    def __init__(self, model: Model) -> None:
+        """Reads the model's folder once; raises InvalidRequest or OSError where the folder is wrong."""
+        self.model = model
+        self.options = {p.name: self._configured(p) for p in self.settings}
+        self.defaults = {p.name: self._configured(p) for p in self.parameters}
+
+    def _configured(self, parameter: Parameter) -> Any:
+        raw = self.model.parameters.get(parameter.name)
+        return parameter.default if raw is None else parameter.parse(raw)
+
+    def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every request parameter with its value; raises InvalidRequest on an unknown or a wrong one."""
+        known = {p.name: p for p in self.parameters}
+        if unknown := sorted(set(given) - set(known)):
+            raise InvalidRequest(
+                f"unknown parameter '{unknown[0]}'; model '{self.model.name}' takes: "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+        return self.defaults | {name: known[name].parse(value) for name, value in given.items()}
+
+    @abstractmethod
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        """n decoded instances -> {tensor name: array of n rows}, row i made from instance i.
+
+        Arrays whose name is not an input of the model are not sent; `postprocess` sees them all.
+        """
+
+    @abstractmethod
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """Triton's outputs of those n instances -> n predictions that JSON can hold, in the same order.
+
+        `inputs` is what preprocess returned, `parameters` what read_parameters returned.
+        """
+
+    def draw(self, instance: Any, prediction: Any) -> Image.Image:
+        """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""
+        raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
+
+
+def read_labels(model: Model, filename: str) -> list[str]:
+    """One label per line of a file in the model's folder, in the order of the class ids."""
+    lines = (model.path / filename).read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip()]

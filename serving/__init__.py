@@ -1,0 +1,1 @@
+"""What every model shares: settings, errors, codecs, the gateway to Triton, the registry."""

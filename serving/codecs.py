@@ -1,0 +1,179 @@
+"""How one instance of a request is read: an image, a text, or any JSON value.
+
+A codec reads an instance either from raw bytes (a body, a part of a form) or from its place in a JSON body,
+and raises DecodingError that says what was expected. Only this module decodes images.
+"""
+
+import binascii
+import io
+from abc import ABC, abstractmethod
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from serving.errors import DecodingError
+
+ANIMATED_FORMATS = {"GIF", "PNG", "WEBP", "TIFF", "AVIF"}  # not MPO: phones add a preview as a second frame
+PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is refused before it is decoded."""
+
+    max_image_pixels: int = 89_000_000
+
+
+class Codec(ABC):
+    """One kind of instance. `expected` is what an error tells the caller to send in JSON."""
+
+    name: str
+    expected: str
+    media_types: tuple[str, ...] = ()
+
+    @abstractmethod
+    def from_bytes(self, data: bytes, limits: Limits) -> Any:
+        """The instance that these raw bytes hold."""
+
+    @abstractmethod
+    def from_json(self, value: Any, limits: Limits) -> Any:
+        """The instance that this value of a JSON body holds."""
+
+
+class ImageCodec(Codec):
+    """An image file -> PIL.Image in RGB, EXIF orientation applied, transparency laid on white."""
+
+    name = "image"
+    expected = '{"b64": "<base64 of an image file>"}'
+    media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
+
+    def from_bytes(self, data: bytes, limits: Limits) -> Image.Image:
+        if not data:
+            raise DecodingError("the image is empty (0 bytes)")
+        image = self._open(data, limits)
+        try:
+            image.load()
+            return to_rgb(ImageOps.exif_transpose(image))
+        except PILLOW_ERRORS as err:
+            raise DecodingError(f"the {image.format} image is truncated or damaged ({err})") from err
+
+    def from_json(self, value: Any, limits: Limits) -> Image.Image:
+        if not (isinstance(value, dict) and isinstance(value.get("b64"), str)):
+            raise DecodingError(f"expected {self.expected}, got {describe(value)}")
+        try:
+            return self.from_bytes(decode_base64(value["b64"]), limits)
+        except DecodingError as err:
+            raise DecodingError(err.reason, field="b64") from err
+
+    def _open(self, data: bytes, limits: Limits) -> Image.Image:
+        """Reads the header only, and refuses by it."""
+        try:
+            image = Image.open(io.BytesIO(data))
+        except UnidentifiedImageError:
+            raise DecodingError(
+                f"not an image in a known format (the first bytes are {data[:8]!r}); "
+                "send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            ) from None
+        except PILLOW_ERRORS as err:
+            raise DecodingError(f"the image's header cannot be read ({err})") from err
+        width, height = image.size
+        if width * height > limits.max_image_pixels:
+            raise DecodingError(
+                f"the image has {width}×{height} = {width * height} pixels, more than the limit of "
+                f"{limits.max_image_pixels}; send it smaller"
+            )
+        if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
+            raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
+        return image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow mode -> RGB: 16-bit scaled to 8, transparency laid on white, CMYK and palettes converted."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        image = Image.alpha_composite(white, rgba)
+    return image.convert("RGB")
+
+
+class TextCodec(Codec):
+    """UTF-8 text -> str."""
+
+    name = "text"
+    expected = 'a string, or {"text": "…"}'
+    media_types = ("text/plain",)
+
+    def from_bytes(self, data: bytes, limits: Limits) -> str:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as err:
+            raise DecodingError(f"the text is not UTF-8 (byte {err.start})") from err
+
+    def from_json(self, value: Any, limits: Limits) -> str:
+        text = value.get("text") if isinstance(value, dict) else value
+        if not isinstance(text, str):
+            raise DecodingError(f"expected {self.expected}, got {describe(value)}")
+        return text
+
+
+class JsonCodec(Codec):
+    """Any JSON value, as it is."""
+
+    name = "json"
+    expected = "any JSON value"
+    media_types = ("application/json",)
+
+    def from_bytes(self, data: bytes, limits: Limits) -> Any:
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as err:
+            raise DecodingError(f"not JSON: {err}") from err
+
+    def from_json(self, value: Any, limits: Limits) -> Any:
+        return value
+
+
+IMAGE, TEXT, JSON = ImageCodec(), TextCodec(), JsonCodec()
+
+
+def decode_base64(text: str) -> bytes:
+    """Standard or URL-safe base64, padded or not, with or without a `data:…;base64,` prefix and line ends."""
+    if text.startswith("data:") and "," in text[:256]:
+        text = text.split(",", 1)[1]
+    compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
+    try:
+        return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+    except (binascii.Error, ValueError) as err:
+        raise DecodingError(f"not base64 ({err})") from err
+
+
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def encode_image(image: Image.Image, media_type: str) -> bytes:
+    """image/jpeg (quality 90) or image/png."""
+    buffer = io.BytesIO()
+    if media_type == "image/png":
+        image.save(buffer, "PNG")
+    else:
+        image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: its JSON type, its keys or its start, never all of it."""
+    if isinstance(value, dict):
+        return f"an object with the keys {sorted(map(str, value))[:8]}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return f"the string {value[:40]!r}{'…' if len(value) > 40 else ''}"
+    return "null" if value is None else f"{type(value).__name__} {value!r}"

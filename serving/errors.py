@@ -1,0 +1,123 @@
+"""Every error that a caller can see: one tree, each leaf a status and a code.
+
+A class takes facts and builds the message: what was wrong and what to do. The body that leaves is
+`{"error": message, "code": code, "request_id": id}` (see predictor.py).
+"""
+
+from collections.abc import Iterable
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+class ServingError(Exception):
+    """Base of all; `retry_after` (seconds) becomes the Retry-After header."""
+
+    status = 500
+    code = "internal_error"
+    retry_after: int | None = None
+
+
+class InvalidRequest(ServingError):
+    """The request itself is wrong; sending it again does not help."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class DecodingError(ServingError):
+    """One instance cannot be decoded: which, in what field, and what was expected there."""
+
+    status = 400
+    code = "decoding_error"
+
+    def __init__(self, reason: str, *, field: str = "", instance: int | None = None) -> None:
+        self.reason, self.field, self.instance = reason, field, instance
+        super().__init__(reason)
+
+    def at(self, instance: int, field: str = "") -> "DecodingError":
+        """The same error, with its place in the request."""
+        return DecodingError(self.reason, field=field or self.field, instance=instance)
+
+    def __str__(self) -> str:
+        place = [] if self.instance is None else [f"instance {self.instance}"]
+        place += [f"field '{self.field}'"] if self.field else []
+        return f"{', '.join(place)}: {self.reason}" if place else self.reason
+
+
+class ModelNotFound(ServingError):
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, name: str, available: Iterable[str]) -> None:
+        super().__init__(f"there is no model '{name}'; the models served are: {_listed(available)}")
+
+
+class VersionNotFound(ServingError):
+    status = 404
+    code = "version_not_found"
+
+    def __init__(self, name: str, version: str, available: Iterable[str]) -> None:
+        super().__init__(f"model '{name}' has no version '{version}'; its versions are: {_listed(available)}")
+
+
+class NotFound(ServingError):
+    """An unknown route."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(ServingError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class NotAcceptable(ServingError):
+    """Accept asks for a form that this model cannot give."""
+
+    status = 406
+    code = "not_acceptable"
+
+
+class PayloadTooLarge(ServingError):
+    status = 413
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(ServingError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class InferenceFailed(ServingError):
+    """Triton or the model's client failed on a request that looked right."""
+
+    status = 500
+    code = "inference_failed"
+
+
+class ModelNotReady(ServingError):
+    status = 503
+    code = "model_not_ready"
+    retry_after = 1
+
+
+class TritonUnavailable(ServingError):
+    status = 503
+    code = "triton_unavailable"
+    retry_after = 1
+
+
+class Overloaded(ServingError):
+    """More requests than can be worked on; trying again a little later helps."""
+
+    status = 503
+    code = "overloaded"
+    retry_after = 1
+
+
+class TritonTimeout(ServingError):
+    status = 504
+    code = "triton_timeout"

@@ -1,0 +1,121 @@
+"""Whether the container works: Triton is ready, every model is, and a canary of each has succeeded.
+
+The canary is a real inference on each client's example. It runs in the background, once per start of
+Triton; its success is written beside the sockets, so that every worker knows of it.
+"""
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ModelNotReady, ServingError, TritonUnavailable
+from serving.invocation import Item
+from serving.pipeline import Pipeline
+from serving.registry import Registry, ServedModel
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """What /ping asks. `status_file` is the supervisor's; None where nothing supervises."""
+
+    def __init__(self, registry: Registry, pipeline: Pipeline, status_file: Path | None = None) -> None:
+        self.registry, self.pipeline, self.status_file = registry, pipeline, status_file
+        self._lock = threading.Lock()
+        self._running = False
+        self._passed: int | None = None
+        self._failure = ""
+
+    def check(self) -> None:
+        """Returns when all is well; raises ModelNotReady or TritonUnavailable with the stage. Never waits long."""
+        generation = self._generation()
+        self._check_triton()
+        self._check_models()
+        if self._has_passed(generation):
+            return
+        self._start_canary(generation)
+        raise ModelNotReady(self._failure or "the canary inferences on the models' examples are running")
+
+    def start(self) -> None:
+        """Loads the clients and runs the canary in the background, before the first request comes."""
+        self._start_canary(self._generation())
+
+    def describe_triton(self) -> str:
+        """What the supervisor says of tritonserver, in words; "" where it says nothing."""
+        process = self._status().get("processes", {}).get("tritonserver", {})
+        if not process:
+            return ""
+        last = f", after it {process['last_exit']}" if process.get("last_exit") else ""
+        return f"tritonserver is {process.get('state', 'unknown')} (start {process.get('starts', 0)}{last})"
+
+    def _check_triton(self) -> None:
+        ready = self.registry.gateway.is_ready()
+        if not ready:
+            raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
+
+    def _check_models(self) -> None:
+        for name, versions in self.registry.index().items():
+            states = {entry.state for entry in versions.values()}
+            if "READY" not in states:
+                reasons = "; ".join(sorted({entry.reason for entry in versions.values() if entry.reason}))
+                raise ModelNotReady(f"model '{name}' is {'/'.join(sorted(states))}: {reasons or 'not loaded'}")
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.status_file.read_text())) if self.status_file else {}
+        except (OSError, ValueError):
+            return {}
+
+    def _generation(self) -> int:
+        return int(self._status().get("processes", {}).get("tritonserver", {}).get("starts", 0))
+
+    def _marker(self, generation: int) -> Path | None:
+        return self.status_file.with_name(f"canary-{generation}") if self.status_file else None
+
+    def _has_passed(self, generation: int) -> bool:
+        marker = self._marker(generation)
+        return self._passed == generation or (marker is not None and marker.exists())
+
+    def _start_canary(self, generation: int) -> None:
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._canary, args=(generation,), name="canary", daemon=True).start()
+
+    def _canary(self, generation: int) -> None:
+        try:
+            for name in self.registry.index():
+                self._try_example(self.registry.get(name))
+            self._passed = generation
+            if marker := self._marker(generation):
+                marker.touch()
+        except TritonUnavailable:
+            log.info("canary: tritonserver is not answering yet")
+        except Exception as err:
+            self._failure = f"canary inference: {err}"
+            log.warning(self._failure, exc_info=not isinstance(err, ServingError))
+        else:
+            self._failure = ""
+        finally:
+            self._running = False
+
+    def _try_example(self, served: ServedModel) -> None:
+        if not served.client and not served.client_error:
+            return
+        item = Item("example", raw=read_example(served))
+        try:
+            self.pipeline.predict(served, "", [item], {}, "canary")
+        except TritonUnavailable:
+            raise
+        except ServingError as err:
+            raise ModelNotReady(f"model '{served.model.name}': {err}") from err
+
+
+def read_example(served: ServedModel) -> bytes:
+    """One instance as a caller would post it: the folder's example.*, else the client's own."""
+    client = served.require_client()
+    own = sorted(served.model.path.glob("example.*"))
+    return own[0].read_bytes() if own else client.example

@@ -1,0 +1,196 @@
+"""The models that are served: Triton's index and configurations, joined with each model's client.
+
+The repository is what lies on disk; the registry is what callers can name.
+"""
+
+import importlib
+import importlib.util
+import logging
+import pkgutil
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import clients
+from clients.base import Model, ModelClient, TensorSpec
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, VersionNotFound
+from serving.triton import IndexEntry, TritonGateway, datatype_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that Triton has loaded, and its client; without a client it serves tensors only.
+
+    `client_error` says why the client that the model names could not be made.
+    """
+
+    model: Model
+    client: ModelClient | None = None
+    client_error: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """What GET /models says of it."""
+        described: dict[str, Any] = {
+            "client": type(self.client).__module__.rpartition(".")[2] if self.client else None,
+            "max_batch_size": self.model.max_batch_size,
+            "inputs": [asdict(spec) for spec in self.model.inputs],
+            "outputs": [asdict(spec) for spec in self.model.outputs],
+        }
+        if self.client:
+            described["instance"] = self.client.codec.expected
+            described["parameters"] = [
+                {
+                    "name": p.name,
+                    "default": self.client.defaults[p.name],
+                    "expected": p.expected(),
+                    "help": p.help,
+                }
+                for p in self.client.parameters
+            ]
+        return described | ({"error": self.client_error} if self.client_error else {})
+
+    def require_client(self) -> ModelClient:
+        """The client; raises ModelNotReady or InvalidRequest that says what to send instead."""
+        if self.client_error:
+            raise ModelNotReady(self.client_error)
+        if self.client is None:
+            raise InvalidRequest(
+                f"model '{self.model.name}' has no client, so it takes tensors: send KServe v2 JSON "
+                '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or application/x-npy'
+            )
+        return self.client
+
+
+class Registry:
+    """Looks models up by name; safe to share between threads.
+
+    `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded.
+    """
+
+    def __init__(
+        self, gateway: TritonGateway, folders: Sequence[Path], default: str = "", own_clients: bool = True
+    ) -> None:
+        self.gateway, self.folders = gateway, folders
+        self.default, self.own_clients = default, own_clients
+        self._lock = threading.Lock()
+        self._served: dict[str, ServedModel] = {}
+        self._versions: dict[str, dict[str, IndexEntry]] = {}
+
+    def index(self) -> dict[str, dict[str, IndexEntry]]:
+        """{name: {version: entry}} as Triton says it now; remembered for `get`."""
+        versions: dict[str, dict[str, IndexEntry]] = {}
+        for entry in self.gateway.index():
+            versions.setdefault(entry.name, {})[entry.version] = entry
+        self._versions = versions
+        return versions
+
+    def resolve(self, name: str | None, version: str | None) -> ServedModel:
+        """The model that a request means; raises ModelNotFound, VersionNotFound, ModelNotReady, InvalidRequest."""
+        model = self.get(name or self.default or self._only_name())
+        if version is not None and version not in self._ready_versions(model.model.name):
+            self.index()
+            if version not in (ready := self._ready_versions(model.model.name)):
+                raise VersionNotFound(model.model.name, version, ready)
+        return model
+
+    def get(self, name: str) -> ServedModel:
+        """The model of that name, its client made at first use."""
+        if not self._ready_versions(name):
+            self._require_ready(name)
+        with self._lock:
+            if name not in self._served:
+                self._served[name] = self._load(name)
+            return self._served[name]
+
+    def _require_ready(self, name: str) -> None:
+        index = self.index()
+        if name not in index:
+            raise ModelNotFound(name, index)
+        if not self._ready_versions(name):
+            reasons = "; ".join(sorted({f"{e.state} {e.reason}".strip() for e in index[name].values()}))
+            raise ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
+
+    def _ready_versions(self, name: str) -> list[str]:
+        return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
+
+    def _only_name(self) -> str:
+        names = sorted(self._versions or self.index())
+        if len(names) != 1:
+            raise InvalidRequest(
+                "no model is named; name one in the body's model_name, in "
+                "X-Amzn-SageMaker-Custom-Attributes: model_name=…, in X-Amzn-SageMaker-Target-Model or as "
+                f"?model_name=…; the models served are: {', '.join(names) or 'none'}"
+            )
+        return names[0]
+
+    def _load(self, name: str) -> ServedModel:
+        model = self._describe(name)
+        try:
+            return ServedModel(model, make_client(model, self.own_clients))
+        except Exception as err:
+            reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
+            log.exception(reason)
+            return ServedModel(model, None, reason)
+
+    def _describe(self, name: str) -> Model:
+        config = self.gateway.config(name)
+        return Model(
+            name=name,
+            path=next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name),
+            inputs=tuple(_spec(tensor) for tensor in config.input),
+            outputs=tuple(_spec(tensor) for tensor in config.output),
+            max_batch_size=config.max_batch_size,
+            parameters={key: value.string_value for key, value in config.parameters.items()},
+        )
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    optional = bool(getattr(tensor, "optional", False))
+    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), optional)
+
+
+def make_client(model: Model, own_clients: bool) -> ModelClient | None:
+    """The model's client: its folder's client.py, else the one its `client` parameter names, else the one
+    named as the model, else none. Raises what the client's code raises, and InvalidRequest for a wrong name."""
+    module = _client_module(model, own_clients)
+    if module is None:
+        return None
+    client = getattr(module, "Client", None)
+    if not (isinstance(client, type) and issubclass(client, ModelClient)):
+        raise InvalidRequest(f"{module.__file__} defines no class Client(ModelClient)")
+    return client(model)
+
+
+def _client_module(model: Model, own_clients: bool) -> ModuleType | None:
+    own_file = model.path / "client.py"
+    if own_file.is_file():
+        if own_clients:
+            return _import_file(f"_model_client_{model.name}", own_file)
+        log.warning("model %s: its client.py is not loaded, for SERVE_MODEL_CLIENTS is false", model.name)
+    if named := model.parameters.get("client"):
+        if named not in families():
+            raise InvalidRequest(f"there is no client '{named}'; the clients are: {', '.join(families())}")
+        return importlib.import_module(f"clients.{named}")
+    return importlib.import_module(f"clients.{model.name}") if model.name in families() else None
+
+
+def families() -> list[str]:
+    """The names of the clients that this project brings: the modules of clients/, but its base."""
+    names = (module.name for module in pkgutil.iter_modules(clients.__path__))
+    return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidRequest(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
