@@ -13,7 +13,7 @@ import numpy as np
 
 from clients.base import ModelClient, Tensors
 from serving.codecs import Limits
-from serving.errors import InferenceFailed, ServingError
+from serving.errors import DecodingError, InferenceFailed, ServingError
 from serving.invocation import Item
 from serving.registry import ServedModel
 from serving.triton import Call, TritonGateway
@@ -76,12 +76,18 @@ class Pipeline:
     def _start(self, client: ModelClient, version: str, first: int, items: Sequence[Item], request_id: str) -> _Batch:
         with self._turn:
             instances = [item.decode(client.codec, self.limits, first + offset) for offset, item in enumerate(items)]
-            tensors = _run(client, "preprocess", lambda: client.preprocess(instances))
+            tensors = self._preprocess(client, first, instances)
         names = {spec.name for spec in client.model.inputs}
         inputs = {name: array for name, array in tensors.items() if name in names}
         if not client.model.max_batch_size:
             inputs = {name: array[0] for name, array in inputs.items()}
         return _Batch(instances, tensors, self.gateway.start(client.model.name, version, inputs, request_id))
+
+    def _preprocess(self, client: ModelClient, first: int, instances: Sequence[Any]) -> Tensors:
+        try:
+            return _run(client, "preprocess", lambda: client.preprocess(instances))
+        except DecodingError as err:  # a client counts within its batch, the caller within the request
+            raise err.at(first + (err.instance or 0)) from err
 
     def _finish(
         self, client: ModelClient, batch: _Batch, parameters: Mapping[str, Any], done: Predictions

@@ -1,0 +1,284 @@
+"""BERT and its relatives: text -> embedding, filled-in masks, or classes.
+
+The model's folder decides: the setting `task`, and a tokenizer's files as transformers saves them. The answers
+are those of transformers' own pipelines on the same weights.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+from tokenizers.implementations import BertWordPieceTokenizer
+
+from clients.base import Model, ModelClient, Parameter, Tensors, read_labels
+from serving.codecs import TEXT
+from serving.errors import DecodingError, InvalidRequest
+
+Array = NDArray[Any]
+POSITIONS = "masked_lm_positions"  # an input of models that give logits at the masks only
+UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
+ROBERTA_LIKE = {"roberta", "xlm-roberta", "camembert"}
+
+
+class TextTokenizer:
+    """A tokenizer's folder, read once; worker threads share it, so nothing about it changes afterwards."""
+
+    def __init__(self, folder: Path, max_length: int) -> None:
+        """`max_length` 0 is the model's own limit; raises InvalidRequest where the folder holds no tokenizer."""
+        self.config = _read_json(folder / "config.json")
+        self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        self.tokenizer = _load(folder, self.settings)
+        self.max_length = min(max_length or UNLIMITED, self._limit())
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(self.max_length)
+        self.pad_id = self._special("pad_token", "[PAD]")[1] or 0
+        self.mask, self.mask_id = self._special("mask_token", "[MASK]")
+
+    def _limit(self) -> int:
+        """The least of what the tokenizer and the position table allow; RoBERTa's begins behind its pad."""
+        positions = int(self.config.get("max_position_embeddings", UNLIMITED))
+        if self.config.get("model_type") in ROBERTA_LIKE:
+            positions -= int(self.config.get("pad_token_id", 1)) + 1
+        stated = int(self.settings.get("model_max_length", UNLIMITED))
+        return min(positions, stated, UNLIMITED)
+
+    def _special(self, key: str, default: str) -> tuple[str, int | None]:
+        token = self.settings.get(key) or default
+        text = token["content"] if isinstance(token, dict) else token
+        return text, self.tokenizer.token_to_id(text)
+
+    def encode(self, texts: Sequence[str], multiple: int) -> Tensors:
+        """n texts -> INT64 [n, longest of the batch, rounded up to `multiple`], padded on the right.
+
+        `num_tokens` [n] counts the tokens before truncation, [CLS] and [SEP] among them.
+        """
+        encodings = self.tokenizer.encode_batch(list(texts))
+        longest = max(map(len, encodings))
+        width = min(-(-longest // multiple) * multiple, self.max_length)
+        return {
+            "input_ids": _pad([e.ids for e in encodings], width, self.pad_id),
+            "attention_mask": _pad([e.attention_mask for e in encodings], width, 0),
+            "token_type_ids": _pad([e.type_ids for e in encodings], width, 0),
+            "num_tokens": np.array([self._count(e) for e in encodings], np.int64),
+        }
+
+    def _count(self, encoding: Encoding) -> int:
+        special = self.tokenizer.num_special_tokens_to_add(False)
+        return len(encoding) + sum(len(rest) - special for rest in encoding.overflowing)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _load(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """tokenizer.json, or BERT's vocab.txt with the settings beside it."""
+    if (folder / "tokenizer.json").exists():
+        return _load_json(folder / "tokenizer.json")
+    if not (folder / "vocab.txt").exists():
+        raise InvalidRequest(
+            f"there is neither tokenizer.json nor vocab.txt in {folder}; "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(folder) of transformers writes the first"
+        )
+    pieces = BertWordPieceTokenizer(
+        str(folder / "vocab.txt"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True),
+    )
+    tokenizer: Tokenizer = Tokenizer.from_str(pieces.to_str())
+    return tokenizer
+
+
+def _load_json(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as err:  # the library raises no narrower class
+        raise InvalidRequest(f"{path} cannot be read: {err}") from err
+
+
+def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Array:
+    padded = np.full((len(rows), width), value, np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded
+
+
+class Client(ModelClient):
+    """Embeddings, fill-mask and text classification."""
+
+    codec = TEXT
+    example = b"Paris is the [MASK] of France."
+    settings = (
+        Parameter(
+            "task",
+            "embedding",
+            "what the model's output is",
+            choices=("embedding", "fill-mask", "text-classification"),
+        ),
+        Parameter("tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"),
+        Parameter("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
+        Parameter("pad_to_multiple_of", 1, "pads each batch to a multiple of so many tokens", minimum=1),
+        Parameter("pooling", "mean", "embedding: of which tokens", choices=("mean", "cls")),
+        Parameter("normalize", True, "embedding: scaled to length 1"),
+        Parameter("labels", "", "text-classification: label file; without one id2label of config.json"),
+        Parameter(
+            "activation",
+            "auto",
+            "text-classification: logits to scores; auto as config.json's problem_type says",
+            choices=("auto", "softmax", "sigmoid", "none"),
+        ),
+    )
+    parameters = (Parameter("top_k", 5, "how many tokens per mask, or classes; no effect on an embedding", 1, 1000),)
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.tokenizer = TextTokenizer(model.path / self.options["tokenizer"], self.options["max_length"])
+        self.task = self.options["task"]
+        if self.task == "fill-mask" and self.tokenizer.mask_id is None:
+            raise InvalidRequest(f"model '{model.name}': its tokenizer has no '{self.tokenizer.mask}' to fill")
+        self.labels = self._read_labels()
+        self.activation = _ACTIVATIONS[self._activation()]
+        self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
+
+    def _read_labels(self) -> list[str]:
+        if self.options["labels"]:
+            return read_labels(self.model, self.options["labels"])
+        named = self.tokenizer.config.get("id2label", {})
+        return [named[key] for key in sorted(named, key=int)]
+
+    def _activation(self) -> str:
+        """The rule of transformers' text-classification pipeline."""
+        if self.options["activation"] != "auto":
+            return str(self.options["activation"])
+        problem = self.tokenizer.config.get("problem_type")
+        if problem == "regression":
+            return "none"
+        single = 1 in (len(self.labels), self.model.outputs[0].shape[-1])
+        return "sigmoid" if single or problem == "multi_label_classification" else "softmax"
+
+    def preprocess(self, instances: Sequence[str]) -> Tensors:
+        """input_ids, attention_mask, token_type_ids INT64 [n, longest]; masked_lm_positions [n, most masks].
+
+        Beside them `num_tokens` [n], from which postprocess tells a truncated text. Raises DecodingError on
+        a text without a mask where the task is to fill it.
+        """
+        tensors = self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
+        if self.task == "fill-mask":
+            tensors[POSITIONS] = self._positions(tensors["input_ids"], instances)
+        return tensors
+
+    def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
+        found = [np.flatnonzero(row == self.tokenizer.mask_id).tolist() for row in ids]
+        for index, (positions, text) in enumerate(zip(found, instances, strict=True)):
+            if not positions:
+                raise DecodingError(self._missing_mask(text), instance=index)
+        return _pad(found, max(map(len, found)), 0)
+
+    def _missing_mask(self, text: str) -> str:
+        mask = self.tokenizer.mask
+        if mask in text:
+            return f"its {mask} lies behind the model's limit of {self.tokenizer.max_length} tokens"
+        return f"there is nothing to fill in; write {mask} where a token is wanted"
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """By task `embedding` [floats], `masks` [masks][top_k] or `classes` [top_k]; `tokens`, `truncated`."""
+        values = outputs[self.model.outputs[0].name].astype(np.float32, copy=False)
+        predictions = _TASKS[self.task](self, values, inputs, parameters["top_k"])
+        counts = inputs["num_tokens"].tolist()
+        return [
+            prediction | {"tokens": count, "truncated": count > self.tokenizer.max_length}
+            for prediction, count in zip(predictions, counts, strict=True)
+        ]
+
+    def embed(self, values: Array, inputs: Tensors, top_k: int) -> list[dict[str, Any]]:
+        """[n, sequence, hidden], or [n, hidden] of a model that pools by itself -> vectors."""
+        if values.ndim == 3:
+            values = self._pool(values, inputs["attention_mask"])
+        if self.options["normalize"]:
+            values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+        return [{"embedding": vector} for vector in values.tolist()]
+
+    def _pool(self, values: Array, attention_mask: Array) -> Array:
+        if self.options["pooling"] == "cls":
+            return values[:, 0]
+        mask = attention_mask.astype(np.float32)
+        return np.asarray(np.einsum("nsh,ns->nh", values, mask) / mask.sum(axis=1, keepdims=True))
+
+    def fill(self, values: Array, inputs: Tensors, top_k: int) -> list[dict[str, Any]]:
+        """Logits [n, sequence, vocabulary], or [n, masks, vocabulary] -> the likeliest tokens of each mask."""
+        predictions = []
+        for ids, logits in zip(inputs["input_ids"], values, strict=True):
+            positions = np.flatnonzero(ids == self.tokenizer.mask_id)
+            scores = softmax(logits[: len(positions)] if self.compact else logits[positions])
+            masks = [self._fill_one(ids, p, s, top_k) for p, s in zip(positions, scores, strict=True)]
+            predictions.append({"masks": masks})
+        return predictions
+
+    def _fill_one(self, ids: Array, position: int, scores: Array, top_k: int) -> list[dict[str, Any]]:
+        single = int((ids == self.tokenizer.mask_id).sum()) == 1
+        return [
+            {
+                "token": self.tokenizer.decode([token], skip_special_tokens=False),
+                "token_id": token,
+                "score": score,
+                "sequence": self._sequence(ids, position, token, single),
+            }
+            for token, score in _best(scores, top_k)
+        ]
+
+    def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
+        """The text with that token; the other masks stay, and with them, as in transformers, [CLS] and [SEP]."""
+        filled = ids.copy()
+        filled[position] = token
+        kept = filled[filled != self.tokenizer.pad_id].tolist()
+        return self.tokenizer.decode(kept, skip_special_tokens=single)
+
+    def classify(self, values: Array, inputs: Tensors, top_k: int) -> list[dict[str, Any]]:
+        """Logits [n, labels] -> the likeliest classes."""
+        return [{"classes": self._classes(scores, top_k)} for scores in self.activation(values)]
+
+    def _classes(self, scores: Array, top_k: int) -> list[dict[str, Any]]:
+        return [
+            {"label": self._label(index), "class_id": index, "score": score} for index, score in _best(scores, top_k)
+        ]
+
+    def _label(self, index: int) -> str:
+        return self.labels[index] if index < len(self.labels) else f"LABEL_{index}"
+
+
+def softmax(logits: Array) -> Array:
+    """Over the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: Array) -> Array:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)))
+
+
+def _best(scores: Array, count: int) -> list[tuple[int, float]]:
+    """(index, score) of the `count` highest of a vector, highest first."""
+    if count < len(scores):
+        candidates = np.argpartition(scores, -count)[-count:]
+    else:
+        candidates = np.arange(len(scores))
+    order = candidates[np.argsort(-scores[candidates], kind="stable")]
+    return [(int(index), float(scores[index])) for index in order]
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": np.asarray,
+}
+_TASKS = {"embedding": Client.embed, "fill-mask": Client.fill, "text-classification": Client.classify}

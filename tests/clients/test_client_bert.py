@@ -1,0 +1,317 @@
+"""The bert client: its answers are those of transformers' pipelines on the same weights."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from build_engines import bert
+from clients.base import Model, TensorSpec
+from clients.bert import Client
+from serving.errors import DecodingError, InvalidRequest
+
+ROOT = Path(__file__).parents[2]
+WORDS = "the a cat dog fox sat ran on under mat rug moon sun is was red blue big ##s ##ly quick . , !"
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
+TEXTS = ["the cat sat on the mat.", "A dog!", "quickly the big red fox ran under the moons, the sun is blue", ""]
+MASKED = ["the [MASK] sat on the mat.", "The [MASK] ran, the [MASK] sat on [MASK] rug!", "[MASK]"]
+LIMIT = 24
+
+
+def save_checkpoint(folder: Path, task: str, **changes: Any) -> Path:
+    """A small random checkpoint with its tokenizer, as save_pretrained writes them."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=LIMIT, initializer_range=0.3, **changes,
+    )  # fmt: skip
+    kinds = {
+        "embedding": transformers.BertModel,
+        "fill-mask": transformers.BertForMaskedLM,
+        "text-classification": transformers.BertForSequenceClassification,
+    }
+    kinds[task](config).save_pretrained(folder)
+    vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
+    transformers.BertTokenizer(vocab=vocabulary, model_max_length=LIMIT).save_pretrained(folder)
+    return folder
+
+
+class Served:
+    """A model folder behind its client, with ONNX Runtime in Triton's place."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        path = str(folder / "1" / "model.onnx")
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        inputs, outputs = map(_specs, (self.session.get_inputs(), self.session.get_outputs()))
+        self.client = Client(Model("bert", folder, inputs, outputs, 32, settings))
+
+    def predict(self, texts: Sequence[str], **given: Any) -> list[Any]:
+        tensors = self.client.preprocess(texts)
+        parameters = self.client.read_parameters(given)
+        return self.client.postprocess(self.infer(tensors), tensors, texts, parameters)
+
+    def infer(self, tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        names = [value.name for value in self.session.get_inputs()]
+        outputs = self.session.run(None, {name: tensors[name] for name in names})
+        return {v.name: o for v, o in zip(self.session.get_outputs(), outputs, strict=True)}
+
+
+def _specs(values: Any) -> tuple[TensorSpec, ...]:
+    types = {"tensor(int64)": "INT64", "tensor(float)": "FP32"}
+    return tuple(
+        TensorSpec(v.name, types[v.type], tuple(d if isinstance(d, int) else -1 for d in v.shape[1:])) for v in values
+    )
+
+
+def serve(tmp: Path, task: str, changes: dict[str, Any] | None = None, **settings: str) -> Served:
+    bert.build_checkpoint(save_checkpoint(tmp / "checkpoint", task, **(changes or {})), task, tmp / "bert")
+    return Served(tmp / "bert", task=task, **settings)
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("minilm") / "bert"
+    bert.build("bert", folder)
+    return Served(folder, task="embedding")
+
+
+def embed_with_transformers(folder: Path, text: str, pooling: str) -> NDArray[Any]:
+    """One text through AutoModel; the mean as the model card of all-MiniLM-L6-v2 takes it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer(text, return_tensors="pt", truncation=True)
+    with torch.no_grad():
+        states = transformers.AutoModel.from_pretrained(folder)(**encoded).last_hidden_state[0]
+    return np.asarray((states.mean(0) if pooling == "mean" else states[0]).numpy())
+
+
+def vectors(predictions: list[Any]) -> NDArray[Any]:
+    return np.array([prediction["embedding"] for prediction in predictions])
+
+
+def test_minilms_embeddings_are_those_of_transformers(minilm: Served) -> None:
+    texts = ["A cat sits on the mat.", "Ünïcode, 東京 and 🙂!", "", "word " * 700]
+    ours = vectors(minilm.predict(texts))
+    for text, vector in zip(texts, ours, strict=True):
+        reference = embed_with_transformers(bert.minilm(), text, "mean")
+        assert np.abs(vector - reference / np.linalg.norm(reference)).max() < 1e-4
+
+
+def test_alike_sentences_lie_closer_than_unlike_ones(minilm: Served) -> None:
+    cat, kitten, market = vectors(
+        minilm.predict(["A cat is sleeping.", "A kitten takes a nap.", "Share prices fell sharply today."])
+    )
+    assert cat @ kitten > 0.5 > 0.2 > cat @ market
+
+
+def test_a_text_gets_the_same_answer_alone_and_in_a_batch(minilm: Served) -> None:
+    texts = ["Short.", "A somewhat longer sentence about nothing in particular.", ""]
+    alone = np.concatenate([vectors(minilm.predict([text])) for text in texts])
+    assert np.abs(vectors(minilm.predict(texts)) - alone).max() < 1e-5
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("normalize", ["true", "false"])
+def test_pooling_and_normalisation_are_settings(pooling: str, normalize: str, tmp_path: Path) -> None:
+    served = serve(tmp_path, "embedding", pooling=pooling, normalize=normalize)
+    for text, vector in zip(TEXTS, vectors(served.predict(TEXTS)), strict=True):
+        reference = embed_with_transformers(tmp_path / "checkpoint", text, pooling)
+        length = np.linalg.norm(reference) if normalize == "true" else 1.0
+        assert np.abs(vector - reference / length).max() < 1e-4
+
+
+def test_a_model_that_pools_by_itself_is_taken_as_it_is(tmp_path: Path) -> None:
+    served = serve(tmp_path, "embedding", normalize="false")
+    tensors = served.client.preprocess(TEXTS)
+    pooled = np.arange(4 * 32, dtype=np.float16).reshape(4, 32)
+    given = served.client.read_parameters({})
+    predictions = served.client.postprocess({"last_hidden_state": pooled}, tensors, TEXTS, given)
+    np.testing.assert_array_equal(vectors(predictions), pooled.astype(float))
+
+
+def same_token(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return (
+        (ours["token"], ours["token_id"]) == (theirs["token_str"], theirs["token"])
+        and ours["sequence"] == theirs["sequence"]
+        and abs(ours["score"] - theirs["score"]) < 1e-4
+    )
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 1000])
+def test_fill_mask_is_that_of_transformers_pipeline(top_k: int, tmp_path: Path) -> None:
+    served = serve(tmp_path, "fill-mask")
+    pipeline = transformers.pipeline("fill-mask", str(tmp_path / "checkpoint"))
+    predictions = served.predict(MASKED, top_k=top_k)
+    assert [len(prediction["masks"]) for prediction in predictions] == [1, 3, 1]
+    for text, prediction in zip(MASKED, predictions, strict=True):
+        theirs = pipeline(text, top_k=min(top_k, len(VOCABULARY)))
+        for mask, reference in zip(prediction["masks"], theirs if "," in text else [theirs], strict=True):
+            assert len(mask) == len(reference)
+            assert all(map(same_token, mask, reference))
+
+
+def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Path) -> None:
+    served = serve(tmp_path, "fill-mask")
+    tensors = served.client.preprocess(MASKED)
+    n, width = tensors["input_ids"].shape
+    every = served.infer(tensors | {"masked_lm_positions": np.tile(np.arange(width), (n, 1))})
+    model = served.client.model
+    three = Model("bert", model.path, model.inputs[:3], model.outputs, 32, model.parameters)
+    given = served.client.read_parameters({})
+    full = Client(three).postprocess(every, tensors, MASKED, given)
+    for ours, theirs in zip(full, served.predict(MASKED), strict=True):
+        scores = [np.array([[t["score"] for t in m] for m in p["masks"]]) for p in (ours, theirs)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
+
+
+def test_a_text_without_a_mask_is_refused_by_its_number(tmp_path: Path) -> None:
+    client = serve(tmp_path, "fill-mask").client
+    with pytest.raises(DecodingError, match=r"instance 1: .*write \[MASK\]"):
+        client.preprocess(["the [MASK]", "the cat"])
+    with pytest.raises(DecodingError, match=r"instance 0: its \[MASK\] lies behind .* 24 tokens"):
+        client.preprocess(["cat " * 50 + "[MASK]"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_labels": 4},
+        {"num_labels": 1},
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        {"num_labels": 1, "problem_type": "regression"},
+        {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}},
+    ],
+)
+def test_classes_are_those_of_transformers_pipeline(changes: dict[str, Any], tmp_path: Path) -> None:
+    served = serve(tmp_path, "text-classification", changes)
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "checkpoint"))
+    for text, prediction in zip(TEXTS, served.predict(TEXTS), strict=True):
+        ours, theirs = prediction["classes"], pipeline(text, top_k=5)
+        assert [c["label"] for c in ours] == [c["label"] for c in theirs]
+        np.testing.assert_allclose([c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4)
+
+
+def test_top_k_limits_the_classes(tmp_path: Path) -> None:
+    served = serve(tmp_path, "text-classification", {"num_labels": 4})
+    every = served.predict(TEXTS)
+    assert [p["classes"] for p in served.predict(TEXTS, top_k=2)] == [p["classes"][:2] for p in every]
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+def test_the_activation_is_a_setting(activation: str, tmp_path: Path) -> None:
+    served = serve(tmp_path, "text-classification", {"num_labels": 3}, activation=activation)
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "checkpoint"))
+    ours = served.predict(TEXTS[:1])[0]["classes"]
+    theirs = pipeline(TEXTS[0], top_k=3, function_to_apply=activation)
+    np.testing.assert_allclose([c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4)
+
+
+def test_a_label_file_takes_the_place_of_id2label(tmp_path: Path) -> None:
+    serve(tmp_path, "text-classification", {"num_labels": 2})
+    (tmp_path / "bert" / "labels.txt").write_text("minus\nplus\n")
+    served = Served(tmp_path / "bert", task="text-classification", labels="labels.txt")
+    classes = served.predict(TEXTS[:1])[0]["classes"]
+    assert {c["class_id"]: c["label"] for c in classes} == {0: "minus", 1: "plus"}
+
+
+def test_truncation_is_reported(tmp_path: Path) -> None:
+    served = serve(tmp_path, "embedding")
+    predictions = served.predict(["cat " * 22, "cat " * 23, "cat " * 500, ""])
+    assert [p["tokens"] for p in predictions] == [24, 25, 502, 2]
+    assert [p["truncated"] for p in predictions] == [False, True, True, False]
+
+
+def test_the_limit_can_be_set_lower_and_never_above_the_models(tmp_path: Path) -> None:
+    serve(tmp_path, "embedding")
+    for setting, width in (("10", 10), ("0", LIMIT), ("4096", LIMIT)):
+        served = Served(tmp_path / "bert", max_length=setting)
+        assert served.client.preprocess(["cat " * 100])["input_ids"].shape == (1, width)
+
+
+def test_padding_is_to_the_longest_of_the_batch_or_to_a_multiple(tmp_path: Path) -> None:
+    plain = serve(tmp_path, "embedding")
+    tensors = plain.client.preprocess(["the cat", "the cat sat on"])
+    assert tensors["input_ids"].tolist()[0] == [2, 5, 7, 3, 0, 0]
+    assert tensors["attention_mask"].tolist()[0] == [1, 1, 1, 1, 0, 0]
+    assert {tensors[name].dtype for name in bert_inputs(plain)} == {np.dtype(np.int64)}
+    wide = Served(tmp_path / "bert", pad_to_multiple_of="16")
+    assert wide.client.preprocess(["the cat"])["input_ids"].shape == (1, 16)
+    assert wide.client.preprocess(["cat " * 20])["input_ids"].shape == (1, LIMIT)
+    assert np.abs(vectors(wide.predict(TEXTS)) - vectors(plain.predict(TEXTS))).max() < 1e-5
+
+
+def bert_inputs(served: Served) -> list[str]:
+    return [spec.name for spec in served.client.model.inputs]
+
+
+def test_vocab_txt_alone_tokenizes_as_tokenizer_json_does(tmp_path: Path) -> None:
+    served = serve(tmp_path, "fill-mask")
+    folder = tmp_path / "bert" / "tokenizer"
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
+    again = Served(tmp_path / "bert", task="fill-mask")
+    assert again.predict(MASKED) == served.predict(MASKED)
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    serve(tmp_path, "embedding")
+    shutil.rmtree(tmp_path / "bert" / "tokenizer")
+    with pytest.raises(InvalidRequest, match=r"neither tokenizer\.json nor vocab\.txt"):
+        Served(tmp_path / "bert")
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    serve(tmp_path, "embedding")
+    (tmp_path / "bert" / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json cannot be read"):
+        Served(tmp_path / "bert")
+
+
+def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
+    serve(tmp_path, "fill-mask")
+    settings = tmp_path / "bert" / "tokenizer" / "tokenizer_config.json"
+    settings.write_text(json.dumps({"mask_token": "<none>"}))
+    with pytest.raises(InvalidRequest, match="its tokenizer has no '<none>'"):
+        Served(tmp_path / "bert", task="fill-mask")
+
+
+def test_the_example_in_the_folder_and_the_clients_own_are_answered(tmp_path: Path) -> None:
+    for task in ("embedding", "fill-mask", "text-classification"):
+        served = serve(tmp_path / task, task)
+        texts = [Client.example.decode(), (tmp_path / task / "bert" / "example.txt").read_text()]
+        assert len(served.predict(texts)) == 2
+
+
+def test_threads_share_a_client(minilm: Served) -> None:
+    texts = [f"Sentence number {i} " + "goes on " * (i % 7) for i in range(64)]
+    expected = [minilm.client.preprocess([text])["input_ids"].tolist() for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            got = pool.map(lambda text: minilm.client.preprocess([text])["input_ids"].tolist(), texts)
+            assert list(got) == expected
+
+
+def test_the_client_imports_neither_transformers_nor_torch(minilm: Served) -> None:
+    code = """
+import sys
+from pathlib import Path
+from clients.base import Model, TensorSpec
+from clients.bert import Client
+spec = TensorSpec("last_hidden_state", "FP32", (-1, 384))
+Client(Model("bert", Path(sys.argv[1]), (), (spec,))).preprocess(["a text"])
+sys.exit(", ".join({"transformers", "torch"} & set(sys.modules)) or 0)
+"""
+    path = str(minilm.client.model.path)
+    subprocess.run([sys.executable, "-c", code, path], check=True, cwd=ROOT, timeout=60)
