@@ -1,0 +1,122 @@
+"""Assembles the backend directory of a tritonserver that comes from the package nvidia-pytriton.
+
+    python -m backends.install [DEST]
+
+DEST/python is Triton's own Python backend with the stub of the running Python; DEST/NAME is a copy of each
+folder here that has a model.py. Copies, because Triton refuses links that leave the backend's directory.
+Folders of DEST that are not ours stay as they are; a folder that is complete and equal is not touched; a
+folder that is replaced is built beside and renamed, so that an interrupted run leaves no half of one.
+"""
+
+import argparse
+import filecmp
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from serving import tritonserver
+
+OURS = Path(__file__).resolve().parent
+STUB = "triton_python_backend_stub"
+LIBRARY, UTILITIES = "libtriton_python.so", "triton_python_backend_utils.py"
+
+log = logging.getLogger(__name__)
+
+
+def install(destination: Path) -> list[str]:
+    """Brings `destination` up to date; returns the names of the backends that had to be written.
+
+    FileNotFoundError when the package or its stub for this Python is missing, OSError when the folder
+    cannot be written.
+    """
+    backends = {"python": python_backend(), **own_backends()}
+    destination.mkdir(parents=True, exist_ok=True)
+    outdated = [name for name, files in backends.items() if not _is_current(destination / name, files)]
+    for name in outdated:
+        _replace(destination / name, backends[name])
+    return outdated
+
+
+def python_backend() -> dict[str, Path]:
+    """File name -> source of Triton's Python backend, from the installed package."""
+    package = tritonserver.package()
+    folder = package / "backends" / "python"
+    files = {name: folder / name for name in (LIBRARY, UTILITIES)}
+    files[STUB] = _stub(package / "python_backend_stubs")
+    for path in files.values():
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: install {tritonserver.DISTRIBUTION} again")
+    return files
+
+
+def _stub(folder: Path) -> Path:
+    stub = folder / tritonserver.PYTHON / STUB
+    if stub.is_file():
+        return stub
+    available = sorted((path.parent.name for path in folder.glob(f"*/{STUB}")), key=_version)
+    raise FileNotFoundError(
+        f"{tritonserver.DISTRIBUTION} has no stub for Python {tritonserver.PYTHON}, only for "
+        f"{', '.join(available) or 'none'}; run with one of those"
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def own_backends(folder: Path = OURS) -> dict[str, dict[str, Path]]:
+    """Backend name -> its files, for every folder here with a model.py."""
+    models = sorted(folder.glob("*/model.py"))
+    return {model.parent.name: _files(model.parent) for model in models}
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Path below `folder` -> path, without bytecode."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p for p in paths if "__pycache__" not in p.parts}
+
+
+def _is_current(folder: Path, files: Mapping[str, Path]) -> bool:
+    if folder.is_symlink() or not folder.is_dir() or set(_files(folder)) != set(files):
+        return False
+    return all(_is_copy(folder / name, source) for name, source in files.items())
+
+
+def _is_copy(path: Path, source: Path) -> bool:
+    same_mode = path.stat().st_mode == source.stat().st_mode
+    return same_mode and not path.is_symlink() and filecmp.cmp(path, source, shallow=False)
+
+
+def _replace(folder: Path, files: Mapping[str, Path]) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        for name, source in files.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, new / name)
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 0, or 1 with the reason in the log."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(prog="python -m backends.install", description="Installs the backends.")
+    parser.add_argument("destination", nargs="?", type=Path, default=tritonserver.backend_directory())
+    destination = parser.parse_args(arguments).destination
+    try:
+        written = install(destination)
+    except OSError as err:
+        log.error("Triton's backends cannot be installed: %s", err)
+        return 1
+    log.info("%s: %s", destination, f"installed {', '.join(written)}" if written else "up to date")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

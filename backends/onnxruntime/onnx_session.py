@@ -1,0 +1,134 @@
+"""ONNX Runtime's session for one instance: its options, its threads, its execution provider.
+
+The parameters and their defaults are those of NVIDIA's backend (triton-inference-server/onnxruntime_backend,
+src/onnxruntime.cc), except the number of threads, which follows the container and not the machine.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+CPU = ("CPUExecutionProvider",)
+DISABLED = 2  # of config.pbtxt's optimization.graph.level
+NO_SPINNING = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+FATAL = 4  # of ONNX Runtime's log severities
+OPTIMIZATION_LEVELS = {
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    DISABLED: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """config.pbtxt's `parameters`, by the names and meanings of NVIDIA's backend."""
+
+    intra_op_threads: int = 1
+    inter_op_threads: int = 0
+    parallel: bool = False
+    level: int = 0
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    entries: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
+        """ValueError names a parameter that cannot be read."""
+        given = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        threads = read(given, "intra_op_thread_count", int, 0)
+        return cls(
+            intra_op_threads=threads if threads > 0 else default_threads(),
+            inter_op_threads=max(0, read(given, "inter_op_thread_count", int, 0)),
+            parallel=read(given, "execution_mode", {"0": False, "1": True}.__getitem__, False),
+            level=config.get("optimization", {}).get("graph", {}).get("level", 0),
+            memory_arena=read(given, "enable_mem_arena", parse_bool, True),
+            memory_pattern=read(given, "enable_mem_pattern", parse_bool, True),
+            entries=tuple((k, v) for k, v in sorted(given.items()) if k.startswith("session.")),
+        )
+
+    def options(self) -> ort.SessionOptions:
+        """ONNX Runtime's options. Threads that wait do not spin: instances share the processors."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.intra_op_threads
+        if self.parallel:
+            options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+            options.inter_op_num_threads = self.inter_op_threads or self.intra_op_threads
+        options.graph_optimization_level = OPTIMIZATION_LEVELS.get(
+            self.level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        )
+        options.enable_cpu_mem_arena, options.enable_mem_pattern = self.memory_arena, self.memory_pattern
+        for key, value in (NO_SPINNING | dict(self.entries)).items():
+            options.add_session_config_entry(key, value)
+        return options
+
+    def describe(self) -> str:
+        """For the log."""
+        mode = "parallel" if self.parallel else "sequential"
+        return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}"
+
+
+UNOPTIMIZED = SessionSettings(level=DISABLED)
+
+
+def run_options() -> ort.RunOptions:
+    """Of every run: errors go to the caller, not to the log as well."""
+    options = ort.RunOptions()
+    options.log_severity_level = FATAL
+    return options
+
+
+def read(given: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any) -> Any:
+    """A parameter's value; ValueError when it is wrong."""
+    try:
+        return parse(given[name]) if name in given else default
+    except (KeyError, ValueError):
+        raise ValueError(f"parameter '{name}' has a wrong value: '{given[name]}'") from None
+
+
+def parse_bool(text: str) -> bool:
+    """As NVIDIA's backend: 1, 0, true, false in any case."""
+    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+
+
+def default_threads() -> int:
+    """SERVE_INFERENCE_THREADS, else the processors of the control group's quota and the CPU affinity."""
+    threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        return int(threads)
+    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cgroup_quota())))
+
+
+def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Processors by cgroup v2's or v1's quota as a container sees it; infinity without one."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((root / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        if quota.isdigit():  # neither "max" nor "-1"
+            return int(quota) / int(period)
+    return math.inf
+
+
+def providers(args: Mapping[str, str]) -> list[Any]:
+    """CUDA for an instance on a GPU where this onnxruntime has it, with the processor behind it."""
+    if args["model_instance_kind"] == "GPU" and "CUDAExecutionProvider" in ort.get_available_providers():
+        cuda = ("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]})
+        return [cuda, *CPU]
+    return list(CPU)
+
+
+def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
+    """The session; ValueError or FileNotFoundError says what is wrong with the file."""
+    file = path / "model.onnx" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"unable to find '{file}'")
+    try:
+        return ort.InferenceSession(str(file), settings.options(), providers=list(execution_providers))
+    except Exception as err:  # ONNX Runtime's exceptions have no base of their own
+        raise ValueError(f"ONNX Runtime cannot load '{file}': {err}") from err

@@ -1,0 +1,97 @@
+"""Where Triton's server is on this machine and what its process needs. Standard library only.
+
+NVIDIA's image brings the server, its backends and their libraries in /opt/tritonserver and needs nothing.
+Elsewhere the PyPI package nvidia-pytriton brings them; it is found, never imported.
+"""
+
+import ctypes.util
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+NVIDIA_IMAGE = Path("/opt/tritonserver")
+PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def is_nvidia_image() -> bool:
+    """Whether this is NVIDIA's Triton image (C++ backends, GPU libraries)."""
+    return (NVIDIA_IMAGE / "bin" / "tritonserver").is_file()
+
+
+def package() -> Path:
+    """The folder `pytriton/tritonserver` of the installed package; FileNotFoundError without it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location) / "tritonserver"
+        if (folder / "bin" / "tritonserver").is_file():
+            return folder
+    raise FileNotFoundError(
+        f"no tritonserver here: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}; "
+        f"install it there (pip install --no-deps {DISTRIBUTION}) or use NVIDIA's Triton image"
+    )
+
+
+def binary() -> Path:
+    """The tritonserver to start; FileNotFoundError when there is none."""
+    folder = NVIDIA_IMAGE if is_nvidia_image() else package()
+    return folder / "bin" / "tritonserver"
+
+
+def backend_directory(override: Path | str | None = None) -> Path:
+    """What --backend-directory takes: `override`, else NVIDIA's, else triton/backends under sys.prefix."""
+    if override is not None:
+        return Path(override)
+    return NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what tritonserver and its Python stubs need; untouched for NVIDIA's image.
+
+    A stub ignores PYTHONPATH and takes the environment of the first `python3` on PATH. FileNotFoundError
+    when the package or the shared library of this Python is missing.
+    """
+    if is_nvidia_image():
+        return dict(base)
+    bundled = package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"
+    shared = libpython(base)
+    libraries = [bundled] if shared is None else [bundled, shared.parent]
+    return dict(base) | {
+        "LD_LIBRARY_PATH": _prepended(libraries, base.get("LD_LIBRARY_PATH", "")),
+        "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),
+    }
+
+
+def libpython(base: Mapping[str, str]) -> Path | None:
+    """This Python's shared library, which the stub is linked to; None when the loader finds it by itself.
+
+    FileNotFoundError, with Debian's package to install, when it is nowhere.
+    """
+    name = f"libpython{PYTHON}.so.1.0"
+    for folder in _library_folders(base):
+        if (folder / name).is_file():
+            return folder / name
+    if ctypes.util.find_library(f"python{PYTHON}"):
+        return None
+    raise FileNotFoundError(
+        f"{name} is missing: Triton's Python stub is linked to it; install Debian's package "
+        f"libpython{PYTHON}, or a Python built with --enable-shared"
+    )
+
+
+def _library_folders(base: Mapping[str, str]) -> Iterator[Path]:
+    configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    yield configured
+    yield configured / (sysconfig.get_config_var("MULTIARCH") or "")
+    yield Path(sys.base_prefix) / "lib"
+    yield from (Path(folder) for folder in base.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder)
+
+
+def _prepended(folders: list[Path], existing: str) -> str:
+    """A search path with `folders` first, each named once."""
+    names = [str(folder) for folder in folders]
+    kept = [name for name in existing.split(os.pathsep) if name and name not in names]
+    return os.pathsep.join(names + kept)

@@ -1,0 +1,50 @@
+"""A real tritonserver over a repository of tiny ONNX models, started once for these tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc import InferenceServerClient
+
+from backends.install import install
+from tests.backends.onnx_models import write_repository
+from tests.backends.triton_process import Server, start
+
+
+@pytest.fixture(scope="session")
+def backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installed backend directory."""
+    folder = tmp_path_factory.mktemp("triton") / "backends"
+    install(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    write_repository(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serves every model of onnx_models.py that can be loaded; those named bad_* fail."""
+    log = tmp_path_factory.mktemp("log") / "triton.log"
+    running = start(
+        repository,
+        backends,
+        log,
+        ["--exit-on-error=false", "--backend-config=default-max-batch-size=6"],
+        SERVE_INFERENCE_THREADS="1",
+    )
+    try:
+        if not running.wait_until_started():
+            pytest.fail(f"tritonserver did not start:\n{running.text()[-4000:]}")
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> InferenceServerClient:
+    return server.client()

@@ -1,0 +1,213 @@
+"""Tiny ONNX models, made with onnx.helper, and the repository that the tests' tritonserver serves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET, IR_VERSION = 17, 8
+TABLE = np.array([10.0, 11.0, 12.0, 13.0, 14.0], dtype=np.float32)
+
+DATATYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+Shape = Sequence[int | str]
+Signature = dict[str, tuple[int, Shape]]
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Signature,
+    outputs: Signature,
+    constants: Sequence[onnx.TensorProto] = (),
+) -> bytes:
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [helper.make_tensor_value_info(name, *spec) for name, spec in inputs.items()],
+        [helper.make_tensor_value_info(name, *spec) for name, spec in outputs.items()],
+        list(constants),
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(made)
+    return bytes(made.SerializeToString())
+
+
+def arithmetic(shape: Shape) -> bytes:
+    """sum = x + y, product = x * y."""
+    nodes = [helper.make_node("Add", ["x", "y"], ["sum"]), helper.make_node("Mul", ["x", "y"], ["product"])]
+    tensor = (TensorProto.FLOAT, shape)
+    return model(nodes, {"x": tensor, "y": tensor}, {"sum": tensor, "product": tensor})
+
+
+def lookup() -> bytes:
+    """value = TABLE[index], which fails past the table; double = index + index."""
+    nodes = [
+        helper.make_node("Gather", ["table", "index"], ["value"]),
+        helper.make_node("Add", ["index", "index"], ["double"]),
+    ]
+    return model(
+        nodes,
+        {"index": (TensorProto.INT64, ["N", 1])},
+        {"value": (TensorProto.FLOAT, ["N", 1]), "double": (TensorProto.INT64, ["N", 1])},
+        [numpy_helper.from_array(TABLE, "table")],
+    )
+
+
+def identity(datatype: int, shape: Shape) -> bytes:
+    return model([helper.make_node("Identity", ["x"], ["y"])], {"x": (datatype, shape)}, {"y": (datatype, shape)})
+
+
+def optional_bias() -> bytes:
+    """y = x + bias; bias is 100 where the caller gives none."""
+    return model(
+        [helper.make_node("Add", ["x", "bias"], ["y"])],
+        {"x": (TensorProto.FLOAT, ["N", 1]), "bias": (TensorProto.FLOAT, ["M", 1])},
+        {"y": (TensorProto.FLOAT, ["N", 1])},
+        [numpy_helper.from_array(np.array([[100.0]], dtype=np.float32), "bias")],
+    )
+
+
+def every_datatype() -> bytes:
+    """OUT_T = IN_T for each datatype T, of shape [N, K]."""
+    return model(
+        [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in DATATYPES],
+        {f"IN_{name}": (datatype, ["N", "K"]) for name, datatype in DATATYPES.items()},
+        {f"OUT_{name}": (datatype, ["N", "K"]) for name, datatype in DATATYPES.items()},
+    )
+
+
+OTHER_FILENAME = "net.onnx"
+PLATFORM = 'platform: "onnxruntime_onnx"\n'
+ONE = "instance_group [{ kind: KIND_CPU, count: 1 }]\n"
+MERGED = "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
+
+
+def tensors(side: str, **dims: str) -> str:
+    """`name="FP32 3,2"` as entries of config.pbtxt."""
+    entries = []
+    for name, spec in dims.items():
+        datatype, shape = spec.split()
+        entries.append(f'{{ name: "{name}", data_type: TYPE_{datatype}, dims: [{shape}] }}')
+    return f"{side} [{', '.join(entries)}]\n"
+
+
+def xy(dims: str) -> str:
+    return tensors("input", x=dims) + tensors("output", y=dims)
+
+
+def arithmetic_config(dims: str) -> str:
+    return tensors("input", x=dims, y=dims) + tensors("output", sum=dims, product=dims)
+
+
+def warmup(index_file: str, batch_size: int) -> str:
+    """Of `lookup`. One that fails has to be of one row: Triton 2.51 dies of two failed ones (SIGSEGV)."""
+    return (
+        f'model_warmup [{{ name: "first", batch_size: {batch_size}, inputs {{ key: "index" value: '
+        f'{{ data_type: TYPE_INT64, dims: [1], input_data_file: "{index_file}" }} }} }}]\n'
+    )
+
+
+LOOKUP = tensors("input", index="INT64 1") + tensors("output", value="FP32 1", double="INT64 1")
+THREADS = """parameters { key: "intra_op_thread_count" value: { string_value: "3" } }
+parameters { key: "execution_mode" value: { string_value: "1" } }
+optimization { graph { level: -1 } }
+"""
+
+# Name -> (ONNX file, config.pbtxt, None for none at all).
+SERVED: dict[str, tuple[bytes, str | None]] = {
+    "arithmetic": (
+        arithmetic(["N", "K"]),
+        PLATFORM + ONE + MERGED + "max_batch_size: 8\n" + arithmetic_config("FP32 -1"),
+    ),
+    "lookup": (lookup(), PLATFORM + ONE + MERGED + "max_batch_size: 8\n" + LOOKUP + warmup("good", 8)),
+    "datatypes": (
+        every_datatype(),
+        PLATFORM
+        + ONE
+        + MERGED
+        + "max_batch_size: 8\n"
+        + tensors("input", **{f"IN_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES})
+        + tensors("output", **{f"OUT_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES}),
+    ),
+    "unbatched": (arithmetic([2, 3]), PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
+    "two_instances": (
+        arithmetic(["N", 3]),
+        PLATFORM
+        + "instance_group [{ kind: KIND_CPU, count: 2 }]\nmax_batch_size: 8\n"
+        + THREADS
+        + arithmetic_config("FP32 3"),
+    ),
+    "without_config": (arithmetic(["batch", 3, "width"]), None),
+    "minimal_config": (arithmetic(["batch", 3]), PLATFORM + ONE + "max_batch_size: 16\n"),
+    "fixed_shape": (arithmetic([2, 3]), PLATFORM + ONE + f'default_model_filename: "{OTHER_FILENAME}"\n'),
+    "optional_input": (
+        optional_bias(),
+        PLATFORM
+        + ONE
+        + MERGED
+        + "max_batch_size: 8\n"
+        + 'input [{ name: "x", data_type: TYPE_FP32, dims: [1] },\n'
+        + '{ name: "bias", data_type: TYPE_FP32, dims: [1], optional: true }]\n'
+        + tensors("output", y="FP32 1"),
+    ),
+    "vector": (arithmetic(["batch"]), PLATFORM + ONE),
+    "scalar": (arithmetic([]), PLATFORM + ONE),
+}
+
+# Name -> (ONNX file, config.pbtxt) of models that must not load.
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "bad_shape": (arithmetic(["N", 3]), "max_batch_size: 8\n" + arithmetic_config("FP32 4")),
+    "bad_rank": (arithmetic(["N", 3]), arithmetic_config("FP32 3")),
+    "bad_datatype": (identity(TensorProto.FLOAT, ["N", 3]), "max_batch_size: 8\n" + xy("INT32 3")),
+    "bad_output": (
+        identity(TensorProto.FLOAT, ["N", 3]),
+        "max_batch_size: 8\n" + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),
+    ),
+    "bad_missing": (
+        arithmetic(["N", 3]),
+        "max_batch_size: 8\n" + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
+    ),
+    "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), "max_batch_size: 8\n"),
+    "bad_bfloat16": (identity(TensorProto.BFLOAT16, ["N", 3]), ""),
+    "bad_parameter": (
+        identity(TensorProto.FLOAT, ["N", 3]),
+        'max_batch_size: 8\nparameters { key: "intra_op_thread_count" value: { string_value: "many" } }\n'
+        + xy("FP32 3"),
+    ),
+    "bad_file": (b"this is not an ONNX file", "max_batch_size: 8\n" + xy("FP32 3")),
+    "bad_warmup": (lookup(), "max_batch_size: 8\n" + LOOKUP + warmup("bad", 1)),
+}
+
+
+def write_model(folder: Path, file: bytes, config: str | None) -> None:
+    (folder / "1").mkdir(parents=True)
+    filename = OTHER_FILENAME if OTHER_FILENAME in (config or "") else "model.onnx"
+    (folder / "1" / filename).write_bytes(file)
+    if config is not None:
+        (folder / "config.pbtxt").write_text(config)
+
+
+def write_repository(folder: Path) -> None:
+    for name, (file, config) in SERVED.items():
+        write_model(folder / name, file, config)
+    for name, (file, text) in REFUSED.items():
+        write_model(folder / name, file, PLATFORM + ONE + text)
+    for name, sample, index in (("lookup", "good", 1), ("bad_warmup", "bad", 99)):
+        (folder / name / "warmup").mkdir()
+        (folder / name / "warmup" / sample).write_bytes(np.array([index], dtype=np.int64).tobytes())

@@ -1,0 +1,97 @@
+"""The installation of Triton's backends, from the real package into temporary folders."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.install import STUB, install, main, own_backends
+from serving import tritonserver
+
+PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
+
+
+def files(folder: Path) -> dict[str, int]:
+    """Path -> time of the last change."""
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None:
+    assert install(tmp_path / "new" / "backends") == ["python", *own_backends()]
+    folder = tmp_path / "new" / "backends"
+    assert {path.name for path in (folder / "python").iterdir()} == PYTHON
+    assert (folder / "onnxruntime" / "model.py").is_file()
+    assert os.access(folder / "python" / STUB, os.X_OK)
+    assert not [path for path in folder.rglob("*") if path.is_symlink() or path.name == "__pycache__"]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
+    install(tmp_path)
+    before = files(tmp_path)
+    assert install(tmp_path) == []
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "added", "link", "mode"])
+def test_a_backend_that_is_not_as_it_should_be_is_made_again(tmp_path: Path, damage: str) -> None:
+    install(tmp_path)
+    model = tmp_path / "onnxruntime" / "model.py"
+    if damage in {"missing", "link"}:
+        model.unlink()
+    if damage == "link":
+        model.symlink_to(own_backends()["onnxruntime"]["model.py"])
+    elif damage == "added":
+        model.with_name("left_over.py").touch()
+    elif damage == "mode":
+        model.chmod(0o600)
+    elif damage == "changed":
+        model.write_text("")
+    assert install(tmp_path) == ["onnxruntime"]
+    assert install(tmp_path) == []
+    assert not model.is_symlink()
+
+
+def test_a_link_in_place_of_a_backend_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine").touch()
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends" / "onnxruntime").symlink_to(target)
+    install(tmp_path / "backends")
+    assert not (tmp_path / "backends" / "onnxruntime").is_symlink()
+    assert (target / "mine").is_file()
+
+
+def test_backends_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "tensorrt").mkdir()
+    (tmp_path / "tensorrt" / "libtriton_tensorrt.so").touch()
+    install(tmp_path)
+    assert (tmp_path / "tensorrt" / "libtriton_tensorrt.so").is_file()
+
+
+def test_a_python_without_a_stub_is_named_with_those_that_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
+    with pytest.raises(FileNotFoundError, match=r"no stub for Python 3\.99, only for 3\.8, 3\.9, 3\.10"):
+        install(tmp_path)
+
+
+def test_the_command_reports_what_it_did_and_why_it_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert main([str(tmp_path / "backends")]) == 0
+    assert main([str(tmp_path / "backends")]) == 0
+    (tmp_path / "file").touch()
+    assert main([str(tmp_path / "file")]) == 1
+    assert [record.getMessage().partition(": ")[2][:9] for record in caplog.records[:2]] == [
+        "installed",
+        "up to dat",
+    ]
+    assert "cannot be installed" in caplog.text
+
+
+def test_the_default_folder_belongs_to_the_environment() -> None:
+    assert tritonserver.backend_directory() == Path(sys.prefix) / "triton" / "backends"
+    assert tritonserver.backend_directory("/elsewhere") == Path("/elsewhere")

@@ -1,0 +1,298 @@
+"""Triton's onnxruntime platform as served here, through the real tritonserver, against ONNX Runtime."""
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.backends.onnx_models import DATATYPES, REFUSED, SERVED, TABLE
+from tests.backends.triton_process import Server
+
+Arrays = dict[str, NDArray[Any]]
+
+RANDOM = np.random.default_rng(0)
+
+
+def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:
+    tensors = []
+    for name, array in feed.items():
+        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
+    result = client.infer(model, tensors, outputs=requested, client_timeout=30)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def reference(model: str, feed: Arrays) -> Arrays:
+    session = onnxruntime.InferenceSession(SERVED[model][0])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def assert_equal(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def floats(*shape: int) -> NDArray[np.float32]:
+    return RANDOM.random(shape, dtype=np.float32)
+
+
+def executions(client: Client, model: str) -> tuple[int, int]:
+    """(inferences, executions) since the start."""
+    statistics = client.get_inference_statistics(model).model_stats[0]
+    return statistics.inference_count, statistics.execution_count
+
+
+def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
+    """Sent at once; the delay in these models' dynamic batcher merges them."""
+
+    def one(feed: Arrays) -> Arrays | Exception:
+        try:
+            return infer(client, model, feed)
+        except InferenceServerException as err:
+            failed: Exception = err
+            return failed
+
+    with ThreadPoolExecutor(len(feeds)) as pool:
+        return list(pool.map(one, feeds))
+
+
+def config(client: Client, model: str) -> dict[str, Any]:
+    answer: dict[str, Any] = client.get_model_config(model, as_json=True)["config"]
+    return answer
+
+
+def refusal(client: Client, model: str) -> str:
+    models = client.get_model_repository_index(as_json=True)["models"]
+    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
+    assert states[model][0] == "UNAVAILABLE"
+    return str(states[model][1])
+
+
+def test_a_request_is_answered_as_onnx_runtime_answers_it(client: Client) -> None:
+    feed = {"x": floats(3, 5), "y": floats(3, 5)}
+    assert_equal(infer(client, "arithmetic", feed), reference("arithmetic", feed))
+
+
+def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+    feeds = [{"x": floats(1, 5), "y": floats(1, 5)} for _ in range(16)]
+    inferences, runs = executions(client, "arithmetic")
+    answers = together(client, "arithmetic", feeds)
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert isinstance(answer, dict)
+        assert_equal(answer, reference("arithmetic", feed))
+    after = executions(client, "arithmetic")
+    assert after[0] - inferences == 16
+    assert after[1] - runs <= 8
+
+
+def test_merged_requests_may_have_different_batch_sizes(client: Client) -> None:
+    feeds = [{"x": floats(n, 4), "y": floats(n, 4)} for n in (1, 3, 2, 2)]
+    answers = together(client, "arithmetic", feeds)
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert isinstance(answer, dict)
+        assert_equal(answer, reference("arithmetic", feed))
+
+
+def test_requests_of_different_shapes_at_the_same_time_are_all_answered_right(client: Client) -> None:
+    feeds = [{"x": floats(1, n), "y": floats(1, n)} for n in (2, 3, 2, 7, 3, 1)]
+    answers = together(client, "arithmetic", feeds)
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert isinstance(answer, dict)
+        assert_equal(answer, reference("arithmetic", feed))
+
+
+def extremes(name: str) -> NDArray[Any]:
+    """Two rows of values at the limits of a datatype."""
+    if name == "BYTES":
+        return np.array([["", "grüße", "\0 in it"], ["日本", "x" * 5000, "end"]], dtype=np.object_)
+    if name == "BOOL":
+        return np.array([[True, False, True], [False, False, True]])
+    if name.startswith("FP"):
+        dtype = np.dtype({"FP16": "f2", "FP32": "f4", "FP64": "f8"}[name])
+        limits = np.finfo(dtype)
+        return np.array([[limits.max, limits.min, limits.tiny], [np.inf, -0.0, 1 / 3]], dtype=dtype)
+    dtype = np.dtype(name.lower())
+    bounds = np.iinfo(dtype)
+    return np.array([[bounds.max, bounds.min, 0], [1, 2, 3]], dtype=dtype)
+
+
+def test_every_datatype_goes_in_and_out_unchanged(client: Client) -> None:
+    feed = {f"IN_{name}": extremes(name) for name in DATATYPES}
+    answer = infer(client, "datatypes", feed)
+    for name in DATATYPES:
+        expected = extremes(name)
+        if name == "BYTES":
+            expected = np.array([[text.encode() for text in row] for row in expected], dtype=np.object_)
+        assert answer[f"OUT_{name}"].dtype == expected.dtype
+        np.testing.assert_array_equal(answer[f"OUT_{name}"], expected)
+
+
+def test_every_datatype_survives_merging(client: Client) -> None:
+    feeds = [{f"IN_{name}": extremes(name)[row : row + 1] for name in DATATYPES} for row in (0, 1, 0, 1)]
+    answers = together(client, "datatypes", feeds)
+    for row, answer in zip((0, 1, 0, 1), answers, strict=True):
+        assert isinstance(answer, dict)
+        assert [text.decode() for text in answer["OUT_BYTES"][0]] == list(extremes("BYTES")[row])
+        for name in DATATYPES.keys() - {"BYTES"}:
+            np.testing.assert_array_equal(answer[f"OUT_{name}"], extremes(name)[row : row + 1])
+
+
+def test_tensors_without_elements_are_served(client: Client) -> None:
+    feed = {"x": floats(2, 0), "y": floats(2, 0)}
+    assert infer(client, "arithmetic", feed)["sum"].shape == (2, 0)
+
+
+def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
+    feed = {f"IN_{name}": extremes(name)[:1, :1] for name in DATATYPES}
+    feed["IN_BYTES"] = np.array([[b"\xff\xfe"]], dtype=np.object_)
+    with pytest.raises(InferenceServerException, match=r"'IN_BYTES' has bytes that are not UTF-8") as caught:
+        infer(client, "datatypes", feed)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client) -> None:
+    indices = [0, 99, 3, 2, -77, 4]
+    answers = together(client, "lookup", [{"index": np.array([[i]], dtype=np.int64)} for i in indices])
+    for index, answer in zip(indices, answers, strict=True):
+        if index in range(len(TABLE)):
+            assert isinstance(answer, dict)
+            assert answer["value"].tolist() == [[TABLE[index]]]
+        else:
+            assert isinstance(answer, InferenceServerException)
+            assert f"idx={index} must be within the inclusive range [-5,4]" in answer.message()
+            assert answer.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_shapes_that_onnx_runtime_cannot_compute_with_give_its_message(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match=r"(?s)ONNXRuntimeError.*broadcast.*2 by 3"):
+        infer(client, "arithmetic", {"x": floats(1, 2), "y": floats(1, 3)})
+
+
+def test_each_caller_gets_the_outputs_that_it_asked_for(client: Client) -> None:
+    feed = {"x": floats(1, 2), "y": floats(1, 2)}
+    wishes = [["product"], ["sum"], [], ["sum", "product"]]
+    with ThreadPoolExecutor(len(wishes)) as pool:
+        answers = list(pool.map(lambda wish: infer(client, "arithmetic", feed, wish), wishes))
+    expected = reference("arithmetic", feed)
+    for wish, answer in zip(wishes, answers, strict=True):
+        assert_equal(answer, {name: expected[name] for name in wish or expected})
+
+
+def test_an_optional_input_may_be_left_out_beside_callers_who_give_it(client: Client) -> None:
+    one = np.array([[1.0]], dtype=np.float32)
+    feeds = [{"x": one}, {"x": one, "bias": 2 * one}, {"x": 2 * one}, {"x": one, "bias": 5 * one}]
+    answers = together(client, "optional_input", feeds)
+    assert [answer["y"].item() for answer in answers if isinstance(answer, dict)] == [101, 3, 102, 6]
+
+
+def test_a_model_without_batches_takes_its_shape_as_it_is(client: Client) -> None:
+    feeds = [{"x": floats(2, 3), "y": floats(2, 3)} for _ in range(4)]
+    for feed, answer in zip(feeds, together(client, "unbatched", feeds), strict=True):
+        assert isinstance(answer, dict)
+        assert_equal(answer, reference("unbatched", feed))
+
+
+def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
+    made = config(client, "without_config")
+    assert made["max_batch_size"] == 6  # the server's --backend-config=default-max-batch-size
+    assert "dynamic_batching" in made
+    assert made["platform"] == "onnxruntime_onnx"
+    assert [(i["name"], i["data_type"], i["dims"]) for i in made["input"]] == [
+        ("x", "TYPE_FP32", ["3", "-1"]),
+        ("y", "TYPE_FP32", ["3", "-1"]),
+    ]
+    assert [o["name"] for o in made["output"]] == ["sum", "product"]
+    feed = {"x": floats(2, 3, 6), "y": floats(2, 3, 6)}
+    assert_equal(infer(client, "without_config", feed), reference("without_config", feed))
+
+
+def test_a_minimal_config_keeps_what_it_says(client: Client) -> None:
+    made = config(client, "minimal_config")
+    assert made["max_batch_size"] == 16
+    assert "dynamic_batching" in made
+    assert [i["dims"] for i in made["input"]] == [["3"], ["3"]]
+    assert made["instance_group"][0]["count"] == 1
+
+
+def test_a_complete_config_stays_as_it_is(client: Client) -> None:
+    assert "dynamic_batching" not in config(client, "two_instances")
+    assert "max_batch_size" not in config(client, "unbatched")
+
+
+def test_a_file_of_a_fixed_shape_is_not_batched(client: Client) -> None:
+    made = config(client, "fixed_shape")
+    assert "max_batch_size" not in made
+    assert "dynamic_batching" not in made
+    assert made["input"][0]["dims"] == ["2", "3"]
+
+
+@pytest.mark.parametrize("model", ["vector", "scalar"])
+def test_tensors_without_dimensions_of_their_own_are_ones_to_callers(client: Client, model: str) -> None:
+    shape, own = ((3, 1), (3,)) if model == "vector" else ((1,), ())
+    feed = {"x": floats(*shape), "y": floats(*shape)}
+    expected = reference(model, {name: array.reshape(own) for name, array in feed.items()})
+    assert_equal(infer(client, model, feed), {name: np.reshape(array, shape) for name, array in expected.items()})
+
+
+REASONS = {
+    "bad_shape": r"input 'x': the model expects shape \[-1, 3\] but the configuration specifies \[-1, 4\]",
+    "bad_rank": r"input 'x': the model expects shape \[-1, 3\] but the configuration specifies \[3\]",
+    "bad_datatype": "input 'x': the model expects TYPE_FP32 but the configuration specifies TYPE_INT32",
+    "bad_output": "output 'z': the model has no such output, only y",
+    "bad_missing": "the model has the input 'y', the configuration has not",
+    "bad_batch": r"tensor 'x': .* max_batch_size 8 but the model's shape \[1, 3\]",
+    "bad_bfloat16": r"tensor 'x' of the model is a tensor\(bfloat16\), which this backend cannot serve",
+    "bad_parameter": "parameter 'intra_op_thread_count' has a wrong value: 'many'",
+    "bad_file": "ONNX Runtime cannot load .*bad_file/1/model.onnx.*Protobuf parsing failed",
+    "bad_warmup": "failed to run warmup sample 'first': .*idx=99",
+}
+
+
+@pytest.mark.parametrize("model", sorted(REFUSED))
+def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
+    assert re.search(REASONS[model], refusal(client, model))
+
+
+def stubs(server: Server) -> list[str]:
+    """Command lines of the server's child processes."""
+    lines = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            command = (status.parent / "cmdline").read_text()
+        except OSError:  # ended meanwhile
+            continue
+        if parent == server.process.pid:
+            lines.append(command)
+    return lines
+
+
+def test_each_instance_is_a_process_with_the_threads_that_the_config_says(server: Server) -> None:
+    assert sum("two_instances" in command for command in stubs(server)) == 2
+    settings = "CPUExecutionProvider, 3 intra-op threads, parallel execution, graph level -1"
+    for instance in ("two_instances_0_0", "two_instances_0_1"):
+        assert f"{instance}: {settings}" in server.text()
+
+
+def test_threads_come_from_the_environment_where_the_config_says_none(server: Server) -> None:
+    assert "arithmetic_0_0: CPUExecutionProvider, 1 intra-op threads, sequential" in server.text()
+
+
+def test_errors_of_requests_do_not_fill_the_log(client: Client, server: Server) -> None:
+    before = server.text()
+    with pytest.raises(InferenceServerException):
+        infer(client, "lookup", {"index": np.array([[99]], dtype=np.int64)})
+    assert server.text() == before
