@@ -18,7 +18,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from serving.errors import DecodingError
 
 ANIMATED_FORMATS = {"GIF", "PNG", "WEBP", "TIFF", "AVIF"}  # not MPO: phones add a preview as a second frame
-PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError)
+Image.MAX_IMAGE_PIXELS = None  # Limits has the bound, checked before anything is decoded
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """What GET /models says of it."""
         described: dict[str, Any] = {
-            "client": type(self.client).__module__.rpartition(".")[2] if self.client else None,
+            "client": _client_name(self.client),
             "max_batch_size": self.model.max_batch_size,
             "inputs": [asdict(spec) for spec in self.model.inputs],
             "outputs": [asdict(spec) for spec in self.model.outputs],
@@ -65,6 +65,14 @@ class ServedModel:
                 '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or application/x-npy'
             )
         return self.client
+
+
+def _client_name(client: ModelClient | None) -> str | None:
+    """The module's name; client.py when it is the model folder's own."""
+    if client is None:
+        return None
+    module = type(client).__module__
+    return module.removeprefix("clients.") if module.startswith("clients.") else "client.py"
 
 
 class Registry:
