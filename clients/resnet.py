@@ -1,0 +1,273 @@
+"""Image classification with a ResNet, or any network that takes one image and gives one score per class."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, read_labels
+from serving.codecs import IMAGE, decode_base64
+from serving.errors import InferenceFailed, InvalidRequest
+
+Pixels = NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # RGB, of 1 (torchvision)
+RIBBON = 16  # longer side / shorter side; resizing such an image before the cut would take gigabytes
+DEFAULT_LABELS = "labels.txt"
+FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
+_EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
+
+
+class Client(ModelClient):
+    """Classes of an image, best first: `{"classes": [{"label", "class_id", "score"}, …]}`.
+
+    What differs between two classifiers, set by `parameters` in config.pbtxt:
+
+    | Setting | Default | Meaning |
+    |---|---|---|
+    | `size` | from the input's shape | height and width that the network sees, "224" or "224,320" |
+    | `layout` | from the input's shape | nchw or nhwc; auto takes the dimension of 1 or 3 for the channels |
+    | `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
+    | `resize` | shortest | shortest: cover size / crop_pct, then cut the centre; stretch: to size, whatever the image's shape; pad: fit inside size, the rest filled |
+    | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
+    | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
+    | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as Pillow does them |
+    | `scale` | 1/255 | factor on the pixels (0 to 255) before mean and std |
+    | `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's own channel order; one value counts for all |
+    | `std` | 0.229,0.224,0.225 | divides per channel, as mean |
+    | `activation` | softmax | softmax when the model gives logits, none when it gives probabilities |
+    | `labels` | labels.txt | a file in the model's folder, one label a line; without it the class ids are the labels |
+
+    The network sees `(pixel · scale - mean) / std`; an input of UINT8 gets the pixels themselves.
+    The first input and the first output are used, whatever their names.
+    """  # noqa: E501
+
+    codec = IMAGE
+    example = decode_base64(_EXAMPLE)  # a grey gradient, 8×8
+    settings = (
+        Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
+        Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
+        Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
+        Parameter("resize", "shortest", "how size is reached", choices=("shortest", "stretch", "pad")),
+        Parameter("crop_pct", 0.875, "share of the shorter side kept by shortest", minimum=0.01, maximum=1),
+        Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
+        Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
+        Parameter("scale", 1 / 255, "factor on the pixels"),
+        Parameter("mean", IMAGENET_MEAN, "subtracted after scale"),
+        Parameter("std", IMAGENET_STD, "divides after mean", minimum=1e-6),
+        Parameter("activation", "softmax", "what turns outputs into scores", choices=("softmax", "none")),
+        Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
+    )
+    parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
+
+    def __init__(self, model: Model) -> None:
+        """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file
+        that `labels` names is absent."""
+        super().__init__(model)
+        self.input, self.output = model.inputs[0], model.outputs[0]
+        self.frame = _frame(self.input, self.options)
+        self.gain, self.offset = self._normalization()
+        self.labels = self._labels()
+        if mismatch := self._mismatch(_class_count(self.output, model.max_batch_size)):
+            raise InvalidRequest(mismatch)
+
+    def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
+        """n RGB images -> the input [n, *its shape]."""
+        return {self.input.name: self.normalize(np.stack([self.fit(image) for image in instances]))}
+
+    def fit(self, image: Image.Image) -> Pixels:
+        """An RGB image -> pixels [height, width, channels] at the network's size, in its channel order."""
+        image = image.convert("L") if self.frame.channels == 1 else image
+        resized = _RESIZE[self.options["resize"]](image, self.frame.size, self.options)
+        pixels: Pixels = np.atleast_3d(np.asarray(resized))
+        return pixels[..., ::-1] if self.options["channel_order"] == "bgr" else pixels
+
+    def normalize(self, pixels: Pixels) -> NDArray[Any]:
+        """[n, height, width, channels] uint8 -> the input's datatype and layout, [n, *its shape]."""
+        ordered = pixels if self.frame.channels_last else pixels.transpose(0, 3, 1, 2)
+        if self.input.datatype == "UINT8":
+            values: NDArray[Any] = np.ascontiguousarray(ordered)
+        else:
+            values = np.empty(ordered.shape, np.float32)
+            np.multiply(ordered, self.gain, out=values)
+            values += self.offset
+            values = values.astype(FLOAT_TYPES[self.input.datatype], copy=False)
+        return values[:, None] if self.frame.own_batch else values
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """The output [n, classes] -> per image the `top_k` classes, highest score first, ties by class id.
+
+        Raises InferenceFailed when the output is not finite or has another number of classes than labels.
+        """
+        rows = outputs[self.output.name].astype(np.float32).reshape(len(instances), -1)
+        if not np.isfinite(rows).all():
+            raise InferenceFailed(f"output '{self.output.name}' of model '{self.model.name}' is not finite")
+        if mismatch := self._mismatch(rows.shape[1]):
+            raise InferenceFailed(mismatch)
+        scores = softmax(rows) if self.options["activation"] == "softmax" else rows
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
+        ranked = np.take_along_axis(scores, best, axis=1)
+        return [self._prediction(*row) for row in zip(best.tolist(), ranked.tolist(), strict=True)]
+
+    def _prediction(self, class_ids: list[int], scores: list[float]) -> dict[str, Any]:
+        return {
+            "classes": [
+                {"label": self.labels[i] if self.labels else str(i), "class_id": i, "score": score}
+                for i, score in zip(class_ids, scores, strict=True)
+            ]
+        }
+
+    def _normalization(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(gain, offset) so that pixel · gain + offset = (pixel · scale - mean) / std, broadcast per channel."""
+        mean, std = self._per_channel("mean"), self._per_channel("std")
+        shape = (1, 1, -1) if self.frame.channels_last else (-1, 1, 1)
+        gain, offset = self.options["scale"] / std, -mean / std
+        return gain.astype(np.float32).reshape(shape), offset.astype(np.float32).reshape(shape)
+
+    def _per_channel(self, name: str) -> NDArray[np.float64]:
+        values, channels = self.options[name], self.frame.channels
+        if self.input.datatype != "UINT8" and len(values) not in (1, channels):
+            raise InvalidRequest(
+                f"parameter '{name}' has {len(values)} values, input '{self.input.name}' has {channels} "
+                f"channel{'s' if channels > 1 else ''}: give one value, or one per channel"
+            )
+        return np.asarray(values, np.float64)
+
+    def _labels(self) -> list[str]:
+        filename = self.options["labels"]
+        if "labels" not in self.model.parameters and not (self.model.path / filename).exists():
+            return []
+        return read_labels(self.model, filename)
+
+    def _mismatch(self, classes: int) -> str:
+        """What is wrong when labels and classes disagree; empty when they agree or one is not known."""
+        if not self.labels or classes in (-1, len(self.labels)):
+            return ""
+        return (
+            f"file '{self.options['labels']}' of model '{self.model.name}' has {len(self.labels)} labels, "
+            f"output '{self.output.name}' has {classes} classes"
+        )
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Along the last axis, shifted by its maximum so that no logit overflows."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    normalized: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
+    return normalized
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What one image becomes: `size` (height, width), its channels and their place.
+
+    `own_batch`: the model's shape has a batch dimension that Triton does not know of (max_batch_size 0).
+    """
+
+    size: tuple[int, int]
+    channels: int
+    channels_last: bool
+    own_batch: bool
+
+
+def _frame(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
+    """The frame that the input's shape and the settings `layout` and `size` describe together."""
+    shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
+    if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
+        raise InvalidRequest(
+            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image classifier takes one image of "
+            f"UINT8, FP16, FP32 or FP64 as [channels, height, width] or [height, width, channels]"
+        )
+    channels_last = _channels_last(spec, shape, options["layout"])
+    channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
+    if channels not in (-1, 1, 3):
+        raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
+    size = _size(spec, (height, width), options["size"])
+    return Frame(size, 3 if channels == -1 else channels, channels_last, len(spec.shape) == 4)
+
+
+def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
+    if layout != "auto":
+        return layout == "nhwc"
+    if shape[0] in (1, 3) or shape[2] in (1, 3):
+        return shape[0] not in (1, 3)
+    raise InvalidRequest(
+        f"input '{spec.name}' {list(spec.shape)}: no dimension of 1 or 3 tells where the channels are; "
+        f"set the parameter 'layout' to nchw or nhwc"
+    )
+
+
+def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) -> tuple[int, int]:
+    """(height, width) from the setting, checked against the shape, or from the shape alone."""
+    if not given:
+        if min(shape) > 0:
+            return shape
+        raise InvalidRequest(f"input '{spec.name}' {list(spec.shape)} varies: set the parameter 'size'")
+    if len(given) > 2 or any(not side.is_integer() for side in given):
+        raise InvalidRequest(f"parameter 'size': {given} is not one or two whole numbers (height, width)")
+    size = (int(given[0]), int(given[-1]))
+    if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
+        raise InvalidRequest(f"parameter 'size' is {size}, input '{spec.name}' has the shape {list(spec.shape)}")
+    return size
+
+
+def _class_count(spec: TensorSpec, max_batch_size: int) -> int:
+    """How many scores an image gets, -1 when the shape does not say."""
+    shape = spec.shape[1:] if max_batch_size == 0 and len(spec.shape) > 1 else spec.shape
+    return -1 if min(shape, default=-1) < 0 else int(np.prod(shape))
+
+
+def _shortest(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
+    """Covers size / crop_pct, then cuts the centre: torchvision's and transformers' rule for ImageNet."""
+    height, width = (int(side / options["crop_pct"]) for side in size)
+    if width * image.height >= height * image.width:
+        covering = (width * image.height // image.width, width)
+    else:
+        covering = (height, height * image.width // image.height)
+    top, left = ((long - side) // 2 for long, side in zip(covering, size, strict=True))
+    cut = (left, top, left + size[1], top + size[0])
+    if max(covering[0] / height, covering[1] / width) > RIBBON:
+        return _resample(image, size, options, _source_box(image, covering, cut))
+    return _resample(image, covering, options).crop(cut)
+
+
+def _source_box(image: Image.Image, covering: tuple[int, int], cut: tuple[int, int, int, int]) -> Box:
+    """Where that cut of the resized image lies in the image itself, so that only the cut is computed.
+
+    Pillow's windows then round elsewhere, a few grey levels at a few pixels, so it is kept for ribbons.
+    """
+    x, y = image.width / covering[1], image.height / covering[0]
+    return (cut[0] * x, cut[1] * y, min(cut[2] * x, image.width), min(cut[3] * y, image.height))
+
+
+def _stretch(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
+    return _resample(image, size, options)
+
+
+def _pad(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
+    """The whole image, as large as it fits, in the middle of a grey sheet."""
+    factor = min(size[0] / image.height, size[1] / image.width)
+    height, width = (max(1, round(side * factor)) for side in (image.height, image.width))
+    level = options["pad_value"]
+    sheet = Image.new(image.mode, size[::-1], level if image.mode == "L" else (level,) * 3)
+    sheet.paste(_resample(image, (height, width), options), ((size[1] - width) // 2, (size[0] - height) // 2))
+    return sheet
+
+
+def _resample(
+    image: Image.Image, size: tuple[int, int], options: Mapping[str, Any], box: Box | None = None
+) -> Image.Image:
+    return image.resize(size[::-1], INTERPOLATIONS[options["interpolation"]], box=box)
+
+
+_RESIZE: dict[str, Callable[[Image.Image, tuple[int, int], Mapping[str, Any]], Image.Image]] = {
+    "shortest": _shortest,
+    "stretch": _stretch,
+    "pad": _pad,
+}

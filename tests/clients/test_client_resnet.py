@@ -1,0 +1,388 @@
+"""The classifier's client: its preprocessing against transformers' and Pillow's, its settings, its answers."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from build_engines.digit_images import held_out
+from build_engines.digits import split
+from clients.base import Model, TensorSpec
+from clients.resnet import Client, softmax
+from serving.codecs import IMAGE, Limits
+from serving.errors import InferenceFailed, InvalidRequest
+
+FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
+SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def client_of(
+    shape: tuple[int, ...] = (3, 224, 224),
+    *,
+    folder: Path = Path("/nonexistent"),
+    datatype: str = "FP32",
+    classes: tuple[int, ...] = (10,),
+    max_batch_size: int = 8,
+    **parameters: str,
+) -> Client:
+    inputs, outputs = (TensorSpec("pixels", datatype, shape),), (TensorSpec("scores", datatype, classes),)
+    return Client(Model("classifier", folder, inputs, outputs, max_batch_size, parameters))
+
+
+def photo(size: tuple[int, int] = (60, 40), seed: int = 0) -> Image.Image:
+    """A smooth coloured picture with some noise, as a photo has."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), np.int16)
+    noisy = np.clip(pixels + rng.integers(-20, 20, pixels.shape), 0, 255)
+    return Image.fromarray(noisy.astype(np.uint8))
+
+
+def predict(client: Client, rows: Any, top_k: int = 5) -> list[Any]:
+    outputs = {"scores": np.asarray(rows)}
+    return client.postprocess(outputs, {}, [None] * len(rows), client.read_parameters({"top_k": top_k}))
+
+
+def ids(prediction: Mapping[str, Any]) -> list[int]:
+    return [entry["class_id"] for entry in prediction["classes"]]
+
+
+@cache
+def digits() -> tuple[Client, onnxruntime.InferenceSession]:
+    """The bundled model as Triton would describe it, and its network."""
+    config = text_format.Parse((FOLDER / "config.pbtxt").read_text(), ModelConfig())
+    inputs, outputs = (
+        tuple(TensorSpec(t.name, "FP32", tuple(t.dims)) for t in tensors) for tensors in (config.input, config.output)
+    )
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    model = Model("resnet", FOLDER, inputs, outputs, config.max_batch_size, parameters)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return Client(model), onnxruntime.InferenceSession(FOLDER / "1" / "model.onnx", options)
+
+
+def read(images: list[Image.Image], **parameters: Any) -> list[dict[str, Any]]:
+    """The bundled model's predictions, by the way that a request takes."""
+    client, session = digits()
+    inputs = client.preprocess(images)
+    outputs = dict(zip(["logits"], session.run(["logits"], inputs), strict=True))
+    return client.postprocess(outputs, inputs, images, client.read_parameters(parameters))
+
+
+# --- the bundled model ---
+
+
+def test_at_least_98_percent_of_the_held_out_digits_are_read_rightly() -> None:
+    images, labels = zip(*held_out(), strict=True)
+    predictions = [p for start in range(0, len(images), 32) for p in read(list(images[start : start + 32]), top_k=1)]
+    found = [int(p["classes"][0]["label"]) for p in predictions]
+    assert len(found) == 359
+    assert np.mean(np.array(found) == labels) >= 0.98
+
+
+@pytest.mark.parametrize("negative", [False, True], ids=["light on dark", "dark on light"])
+@pytest.mark.parametrize("side", [8, 32, 300])
+def test_plain_enlarged_scans_are_read_too(side: int, negative: bool) -> None:
+    """Not made by the generator that the network was trained with: no margin, no turn, no noise."""
+    scans, labels = split()[1]
+    images = [Image.fromarray(255 - s if negative else s).resize((side, side)).convert("RGB") for s in scans]
+    found = [int(p["classes"][0]["label"]) for p in read(images, top_k=1)]
+    assert np.mean(np.array(found) == labels) >= 0.97
+
+
+def test_the_example_is_read_with_certainty() -> None:
+    image = IMAGE.from_bytes((FOLDER / "example.png").read_bytes(), Limits())
+    best = read([image])[0]["classes"][0]
+    assert best["label"] == str(best["class_id"])
+    assert best["score"] > 0.8
+
+
+def test_a_batch_gives_what_its_images_give_alone() -> None:
+    images = [image for image, _ in held_out(7)]
+    together, alone = read(images, top_k=10), [read([image], top_k=10)[0] for image in images]
+    for one, other in zip(together, alone, strict=True):
+        assert ids(one) == ids(other)
+        scores = [[entry["score"] for entry in p["classes"]] for p in (one, other)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+
+
+# --- preprocessing against independent references ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("side", "crop_pct"), [(224, 0.875), (288, 0.95), (64, 1.0)])
+def test_shortest_equals_transformers_image_processor(
+    size: tuple[int, int], interpolation: str, side: int, crop_pct: float
+) -> None:
+    client = client_of((3, side, side), interpolation=interpolation, crop_pct=str(crop_pct))
+    reference = ConvNextImageProcessorPil(
+        size={"shortest_edge": side},
+        crop_pct=crop_pct,
+        resample=Image.Resampling[interpolation.upper()],
+        image_mean=MEAN,
+        image_std=STD,
+    )
+    assert_equal(client, reference(photo(size), return_tensors="np")["pixel_values"], size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("target", [(224, 224), (96, 160)])
+def test_stretch_equals_transformers_image_processor(size: tuple[int, int], target: tuple[int, int]) -> None:
+    client = client_of((3, *target), resize="stretch")
+    reference = ViTImageProcessorPil(size={"height": target[0], "width": target[1]}, image_mean=MEAN, image_std=STD)
+    assert_equal(client, reference(photo(size), return_tensors="np")["pixel_values"], size)
+
+
+def assert_equal(client: Client, expected: NDArray[np.float32], size: tuple[int, int]) -> None:
+    """The same grey levels; only the last bits of the arithmetic differ."""
+    actual = client.preprocess([photo(size)])["pixels"]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(500, 250), (250, 500), (64, 64), (20, 40), (300, 10)])
+def test_pad_equals_pillows(size: tuple[int, int]) -> None:
+    client = client_of((3, 64, 64), resize="pad", pad_value="114")
+    expected = ImageOps.pad(photo(size), (64, 64), Image.Resampling.BILINEAR, (114, 114, 114))
+    np.testing.assert_array_equal(client.fit(photo(size)), np.asarray(expected))
+
+
+def test_a_frame_that_is_not_square_is_covered_and_cut_in_the_centre() -> None:
+    image = Image.new("RGB", (300, 100), "black")
+    image.paste("white", (100, 0, 200, 100))
+    assert client_of((3, 50, 50), crop_pct="1").fit(image)[:, 1:-1].min() == 255
+    wide = client_of((3, 50, 100), crop_pct="1").fit(image)
+    assert wide.shape == (50, 100, 3)
+    assert wide[25, [0, 20, 50, 80, 99], 0].tolist() == [0, 0, 255, 0, 0]
+
+
+@pytest.mark.parametrize("size", [(1, 50_000), (50_000, 1)])
+@pytest.mark.parametrize("resize", ["shortest", "stretch", "pad"])
+def test_a_ribbon_is_not_blown_up_before_it_is_cut(size: tuple[int, int], resize: str) -> None:
+    """Resized first, the shorter side to 256, it would take 10 GB."""
+    assert client_of(resize=resize).preprocess([Image.new("RGB", size, "red")])["pixels"].shape == (1, 3, 224, 224)
+
+
+def test_a_ribbon_is_cut_where_another_image_is() -> None:
+    ribbon = photo((20 * 32, 32)).convert("RGB")
+    client = client_of((3, 32, 32), crop_pct="1", scale="1", mean="0", std="1")
+    expected = np.asarray(ribbon.crop((304, 0, 336, 32))).transpose(2, 0, 1)
+    np.testing.assert_array_equal(client.preprocess([ribbon])["pixels"][0], expected)
+
+
+# --- settings ---
+
+
+def test_pixels_become_scale_minus_mean_over_std() -> None:
+    client = client_of((3, 4, 4), scale="0.5", mean="1,2,3", std="2,4,8")
+    tensor = client.preprocess([Image.new("RGB", (9, 9), (10, 20, 30))])["pixels"]
+    assert tensor[0, :, 0, 0].tolist() == [2.0, 2.0, 1.5]
+
+
+def test_one_mean_and_std_count_for_all_channels() -> None:
+    client = client_of((3, 4, 4), mean="0.5", std="0.5")
+    tensor = client.preprocess([Image.new("RGB", (9, 9), (255, 0, 255))])["pixels"]
+    np.testing.assert_allclose(tensor[0, :, 0, 0], [1, -1, 1], atol=1e-6)
+
+
+def test_bgr_turns_the_channels_and_the_mean_is_in_the_inputs_order() -> None:
+    client = client_of((3, 4, 4), channel_order="bgr", scale="1", mean="1,2,3", std="1")
+    tensor = client.preprocess([Image.new("RGB", (9, 9), (10, 20, 30))])["pixels"]
+    assert tensor[0, :, 0, 0].tolist() == [29, 18, 7]
+
+
+@pytest.mark.parametrize("size", [(50, 40), (40, 50)])
+def test_nhwc_is_the_same_tensor_with_the_channels_last(size: tuple[int, int]) -> None:
+    first, last = client_of((3, 32, 24)), client_of((32, 24, 3))
+    expected = first.preprocess([photo(size), photo(size, 1)])["pixels"]
+    actual = last.preprocess([photo(size), photo(size, 1)])["pixels"]
+    np.testing.assert_array_equal(actual, expected.transpose(0, 2, 3, 1))
+
+
+def test_one_channel_gets_the_image_in_grey() -> None:
+    client = client_of((1, 28, 28), mean="0", std="1", resize="stretch")
+    tensor = client.preprocess([photo()])["pixels"]
+    expected = np.asarray(photo().convert("L").resize((28, 28), Image.Resampling.BILINEAR)) / 255
+    np.testing.assert_allclose(tensor[0, 0], expected, atol=1e-6)
+    padded = client_of((28, 28, 1), mean="0", std="1", resize="pad", pad_value="9")
+    assert padded.fit(photo()).shape == (28, 28, 1)
+
+
+@pytest.mark.parametrize(("datatype", "numpy_type"), [("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)])
+def test_the_tensor_has_the_inputs_datatype(datatype: str, numpy_type: Any) -> None:
+    tensor = client_of(datatype=datatype).preprocess([photo()])["pixels"]
+    assert tensor.dtype == numpy_type
+    np.testing.assert_allclose(tensor, client_of().preprocess([photo()])["pixels"], atol=2e-3)
+
+
+def test_an_input_of_uint8_gets_the_pixels_themselves() -> None:
+    client = client_of((24, 32, 3), datatype="UINT8", classes=(10,))
+    tensor = client.preprocess([photo((64, 48))])["pixels"]
+    assert tensor.dtype == np.uint8
+    np.testing.assert_array_equal(tensor[0], client.fit(photo((64, 48))))
+
+
+def test_a_size_that_varies_is_taken_from_the_setting() -> None:
+    assert client_of((3, -1, -1), size="48").preprocess([photo()])["pixels"].shape == (1, 3, 48, 48)
+    assert client_of((-1, -1, -1), size="48,64", layout="nhwc").preprocess([photo()])["pixels"].shape == (1, 48, 64, 3)
+
+
+def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
+    client = client_of((1, 3, 32, 32), classes=(1, 10), max_batch_size=0)
+    assert client.preprocess([photo(), photo()])["pixels"].shape == (2, 1, 3, 32, 32)
+    assert ids(predict(client, np.eye(10, dtype=np.float32)[None, 3:4], top_k=1)[0]) == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shape": (3, -1, -1)}, "set the parameter 'size'"),
+        ({"shape": (-1, -1, -1)}, "set the parameter 'layout'"),
+        ({"shape": (3, 224, 224), "size": "256"}, r"\(256, 256\).*\[3, 224, 224\]"),
+        ({"size": "1,2,3"}, "one or two whole numbers"),
+        ({"size": "22.5"}, "one or two whole numbers"),
+        ({"shape": (12,)}, "takes one image"),
+        ({"datatype": "INT64"}, "INT64"),
+        ({"shape": (4, 32, 32), "layout": "nchw"}, "4 channels"),
+        ({"shape": (1, 28, 28)}, "'mean' has 3 values, input 'pixels' has 1 channel"),
+        ({"std": "1,2"}, "'std' has 2 values, input 'pixels' has 3 channels"),
+        ({"std": "0"}, "'std'"),
+        ({"resize": "squash"}, "pad, "),
+        ({"crop_pct": "0"}, "at least 0.01"),
+        ({"interpolation": "cubic"}, "bicubic"),
+        ({"channel_order": "grb"}, "rgb, bgr"),
+        ({"activation": "relu"}, "softmax, none"),
+        ({"pad_value": "256"}, "at most 255"),
+        ({"layout": "chw"}, "nchw"),
+        ({"scale": "x"}, "a number"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_does_not_fit_says_which_and_what_is_allowed(arguments: dict[str, Any], message: str) -> None:
+    if "resize" in arguments:
+        message = "shortest, stretch, pad"
+    with pytest.raises(InvalidRequest, match=message):
+        client_of(**arguments)
+
+
+def test_every_setting_stands_in_the_table_of_the_docstring() -> None:
+    documented = [line.split("`")[1] for line in str(Client.__doc__).splitlines() if line.strip().startswith("| `")]
+    assert sorted(documented) == sorted(p.name for p in Client.settings)
+
+
+# --- labels ---
+
+
+def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path: Path) -> None:
+    rows = np.array([[0, 3, 1]], np.float32)
+    assert [c["label"] for c in predict(client_of(classes=(3,)), rows)[0]["classes"]] == ["1", "2", "0"]
+    (tmp_path / "labels.txt").write_text("hen\ncock\nduck\n")
+    labelled = client_of(classes=(3,), folder=tmp_path)
+    assert [c["label"] for c in predict(labelled, rows)[0]["classes"]] == ["cock", "duck", "hen"]
+    (tmp_path / "birds.txt").write_text("a\nb\nc\n")
+    renamed = client_of(classes=(3,), folder=tmp_path, labels="birds.txt")
+    assert predict(renamed, rows, top_k=1)[0]["classes"][0]["label"] == "b"
+
+
+def test_a_file_of_labels_that_is_named_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"birds\.txt"):
+        client_of(folder=tmp_path, labels="birds.txt")
+
+
+@pytest.mark.parametrize("classes", [(10,), (10, 1, 1)])
+def test_labels_that_disagree_with_the_output_are_refused_with_both_numbers(
+    tmp_path: Path, classes: tuple[int, ...]
+) -> None:
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    with pytest.raises(InvalidRequest, match=r"3 labels, output 'scores' has 10 classes"):
+        client_of(classes=classes, folder=tmp_path)
+
+
+def test_labels_of_an_output_that_varies_are_counted_when_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    client = client_of(classes=(-1,), folder=tmp_path)
+    assert predict(client, np.zeros((1, 3), np.float32))[0]["classes"][0]["label"] == "a"
+    with pytest.raises(InferenceFailed, match="3 labels, output 'scores' has 4 classes"):
+        predict(client, np.zeros((1, 4), np.float32))
+
+
+# --- postprocessing ---
+
+
+def test_classes_come_best_first_one_prediction_per_image_in_order() -> None:
+    rows = np.random.default_rng(0).normal(size=(32, 1000)).astype(np.float32)
+    predictions = predict(client_of(classes=(1000,)), rows, top_k=7)
+    for row, prediction in zip(rows.astype(np.float64), predictions, strict=True):
+        expected = sorted(range(1000), key=lambda i, row=row: (-row[i], i))[:7]  # type: ignore[misc]
+        assert ids(prediction) == expected
+        share = np.exp(row) / np.exp(row).sum()
+        np.testing.assert_allclose([c["score"] for c in prediction["classes"]], share[expected], rtol=1e-4)
+
+
+def test_equal_scores_come_by_class_id() -> None:
+    assert ids(predict(client_of(), np.zeros((1, 10), np.float32), top_k=4)[0]) == [0, 1, 2, 3]
+
+
+def test_softmax_sums_to_one_even_for_huge_logits() -> None:
+    scores = softmax(np.array([[1e4, 1e4, -1e4], [-1e30, 0, 1e30]], np.float32))
+    np.testing.assert_allclose(scores, [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+
+
+def test_probabilities_are_left_alone_with_activation_none() -> None:
+    client = client_of(classes=(3,), activation="none")
+    assert [c["score"] for c in predict(client, [[0.25, 0.5, 0.25]])[0]["classes"]] == [0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("shape", [(2, 10), (2, 10, 1, 1), (2, 1, 10)])
+@pytest.mark.parametrize("datatype", [np.float16, np.float32, np.float64])
+def test_outputs_of_any_float_and_with_idle_dimensions_work(shape: tuple[int, ...], datatype: Any) -> None:
+    rows = np.zeros((2, 10), datatype)
+    rows[0, 4] = rows[1, 9] = 5
+    predictions = predict(client_of(datatype="FP16"), rows.reshape(shape))
+    assert [ids(p)[0] for p in predictions] == [4, 9]
+    assert json.loads(json.dumps(predictions)) == predictions
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_output_that_is_not_finite_is_an_error_and_never_a_prediction(value: float) -> None:
+    with pytest.raises(InferenceFailed, match="'scores' of model 'classifier' is not finite"):
+        predict(client_of(), np.full((1, 10), value, np.float32))
+
+
+def test_top_k_is_clipped_to_the_classes_there_are() -> None:
+    assert len(predict(client_of(), np.zeros((1, 10), np.float32), top_k=1000)[0]["classes"]) == 10
+
+
+def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None:
+    assert client_of().read_parameters({}) == {"top_k": 5}
+    assert client_of(top_k="2").read_parameters({}) == {"top_k": 2}
+    assert client_of(top_k="2").read_parameters({"top_k": "3"}) == {"top_k": 3}
+
+
+@pytest.mark.parametrize("value", [0, -1, 1001, 2.5, "many", True, None, [1]])
+def test_a_wrong_top_k_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"parameter 'top_k'.*at least 1 and at most 1000"):
+        client_of().read_parameters({"top_k": value})
+
+
+def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequest, match=r"unknown parameter 'topk'.*takes: top_k"):
+        client_of().read_parameters({"topk": 3})
+
+
+def test_the_clients_own_example_is_an_image_that_it_takes() -> None:
+    client = client_of()
+    image = IMAGE.from_bytes(client.example, Limits())
+    assert client.preprocess([image])["pixels"].shape == (1, 3, 224, 224)
