@@ -80,7 +80,7 @@ class ImageCodec(Codec):
                 "send JPEG, PNG, WebP, GIF, BMP or TIFF"
             ) from None
         except PILLOW_ERRORS as err:
-            raise DecodingError(f"the image's header cannot be read ({err})") from err
+            raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
         width, height = image.size
         if width * height > limits.max_image_pixels:
             raise DecodingError(

@@ -46,6 +46,13 @@ class DecodingError(ServingError):
         return f"{', '.join(place)}: {self.reason}" if place else self.reason
 
 
+class Forbidden(ServingError):
+    """Managing models is closed to this caller: see SERVE_MANAGEMENT."""
+
+    status = 403
+    code = "forbidden"
+
+
 class ModelNotFound(ServingError):
     status = 404
     code = "model_not_found"
@@ -91,6 +98,20 @@ class UnsupportedMediaType(ServingError):
     code = "unsupported_media_type"
 
 
+class SessionNotFound(ServingError):
+    """The session has ended, was idle for too long, or never began. Not 404: in multi-model mode that would say
+    that the model is not loaded."""
+
+    status = 410
+    code = "session_not_found"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"there is no session '{session_id}': it has ended, was idle for longer than its model allows "
+            "(max_sequence_idle_microseconds), or never began; X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one"
+        )
+
+
 class InferenceFailed(ServingError):
     """Triton or the model's client failed on a request that looked right."""
 
@@ -108,6 +129,10 @@ class TritonUnavailable(ServingError):
     status = 503
     code = "triton_unavailable"
     retry_after = 1
+
+
+class BackendDied(TritonUnavailable):
+    """A process of a Triton backend has died, which Triton does not mend: it must be started again."""
 
 
 class Overloaded(ServingError):

@@ -4,13 +4,16 @@ The canary is a real inference on each client's example. It runs in the backgrou
 Triton; its success is written beside the sockets, so that every worker knows of it.
 """
 
+import contextlib
 import json
 import logging
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
 
-from serving.errors import ModelNotReady, ServingError, TritonUnavailable
+from serving.errors import BackendDied, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
 from serving.invocation import Item
 from serving.pipeline import Pipeline
 from serving.registry import Registry, ServedModel
@@ -31,8 +34,11 @@ class Health:
     def check(self) -> None:
         """Returns when all is well; raises ModelNotReady or TritonUnavailable with the stage. Never waits long."""
         generation = self._generation()
-        self._check_triton()
-        self._check_models()
+        try:
+            self._check_models()
+            self._check_triton()
+        except TritonTimeout as err:
+            raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
         if self._has_passed(generation):
             return
         self._start_canary(generation)
@@ -41,6 +47,15 @@ class Health:
     def start(self) -> None:
         """Loads the clients and runs the canary in the background, before the first request comes."""
         self._start_canary(self._generation())
+
+    def restart_triton(self) -> None:
+        """After a BackendDied: Triton is killed (it would not stop while a backend is dead), and the supervisor
+        starts it again. Several callers may ask at once; each names the process that was running."""
+        process = self._status().get("processes", {}).get("tritonserver", {})
+        if process.get("state") == "running" and process.get("pid"):
+            log.error("a process of a Triton backend has died: starting tritonserver again")
+            with contextlib.suppress(OSError):
+                os.kill(process["pid"], signal.SIGKILL)
 
     def describe_triton(self) -> str:
         """What the supervisor says of tritonserver, in words; "" where it says nothing."""
@@ -92,6 +107,8 @@ class Health:
             self._passed = generation
             if marker := self._marker(generation):
                 marker.touch()
+        except BackendDied:
+            self.restart_triton()
         except TritonUnavailable:
             log.info("canary: tritonserver is not answering yet")
         except Exception as err:

@@ -1,0 +1,61 @@
+# make run: sets everything up and serves on http://localhost:8080. make test: the same, then the tests.
+PYTHON ?= python3
+PORT ?= 8080
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+BACKENDS := $(wildcard backends/*.py backends/*/model.py)
+MODELS := model_repository/bert/1/model.onnx
+
+.PHONY: run setup models dev test lint format lock clean
+
+run: setup models
+	@PORT=$(PORT) $(BIN)/python serve
+
+setup: .venv/.serving
+
+models: $(MODELS)
+
+dev: .venv/.dev
+
+test: models lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/.dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+# The lock files from the .in files beside them. torch is in none: its CPU build is found by the version alone.
+lock: .venv/.dev
+	$(PIP) uv
+	$(BIN)/uv pip compile -q requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
+	$(BIN)/uv pip compile -q requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
+	$(BIN)/uv pip compile -q requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
+	$(BIN)/uv pip compile -q requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
+LOCK := --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache model_repository/bert/1 model_repository/bert/tokenizer
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@PYTHON=$(PYTHON) sh scripts/debian-packages
+	$(PYTHON) -m venv .venv
+
+.venv/.serving: requirements/build.lock requirements/artifacts.lock $(BACKENDS) | .venv/bin/python
+	@echo "installing what serves (about 400 MB) into .venv …"
+	@$(PIP) --require-hashes -r requirements/build.lock
+	@$(PIP) --require-hashes --no-deps -r requirements/artifacts.lock
+	@$(BIN)/python -m backends.install .venv/triton/backends
+	@touch $@
+
+.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
+	@echo "installing what builds and tests (torch among it) into .venv …"
+	@$(PIP) --require-hashes -r requirements/dev.lock
+	@$(PIP) -r requirements/torch.txt
+	@touch $@
+
+model_repository/bert/1/model.onnx: build_engines/bert.py build_engines/bert_graph.py | .venv/.serving
+	@$(BIN)/python -m build_engines bert

@@ -1,0 +1,217 @@
+"""What happens when processes die, stop, or cannot start; each test has a container of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
+from load import Load
+
+EXAMPLE = (ROOT / "model_repository/resnet/example.png").read_bytes()
+SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A repository that is ready quickly: a model with a client, one with tensors, one that sleeps."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    link_model(ROOT / "model_repository/resnet", folder)
+    make_scale(folder)
+    make_sleeper(folder)
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path: Path, small: Path) -> Iterator[Start]:
+    servers: list[Server] = []
+
+    def starter(**variables: str) -> Server:
+        servers.append(Server(tmp_path, small, **variables))
+        return servers[-1]
+
+    yield starter
+    for server in servers:
+        server.stop(signal.SIGTERM)
+        assert server.processes() == []
+
+
+def mixed(server: Server) -> Callable[[int], requests.Response]:
+    """Tensors and images in turn."""
+
+    def call(number: int) -> requests.Response:
+        if number % 2:
+            return server.post(params={"model_name": "scale"}, json=SCALE)
+        return server.post(params={"model_name": "resnet"}, data=EXAMPLE, headers={"Content-Type": "image/png"})
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["tritonserver", "gunicorn"])
+def test_a_process_killed_under_load_gives_503s_and_then_200s_again(start: Start, name: str) -> None:
+    server = start().wait_ready()
+    killed = server.pid(name)
+    with Load(mixed(server), callers=16) as load:
+        wait_until(lambda: load.answers["200"] > 50, 20, "a first load of 200s")
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: server.ping() == 503, 10, "/ping says 503")
+        wait_until(lambda: server.ping() == 200, 40, "/ping says 200 again")
+        load.answers.clear()
+        wait_until(lambda: load.answers["200"] > 50, 20, "200s again")
+        after = dict(load.answers)
+    assert set(after) == {"200"}, after
+    assert {answer.split()[0] for answer in load.answers} <= {"200", "503"}
+    assert load.refused == 0
+    assert load.slowest < 15
+    assert server.pid(name) != killed
+
+
+def ping_that_says(server: Server, word: str) -> requests.Response:
+    """The first 503 of /ping with this word in its error."""
+    found: list[requests.Response] = []
+
+    def says() -> bool:
+        with contextlib.suppress(requests.ConnectionError):
+            reply = requests.get(server.url + "/ping", timeout=3)
+            if reply.status_code == 503 and word in reply.json()["error"]:
+                found.append(reply)
+        return bool(found)
+
+    wait_until(says, 15, f"/ping says {word}")
+    return found[0]
+
+
+def test_the_503_names_the_process_that_died(start: Start) -> None:
+    server = start().wait_ready()
+    os.kill(server.pid("tritonserver"), signal.SIGKILL)
+    reply = ping_that_says(server, "tritonserver")
+    assert reply.json()["code"] == "triton_unavailable"
+    assert reply.headers["Retry-After"] == "1"
+    os.kill(server.pid("gunicorn"), signal.SIGKILL)
+    reply = ping_that_says(server, "gunicorn")
+    assert reply.json()["code"] == "frontend_unavailable"
+    assert reply.headers["Retry-After"] == "1"
+    server.wait_ready()
+
+
+def test_a_backend_s_process_killed_makes_triton_start_again(start: Start) -> None:
+    """Triton itself does not mend it; the kernel takes the largest process first when memory is short."""
+    server = start().wait_ready()
+    before = server.pid("tritonserver")
+    stubs = [pid for pid in server.processes() if b"/scale/2/" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(stubs) == 1
+    os.kill(stubs[0], signal.SIGKILL)
+    reply = server.post(params={"model_name": "scale"}, json=SCALE)
+    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
+    wait_until(lambda: server.pid("tritonserver") not in (None, before), 10, "a new tritonserver")
+    server.wait_ready()
+    assert server.post(params={"model_name": "scale"}, json=SCALE).status_code == 200
+
+
+def test_nginx_killed_is_started_again(start: Start) -> None:
+    server = start().wait_ready()
+    killed = server.pid("nginx")
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: server.pid("nginx") != killed, 10, "a new nginx")
+    server.wait_ready()
+
+
+def access_log(server: Server) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["process"] == "nginx"]
+
+
+def test_sigterm_under_load_loses_no_accepted_request(start: Start) -> None:
+    server = start().wait_ready()
+    with Load(mixed(server), callers=24) as load:
+        wait_until(lambda: load.answers["200"] > 100, 20, "a load of 200s")
+        asked = time.monotonic()
+        assert server.stop() == 0
+        seconds = time.monotonic() - asked
+    assert set(load.answers) == {"200"}, load.answers
+    logged = [line for line in access_log(server) if line["path"] == "/invocations"]
+    assert {line["status"] for line in logged} == {200}
+    assert len(logged) == load.answers["200"]
+    assert seconds < 20
+
+
+def test_a_request_that_is_slow_is_finished_before_the_stop(start: Start) -> None:
+    server = start().wait_ready()
+    replies: list[requests.Response] = []
+
+    def slow(number: int) -> requests.Response:
+        replies.append(server.post(json={"model_name": "sleeper", "instances": [4]}))
+        return replies[-1]
+
+    with Load(slow, callers=1) as load:
+        time.sleep(1)
+        assert server.stop() == 0
+    assert replies[0].json()["predictions"] == [4.0]
+    assert load.answers["200"] == 1
+
+
+def test_sigint_while_starting_stops_everything(start: Start) -> None:
+    server = start()
+    wait_until(lambda: (server.run_dir / "status.json").exists(), 10, "a status")
+    assert server.stop(signal.SIGINT) == 0
+    assert server.processes() == []
+
+
+def test_a_model_that_cannot_be_loaded_is_named_and_the_start_fails(small: Path, start: Start) -> None:
+    (small / "scale/2/model.onnx").write_bytes(b"not onnx")
+    server = start(SERVE_START_TIMEOUT="10")
+    reply = ping_that_says(server, "scale")
+    assert reply.json()["code"] == "model_not_ready"
+    listed = {model["name"]: model for model in requests.get(server.url + "/models", timeout=5).json()["models"]}
+    assert "UNAVAILABLE" in {version["state"] for version in listed["scale"]["versions"]}
+    assert server.process.wait(timeout=60) != 0
+    assert "scale" in server.output().strip().splitlines()[-1]
+
+
+def test_a_client_that_cannot_be_made_is_named(small: Path, start: Start) -> None:
+    (small / "sleeper/client.py").write_text("import a_library_that_is_missing\n")
+    server = start()
+    assert "a_library_that_is_missing" in ping_that_says(server, "sleeper").json()["error"]
+
+
+def test_a_folder_s_own_client_is_off_by_a_setting(start: Start) -> None:
+    server = start(SERVE_MODEL_CLIENTS="false").wait_ready()
+    reply = server.post(json={"model_name": "sleeper", "instances": [0]})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "no client" in reply.json()["error"]
+
+
+def test_more_requests_than_the_limit_are_told_to_come_back_while_ping_answers(start: Start) -> None:
+    server = start(SERVE_MAX_CONCURRENCY="2", SERVE_WORKERS="1").wait_ready()
+    with Load(lambda _: server.post(json={"model_name": "sleeper", "instances": [1]}), callers=6) as load:
+        wait_until(lambda: load.answers["503 overloaded"] > 0, 10, "a 503")
+        pings = [requests.get(server.url + "/ping", timeout=5) for _ in range(5)]
+    assert {ping.status_code for ping in pings} == {200}
+    assert max(ping.elapsed.total_seconds() for ping in pings) < 2
+    assert set(load.answers) == {"200", "503 overloaded"}
+
+
+def test_the_default_model_answers_what_names_none(start: Start) -> None:
+    server = start(SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale").wait_ready()
+    reply = server.post(json=SCALE)
+    assert (reply.status_code, reply.headers["X-Model-Name"]) == (200, "scale")
+
+
+def test_nothing_is_written_but_in_the_run_folder(start: Start, tmp_path: Path) -> None:
+    before = time.time()
+    server = start().wait_ready()
+    mixed(server)(0)
+    server.stop()
+    skipped = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__"}
+    written = [
+        path for path in ROOT.rglob("*")
+        if not skipped & set(path.parts) and path.is_file() and path.stat().st_mtime > before
+    ]  # fmt: skip
+    assert written == []
