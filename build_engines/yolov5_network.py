@@ -1,0 +1,183 @@
+# mypy: allow-subclassing-any
+"""The YOLOv5 network, release 6, from its published structure.
+
+Conv, C3, SPPF and PANet as in the papers (CSPNet arXiv:1911.11929, SPP arXiv:1406.4729, PANet
+arXiv:1803.01534), anchors and strides as published with the release; the parameter counts of the sizes n, s, m
+and l are those published too.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+STRIDES = (8, 16, 32)
+ANCHORS = (  # width, height in input pixels, found by k-means on COCO; one row per stride
+    ((10, 13), (16, 30), (33, 23)),
+    ((30, 61), (62, 45), (59, 119)),
+    ((116, 90), (156, 198), (373, 326)),
+)
+SIZES = {"n": (1 / 3, 0.25), "s": (1 / 3, 0.5), "m": (2 / 3, 0.75), "l": (1.0, 1.0)}  # depth, width
+SIDE = 640
+
+
+class Conv(nn.Module):
+    """Convolution, batch norm, SiLU; keeps the size at stride 1."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None):
+        super().__init__()
+        padding = kernel // 2 if padding is None else padding
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
+        self.act = nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+    def fuse(self) -> None:
+        """Folds the batch norm into the convolution: fewer operators, the same answer in eval mode."""
+        self.conv, self.norm = fuse_conv_bn_eval(self.conv, self.norm), nn.Identity()
+
+
+class Bottleneck(nn.Module):
+    """1×1 then 3×3, added to its input where `residual`."""
+
+    def __init__(self, channels: int, residual: bool):
+        super().__init__()
+        self.narrow, self.wide, self.residual = Conv(channels, channels), Conv(channels, channels, 3), residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.wide(self.narrow(x))
+        return x + y if self.residual else y
+
+
+class C3(nn.Module):
+    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half pass by."""
+
+    def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True):
+        super().__init__()
+        hidden = outputs // 2
+        self.through, self.past, self.join = Conv(inputs, hidden), Conv(inputs, hidden), Conv(2 * hidden, outputs)
+        self.blocks = nn.Sequential(*(Bottleneck(hidden, residual) for _ in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(torch.cat((self.blocks(self.through(x)), self.past(x)), 1))
+
+
+class SPPF(nn.Module):
+    """Spatial pyramid pooling: three 5×5 max pools in a row stand for pools of 5, 9 and 13."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.narrow, self.join = Conv(channels, channels // 2), Conv(2 * channels, channels)
+        self.pool = nn.MaxPool2d(5, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = [self.narrow(x)]
+        for _ in range(3):
+            steps.append(self.pool(steps[-1]))
+        return self.join(torch.cat(steps, 1))
+
+
+class Backbone(nn.Module):
+    """Images [N,3,H,W] -> features at strides 8, 16 and 32."""
+
+    def __init__(self, widths: Sequence[int], depths: Sequence[int]):
+        super().__init__()
+        stem, p2, p3, p4, p5 = widths
+        self.to8 = nn.Sequential(
+            Conv(3, stem, 6, 2, 2), Conv(stem, p2, 3, 2), C3(p2, p2, depths[0]),
+            Conv(p2, p3, 3, 2), C3(p3, p3, depths[1]),
+        )  # fmt: skip
+        self.to16 = nn.Sequential(Conv(p3, p4, 3, 2), C3(p4, p4, depths[2]))
+        self.to32 = nn.Sequential(Conv(p4, p5, 3, 2), C3(p5, p5, depths[3]), SPPF(p5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        at8 = self.to8(x)
+        at16 = self.to16(at8)
+        return at8, at16, self.to32(at16)
+
+
+class PANet(nn.Module):
+    """Passes features down from coarse to fine, and back up."""
+
+    def __init__(self, widths: Sequence[int], depth: int):
+        super().__init__()
+        p3, p4, p5 = widths
+        self.narrow5, self.narrow4 = Conv(p5, p4), Conv(p4, p3)
+        self.down4, self.down3 = C3(2 * p4, p4, depth, residual=False), C3(2 * p3, p3, depth, residual=False)
+        self.step3, self.step4 = Conv(p3, p3, 3, 2), Conv(p4, p4, 3, 2)
+        self.up4, self.up5 = C3(2 * p3, p4, depth, residual=False), C3(2 * p4, p5, depth, residual=False)
+        self.grow = nn.Upsample(scale_factor=2.0, mode="nearest")
+
+    def forward(self, at8: Tensor, at16: Tensor, at32: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        five = self.narrow5(at32)
+        four = self.narrow4(self.down4(torch.cat((self.grow(five), at16), 1)))
+        out3 = self.down3(torch.cat((self.grow(four), at8), 1))
+        out4 = self.up4(torch.cat((self.step3(out3), four), 1))
+        return out3, out4, self.up5(torch.cat((self.step4(out4), five), 1))
+
+
+class YoloV5(nn.Module):
+    """forward: images [N,3,H,W] in 0-1 -> logits [N,3,H/s,W/s,5+classes] for each stride s."""
+
+    def __init__(self, size: str = "n", classes: int = 80):
+        super().__init__()
+        depth, width = SIZES[size]
+        widths = [math.ceil(channels * width / 8) * 8 for channels in (64, 128, 256, 512, 1024)]
+        depths = [max(round(blocks * depth), 1) for blocks in (3, 6, 9, 3)]
+        self.backbone = Backbone(widths, depths)
+        self.neck = PANet(widths[2:], depths[0])
+        self.heads = nn.ModuleList(nn.Conv2d(channels, 3 * (5 + classes), 1) for channels in widths[2:])
+        self.classes = classes
+        self._set_prior()
+
+    def _set_prior(self) -> None:
+        """Biases that begin with few objects: 8 on a 640×640 image, and each class at 0.6 of its share."""
+        with torch.no_grad():
+            for head, stride in zip(self.heads, STRIDES, strict=True):
+                bias = head.bias.view(3, -1)
+                bias[:, 4] = math.log(8 / (SIDE / stride) ** 2)
+                bias[:, 5:] = math.log(0.6 / (self.classes - 0.99))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = self.neck(*self.backbone(x))
+        return [self._rows(head(features)) for head, features in zip(self.heads, maps, strict=True)]
+
+    def _rows(self, logits: Tensor) -> Tensor:
+        height, width = map(int, logits.shape[2:])  # constants in the export
+        return logits.reshape(-1, 3, 5 + self.classes, height, width).permute(0, 1, 3, 4, 2)
+
+    def fuse(self) -> "YoloV5":
+        """The same network in eval mode with every batch norm folded away, in place."""
+        self.eval()
+        for module in self.modules():
+            if isinstance(module, Conv):
+                module.fuse()
+        return self
+
+
+class Decoded(nn.Module):
+    """images [N,3,H,W] -> [N,rows,5+classes]: cx, cy, w, h in input pixels, objectness, class scores."""
+
+    def __init__(self, network: YoloV5):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        levels = zip(self.network(images), STRIDES, ANCHORS, strict=True)
+        return torch.cat([decode(logits, stride, anchors) for logits, stride, anchors in levels], 1)
+
+
+def decode(logits: Tensor, stride: int, anchors: Sequence[Sequence[int]]) -> Tensor:
+    """One level's logits [N,3,h,w,5+C] -> rows [N,3hw,5+C], s = sigmoid: xy = (2s - 0.5 + cell) · stride,
+    wh = (2s)² · anchor; the rest is s."""
+    height, width, columns = map(int, logits.shape[2:])  # constants in the export
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    corner = (torch.stack((x, y), -1).float() - 0.5).to(logits.device)
+    size = torch.tensor(anchors, dtype=torch.float32, device=logits.device).view(1, 3, 1, 1, 2)
+    centre, span, scores = logits.sigmoid().split((2, 2, columns - 4), -1)
+    rows = torch.cat(((2 * centre + corner) * stride, (2 * span) ** 2 * size, scores), -1)
+    return rows.reshape(-1, 3 * height * width, columns)

@@ -1,0 +1,90 @@
+"""Boxes and the letterbox: where an image lies in a detector's input, and which boxes survive.
+
+Boxes are arrays [n,4] of xmin, ymin, xmax, ymax in pixels.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+GREY = 114  # the colour of YOLOv5's padding
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """An image of `width`×`height` scaled to `new_width`×`new_height` and laid into a target at (left, top)."""
+
+    width: int
+    height: int
+    new_width: int
+    new_height: int
+    left: int
+    top: int
+    target_width: int
+    target_height: int
+
+    @classmethod
+    def fit(cls, width: int, height: int, target_width: int, target_height: int) -> "Letterbox":
+        """The placement by YOLOv5's rule: one scale, up or down, sizes rounded, padding halved; where the
+        padding is odd, the right and the bottom side get the larger half (its ±0.1 before rounding)."""
+        scale = min(target_width / width, target_height / height)
+        new_width, new_height = max(round(width * scale), 1), max(round(height * scale), 1)
+        left = round((target_width - new_width) / 2 - 0.1)
+        top = round((target_height - new_height) / 2 - 0.1)
+        return cls(width, height, new_width, new_height, left, top, target_width, target_height)
+
+    def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The image [height,width,3] -> [target_height,target_width,3], bilinear, grey around it."""
+        if (self.width, self.height) != (self.new_width, self.new_height):
+            pixels = cv2.resize(pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR)
+        canvas = np.full((self.target_height, self.target_width, 3), GREY, np.uint8)
+        canvas[self.top : self.top + self.new_height, self.left : self.left + self.new_width] = pixels
+        return canvas
+
+    def to_target(self, boxes: Floats) -> Floats:
+        """Boxes of the image -> boxes of the target."""
+        return boxes * self._scale() + self._shift()
+
+    def to_image(self, boxes: Floats) -> Floats:
+        """Boxes of the target -> boxes of the image, clipped to it."""
+        mapped = (boxes - self._shift()) / self._scale()
+        return np.clip(mapped, 0, np.array([self.width, self.height] * 2, mapped.dtype))
+
+    def _scale(self) -> NDArray[np.float32]:
+        return np.array([self.new_width / self.width, self.new_height / self.height] * 2, np.float32)
+
+    def _shift(self) -> NDArray[np.float32]:
+        return np.array([self.left, self.top] * 2, np.float32)
+
+
+def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int) -> NDArray[np.intp]:
+    """Greedy non-maximum suppression within each class: indices of at most `limit` boxes, best score first.
+
+    A box goes when its IoU with a better one of its class is above `iou`; of equal scores the first is the
+    better; boxes without an area neither suppress nor are suppressed. (ONNX's NonMaxSuppression does the same.)
+    """
+    areas: Floats = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
+    order = np.argsort(-scores, kind="stable")
+    kept: list[int] = []
+    while len(order) and len(kept) < limit:
+        best, order = order[0], order[1:]
+        kept.append(int(best))
+        similar = classes[order] == classes[best]
+        similar[similar] = _overlap(boxes, areas, best, order[similar]) > iou
+        order = order[~similar]
+    return np.array(kept, np.intp)
+
+
+def _overlap(boxes: Floats, areas: Floats, one: np.intp, others: NDArray[np.intp]) -> Floats:
+    """IoU of one box with others; 0 where either has no area."""
+    low = np.maximum(boxes[one, :2], boxes[others, :2])
+    high = np.minimum(boxes[one, 2:], boxes[others, 2:])
+    common = (high - low).clip(0).prod(1)
+    union = areas[one] + areas[others] - common
+    valid = (common > 0) & (areas[one] > 0) & (areas[others] > 0) & (union > 0)
+    iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=valid)
+    return iou

@@ -1,0 +1,138 @@
+"""The letterbox against worked numbers, NMS against ONNX's own operator."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from clients._boxes import GREY, Letterbox, nms
+
+# width, height of the image -> new width, new height, left, top in 640×640, by hand from YOLOv5's rule:
+# r = min(640/h, 640/w); round(w·r), round(h·r); left = round((640 - new width)/2 - 0.1), top likewise
+WORKED = [
+    ((640, 640), (640, 640, 0, 0)),
+    ((1280, 720), (640, 360, 0, 140)),
+    ((810, 1080), (480, 640, 80, 0)),
+    ((500, 375), (640, 480, 0, 80)),
+    ((641, 480), (640, 479, 0, 80)),  # 80.5 of padding: 80 above, 81 below
+    ((33, 100), (211, 640, 214, 0)),  # 214.5: 214 left, 215 right
+    ((3, 1), (640, 213, 0, 213)),
+    ((1, 1), (640, 640, 0, 0)),
+    ((1, 5000), (1, 640, 319, 0)),  # never thinner than a pixel
+]
+
+
+@pytest.mark.parametrize(("size", "expected"), WORKED)
+def test_letterbox_follows_yolov5s_rule(size: tuple[int, int], expected: tuple[int, ...]) -> None:
+    fit = Letterbox.fit(*size, 640, 640)
+    assert (fit.new_width, fit.new_height, fit.left, fit.top) == expected
+
+
+def test_padding_is_split_so_that_the_odd_pixel_goes_right_and_below() -> None:
+    rng = np.random.default_rng(0)
+    for width, height, target_width, target_height in rng.integers(1, 2000, (2000, 4)).tolist():
+        fit = Letterbox.fit(width, height, target_width, target_height)
+        below = target_height - fit.top - fit.new_height
+        right = target_width - fit.left - fit.new_width
+        assert 0 <= below - fit.top <= 1
+        assert 0 <= right - fit.left <= 1
+        assert fit.left == 0 or fit.top == 0
+
+
+def test_letterboxed_pixels_lie_where_the_geometry_says_and_the_rest_is_grey() -> None:
+    pixels = np.full((90, 200, 3), (250, 10, 60), np.uint8)
+    fit = Letterbox.fit(200, 90, 320, 320)
+    canvas = fit.apply(pixels)
+    assert canvas.shape == (320, 320, 3)
+    inside = np.zeros((320, 320), bool)
+    inside[fit.top : fit.top + fit.new_height, fit.left : fit.left + fit.new_width] = True
+    assert (canvas[inside] == (250, 10, 60)).all()
+    assert (canvas[~inside] == GREY).all()
+
+
+def test_an_image_of_the_targets_size_is_not_touched() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    assert (Letterbox.fit(96, 64, 96, 64).apply(pixels) == pixels).all()
+
+
+def test_boxes_come_back_from_the_target_to_within_rounding() -> None:
+    rng = np.random.default_rng(1)
+    for width, height in rng.integers(20, 4000, (500, 2)).tolist():
+        fit = Letterbox.fit(width, height, 640, 640)
+        corners = np.sort(rng.uniform(0, 1, (20, 2, 2)), axis=1).reshape(20, 4).astype(np.float32)
+        boxes = corners * np.array([width, height] * 2, np.float32)
+        np.testing.assert_allclose(fit.to_image(fit.to_target(boxes)), boxes, atol=2e-3)
+
+
+def test_boxes_are_clipped_to_the_image() -> None:
+    fit = Letterbox.fit(1280, 720, 640, 640)
+    boxes = np.array([[-50, 0, 700, 640], [10, 150, 20, 160]], np.float32)
+    np.testing.assert_allclose(fit.to_image(boxes), [[0, 0, 1280, 720], [20, 20, 40, 40]], atol=1e-4)
+
+
+def onnx_nms() -> onnxruntime.InferenceSession:
+    """A model of the one node NonMaxSuppression."""
+    floats, ints = TensorProto.FLOAT, TensorProto.INT64
+    inputs = [("boxes", floats, [1, None, 4]), ("scores", floats, [1, None, None]), ("limit", ints, [1]),
+              ("iou", floats, [1]), ("score", floats, [1])]  # fmt: skip
+    names = [name for name, _, _ in inputs]
+    graph = helper.make_graph(
+        [helper.make_node("NonMaxSuppression", names, ["kept"])],
+        "nms",
+        [helper.make_tensor_value_info(*each) for each in inputs],
+        [helper.make_tensor_value_info("kept", ints, [None, 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    onnx.checker.check_model(model)
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
+    """Boxes, scores, classes, IoU threshold: crowded, with equal scores, twins, empty boxes and exact IoUs."""
+    count, size = int(rng.integers(0, 80)), int(rng.choice([6, 40, 640]))
+    low = rng.uniform(0, size, (count, 2))
+    boxes = np.concatenate((low, low + rng.uniform(0, size / 2, (count, 2))), 1)
+    boxes = boxes.round() if rng.random() < 0.5 else boxes
+    if count and rng.random() < 0.3:
+        boxes[rng.integers(count, size=count // 3)] = boxes[rng.integers(count)]
+    if count and rng.random() < 0.3:
+        flat = rng.integers(count, size=count // 4)
+        boxes[flat, 2] = boxes[flat, 0]
+    scores = rng.uniform(0.01, 1, count)
+    scores = scores.round(1) + 0.01 if rng.random() < 0.5 else scores
+    classes = rng.integers(0, rng.integers(1, 5), count)
+    return boxes.astype(np.float32), scores.astype(np.float32), classes, float(rng.choice([0, 0.25, 0.45, 0.5, 0.9, 1]))
+
+
+def test_nms_keeps_what_onnxs_operator_keeps_on_1000_random_cases() -> None:
+    rng, session = np.random.default_rng(2), onnx_nms()
+    for _ in range(1000):
+        boxes, scores, classes, iou = random_case(rng)
+        kept = nms(boxes, scores, classes, iou, 1000)
+        assert (np.diff(scores[kept]) <= 0).all()
+        for class_id in np.unique(classes):
+            mine = np.where(classes == class_id)[0]
+            feed = {
+                "boxes": boxes[None, mine],
+                "scores": scores[None, None, mine],
+                "limit": np.array([1000]),
+                "iou": np.array([iou], np.float32),
+                "score": np.array([0], np.float32),
+            }
+            theirs = mine[session.run(None, feed)[0][:, 2]]
+            assert kept[classes[kept] == class_id].tolist() == theirs.tolist()
+
+
+def test_nms_stops_at_the_limit_with_the_best() -> None:
+    boxes = np.array([[i, 0, i + 0.5, 1] for i in range(50)], np.float32)
+    scores = np.random.default_rng(3).permutation(50).astype(np.float32)
+    kept = nms(boxes, scores, np.zeros(50, int), 0.5, 7)
+    assert scores[kept].tolist() == [49, 48, 47, 46, 45, 44, 43]
+
+
+def test_nms_of_nothing_is_nothing() -> None:
+    empty = np.zeros(0, np.float32)
+    assert nms(empty.reshape(0, 4), empty, np.zeros(0, int), 0.5, 10).tolist() == []
