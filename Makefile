@@ -30,11 +30,11 @@ format: .venv/.dev
 # The lock files from the .in files beside them. torch is in none: its CPU build is found by the version alone.
 lock: .venv/.dev
 	$(PIP) uv
-	$(BIN)/uv pip compile -q requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
-	$(BIN)/uv pip compile -q requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
-	$(BIN)/uv pip compile -q requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
-	$(BIN)/uv pip compile -q requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
-LOCK := --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
+	$(BIN)/uv pip compile requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
+	$(BIN)/uv pip compile requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
+	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
+LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache model_repository/bert/1 model_repository/bert/tokenizer

@@ -1,78 +1,43 @@
 """The Flask app: routes, request -> model, error -> JSON. No model's name in it."""
 
-import logging
-import re
 import uuid
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from flask import Flask, Request, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
-from clients.base import ModelClient
-from serving.codecs import Limits, encode_image
+from serving.answers import answer
+from serving.encoding import unpacked
 from serving.errors import (
     InvalidRequest,
-    MethodNotAllowed,
-    NotAcceptable,
-    NotFound,
-    PayloadTooLarge,
     ServingError,
     TritonUnavailable,
-    UnsupportedMediaType,
 )
-from serving.health import Health
 from serving.invocation import (
-    NPY_TYPE,
     RESERVED,
     Body,
     Instances,
     Item,
-    NpyBody,
     Target,
-    TensorBody,
     choose_target,
     read_attributes,
     read_body,
     target_in,
 )
-from serving.pipeline import Pipeline, Predictions
-from serving.registry import Registry, ServedModel
+from serving.logs import REQUEST_ID
+from serving.management import is_management
+from serving.metrics import CONTENT_TYPE
+from serving.multimodel_routes import add_routes
+from serving.observe import observe
+from serving.registry import Registry
+from serving.replies import json_reply, render_error, render_http_exception, render_unexpected
+from serving.request_body import read_whole
+from serving.services import Services, services
 from serving.settings import Settings
-from serving.tensors import from_triton, read_npy, reply_type, to_triton, write_json, write_npy
-from serving.triton import HttpReply, TritonGateway
 
-log = logging.getLogger(__name__)
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
-UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
-PICTURES = ("image/jpeg", "image/png")
-
-
-class Services:
-    """What the routes use, made once per app."""
-
-    def __init__(self, settings: Settings) -> None:
-        host = "127.0.0.1"
-        self.gateway = TritonGateway(
-            f"{host}:{settings.triton_grpc_port}",
-            f"{host}:{settings.triton_http_port}",
-            settings.grpc_timeout,
-        )
-        self.registry = Registry(
-            self.gateway, [settings.model_repository], settings.default_model, settings.model_clients
-        )
-        limits = Limits(settings.max_image_pixels)
-        self.pipeline = Pipeline(self.gateway, limits, decoders=max(1, settings.inference_threads // settings.workers))
-        self.health = Health(self.registry, self.pipeline, settings.status_file)
-
-
-def services() -> Services:
-    """The running app's."""
-    found: Services = current_app.extensions["serving"]
-    return found
 
 
 def create_app(settings: Settings) -> Flask:
@@ -80,28 +45,56 @@ def create_app(settings: Settings) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
     app.extensions["serving"] = Services(settings)
     app.before_request(_identify)
+    observe(app, app.extensions["serving"].metrics)
+    app.before_request(_guard_management)
     app.after_request(_add_headers)
-    app.register_error_handler(ServingError, _render_error)
-    app.register_error_handler(HTTPException, _render_http_exception)
-    app.register_error_handler(Exception, _render_unexpected)
+    app.register_error_handler(ServingError, render_error)
+    app.register_error_handler(HTTPException, render_http_exception)
+    app.register_error_handler(Exception, render_unexpected)
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
-    app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
-    app.add_url_rule("/models", view_func=models, methods=["GET"])
+    app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
+    if archives := app.extensions["serving"].multi_model:
+        add_routes(app, archives, _read_request, answer)
+    else:
+        app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
+        app.add_url_rule("/models", view_func=models, methods=["GET"])
+        app.add_url_rule("/execution-parameters", view_func=execution_parameters, methods=["GET"])
     return app
 
 
 def ping() -> Response:
     """200 with an empty body when everything works, else 503 with the stage."""
-    services().health.check()
+    health = services().health
+    if services().ping_mode == "live":
+        health.check_live()
+    elif services().multi_model:
+        health.check_ready()
+    else:
+        health.check()
     return Response(status=HTTPStatus.OK, mimetype="text/plain")
 
 
 def models() -> Response:
     """Every model that Triton knows: versions and states, client, inputs and outputs."""
     registry = services().registry
-    return _json({"models": [_describe(registry, name) for name in sorted(registry.index())]})
+    return json_reply({"models": [_describe(registry, name) for name in sorted(registry.index())]})
+
+
+def metrics() -> Response:
+    """Ours and Triton's; ours alone when Triton does not answer."""
+    try:
+        triton: bytes | None = services().gateway.metrics()
+    except TritonUnavailable:
+        triton = None
+    return Response(services().metrics.render(triton), content_type=CONTENT_TYPE)
+
+
+def execution_parameters() -> Response:
+    """How SageMaker's batch transform is to call: what the job's own settings leave open."""
+    return json_reply(services().execution_parameters)
 
 
 def invocations() -> Response:
@@ -117,18 +110,15 @@ def invocations() -> Response:
         ]
     )
     served = services().registry.resolve(name, version)
-    g.model_name = served.model.name
-    if isinstance(body, TensorBody):
-        return _infer_tensors(served, version or "", body)
-    if isinstance(body, NpyBody):
-        return _infer_npy(served, version or "", body)
-    return _predict(served, version or "", body, attributes)
+    return answer(served, version or "", body, attributes)
 
 
 def _read_request() -> tuple[Body, Target]:
     if request.mimetype == "multipart/form-data":
         return _read_form(request)
-    return read_body(request.headers.get("Content-Type", ""), request.get_data(cache=False))
+    encoding, limit = request.headers.get("Content-Encoding", ""), current_app.config["MAX_CONTENT_LENGTH"]
+    body = unpacked(read_whole(request), encoding, limit)
+    return read_body(request.headers.get("Content-Type", ""), body)
 
 
 def _read_form(form: Request) -> tuple[Body, Target]:
@@ -138,86 +128,6 @@ def _read_form(form: Request) -> tuple[Body, Target]:
         raise InvalidRequest("the form has no file; send one or more, as curl -F image=@picture.jpg does")
     parameters = {key: value for key, value in form.form.items() if key not in RESERVED}
     return Instances(files, parameters, media_type="multipart/form-data"), target_in("the form", form.form)
-
-
-def _predict(served: ServedModel, version: str, body: Instances, attributes: Mapping[str, str]) -> Response:
-    client = served.require_client()
-    _check_media_type(client, body.media_type)
-    picture = _wanted_picture()
-    if picture and len(body.items) != 1:
-        raise NotAcceptable(f"Accept: {picture} takes one image at a time, got {len(body.items)} instances")
-    given = _parameters(client, attributes) | dict(body.parameters)
-    done = services().pipeline.predict(served, version, body.items, given, g.request_id)
-    g.model_version = done.version
-    if picture:
-        drawn = client.draw(done.instances[0], done.predictions[0])
-        return Response(encode_image(drawn, picture), mimetype=picture)
-    return _json(_reply(served, done, body))
-
-
-def _reply(served: ServedModel, done: Predictions, body: Instances) -> dict[str, Any]:
-    if body.sample_shape:
-        return {"modelname": served.model.name, "result": done.predictions[0]}
-    return {
-        "model_name": served.model.name,
-        "model_version": done.version,
-        "predictions": done.predictions,
-    }
-
-
-def _check_media_type(client: ModelClient, kind: str) -> None:
-    """Raises UnsupportedMediaType for a raw body that says it is something the model does not take."""
-    allowed = client.codec.media_types
-    if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
-        return
-    raise UnsupportedMediaType(
-        f"model '{client.model.name}' takes {', '.join(allowed)} or application/json, not '{kind}'"
-    )
-
-
-def _wanted_picture() -> str | None:
-    """image/jpeg or image/png when Accept asks for a picture and not for JSON."""
-    accepted = request.accept_mimetypes
-    best = accepted.best_match(["application/json", *PICTURES], default="application/json")
-    return best if best in PICTURES else None
-
-
-def _parameters(client: ModelClient, attributes: Mapping[str, str]) -> dict[str, Any]:
-    """From Custom-Attributes those that the client knows (others are the caller's own), then the query's."""
-    known = {parameter.name for parameter in client.parameters}
-    ours = {key: value for key, value in attributes.items() if key in known}
-    return ours | {key: value for key, value in request.args.items() if key not in RESERVED}
-
-
-def _infer_tensors(served: ServedModel, version: str, body: TensorBody) -> Response:
-    outgoing = to_triton(body, served.model)
-    reply = services().gateway.forward(served.model.name, version, outgoing.body, outgoing.headers())
-    reply = from_triton(reply, outgoing.halves)
-    g.model_version = _version_in(reply)
-    return Response(reply.body, content_type=reply_type(reply))
-
-
-def _infer_npy(served: ServedModel, version: str, body: NpyBody) -> Response:
-    name, array = read_npy(body.body, served.model)
-    reply = services().gateway.start(served.model.name, version, {name: array}, g.request_id).result()
-    g.model_version = reply.version
-    if NPY_TYPE not in request.headers.get("Accept", ""):
-        return Response(
-            write_json(served.model.name, reply.version, reply.outputs, served.model),
-            mimetype="application/json",
-        )
-    if len(reply.outputs) != 1:
-        raise NotAcceptable(f"model '{served.model.name}' has {len(reply.outputs)} outputs; ask for application/json")
-    return Response(write_npy(next(iter(reply.outputs.values()))), mimetype=NPY_TYPE)
-
-
-_VERSION = re.compile(rb'"model_version"\s*:\s*"([^"]*)"')
-
-
-def _version_in(reply: HttpReply) -> str:
-    """Triton writes it at the start of the JSON; parsing a large reply for it would cost more than making it."""
-    found = _VERSION.search(reply.body[:2048])
-    return found[1].decode() if found else ""
 
 
 def _describe(registry: Registry, name: str) -> dict[str, Any]:
@@ -235,6 +145,13 @@ def _describe(registry: Registry, name: str) -> dict[str, Any]:
 def _identify() -> None:
     """nginx hands on the caller's Inference-Id or an id that it made."""
     g.request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+    REQUEST_ID.set(g.request_id)
+
+
+def _guard_management() -> None:
+    """nginx sets X-Real-IP to its peer's address, whatever the caller sent."""
+    if request.url_rule and is_management(request.url_rule.rule):
+        services().management.check(request.headers.get, request.headers.get("X-Real-IP", ""))
 
 
 def _add_headers(response: Response) -> Response:
@@ -246,45 +163,3 @@ def _add_headers(response: Response) -> Response:
     if version := g.get("model_version"):
         response.headers["X-Model-Version"] = version
     return response
-
-
-def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
-    return Response(orjson.dumps(value), status=status, mimetype="application/json")
-
-
-def _render_error(error: ServingError) -> Response:
-    message = str(error)
-    if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
-        message = f"{message} [{state}]"
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("request %s: %s", g.get("request_id"), message, exc_info=error)
-    response = _json({"error": message, "code": error.code, "request_id": g.get("request_id", "")}, error.status)
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(error.retry_after)
-    return response
-
-
-def _render_http_exception(error: HTTPException) -> Response:
-    code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
-    if code == HTTPStatus.NOT_FOUND:
-        return _render_error(
-            NotFound(f"there is no {request.path}; there are POST /invocations, GET /ping, GET /models")
-        )
-    if code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = ", ".join(sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"}))
-        response = _render_error(MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}"))
-        response.headers["Allow"] = allowed
-        return response
-    if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        limit = current_app.config["MAX_CONTENT_LENGTH"]
-        return _render_error(
-            PayloadTooLarge(f"the body is larger than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
-        )
-    invalid = InvalidRequest(error.description or error.name)
-    invalid.status = code
-    return _render_error(invalid)
-
-
-def _render_unexpected(error: Exception) -> Response:
-    log.error("request %s failed", g.get("request_id"), exc_info=error)
-    return _render_error(ServingError("an internal error; the log has it under this request_id"))

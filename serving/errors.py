@@ -146,3 +146,34 @@ class Overloaded(ServingError):
 class TritonTimeout(ServingError):
     status = 504
     code = "triton_timeout"
+
+
+class LoadFailed(ServingError):
+    """Multi-model mode: Triton cannot load this archive; what it said is in the message."""
+
+    status = 400
+    code = "load_failed"
+
+
+class ModelNotLoaded(ServingError):
+    """Multi-model mode: the platform loads the model and sends the call again."""
+
+    status = 404
+    code = "model_not_loaded"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the model '{name}' is not loaded; POST /models loads it")
+
+
+class ModelAlreadyLoaded(ServingError):
+    """Multi-model mode: a load of what is loaded."""
+
+    status = 409
+    code = "model_already_loaded"
+
+
+class OutOfMemory(ServingError):
+    """Multi-model mode: no memory, or another resource that unloading other models frees."""
+
+    status = 507
+    code = "out_of_memory"

@@ -10,10 +10,11 @@ import logging
 import os
 import signal
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
-from serving.errors import BackendDied, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import BackendDied, ModelNotReady, NotAcceptable, ServingError, TritonTimeout, TritonUnavailable
 from serving.invocation import Item
 from serving.pipeline import Pipeline
 from serving.registry import Registry, ServedModel
@@ -36,13 +37,18 @@ class Health:
         generation = self._generation()
         try:
             self._check_models()
-            self._check_triton()
+            self.check_ready()
         except TritonTimeout as err:
             raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
         if self._has_passed(generation):
             return
         self._start_canary(generation)
         raise ModelNotReady(self._failure or "the canary inferences on the models' examples are running")
+
+    def check_live(self) -> None:
+        """Whether Triton lives: in multi-model mode no models is a state as good as any."""
+        if not self.registry.gateway.is_live():
+            raise TritonUnavailable("tritonserver answers but is not live")
 
     def start(self) -> None:
         """Loads the clients and runs the canary in the background, before the first request comes."""
@@ -65,7 +71,8 @@ class Health:
         last = f", after it {process['last_exit']}" if process.get("last_exit") else ""
         return f"tritonserver is {process.get('state', 'unknown')} (start {process.get('starts', 0)}{last})"
 
-    def _check_triton(self) -> None:
+    def check_ready(self) -> None:
+        """Whether Triton says so, and no more."""
         ready = self.registry.gateway.is_ready()
         if not ready:
             raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
@@ -124,11 +131,17 @@ class Health:
             return
         item = Item("example", raw=read_example(served))
         try:
-            self.pipeline.predict(served, "", [item], {}, "canary")
+            self._infer(served, item)
         except TritonUnavailable:
             raise
         except ServingError as err:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
+
+    def _infer(self, served: ServedModel, item: Item) -> None:
+        try:
+            self.pipeline.predict(served, "", [item], {}, "canary")
+        except NotAcceptable:  # the model only streams
+            deque(self.pipeline.stream(served, "", [item], {}, "canary"), maxlen=0)
 
 
 def read_example(served: ServedModel) -> bytes:

@@ -19,6 +19,8 @@ RESERVED = {*NAME_KEYS, VERSION_KEY}
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 NPY_TYPE = "application/x-npy"
 NPY_MAGIC = b"\x93NUMPY"
+JSON_LINES = "application/jsonlines"
+LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors, or {"modelname": …, "payload": {"img" or "text": …}}'
 )
@@ -63,6 +65,11 @@ class Instances:
     sample_shape: bool = False
     media_type: str = ""
 
+    @property
+    def is_lines(self) -> bool:
+        """Whether the one raw item is JSON lines, each a record of its own (serving/batch_transform.py)."""
+        return self.media_type in LINES_TYPES
+
 
 @dataclass(frozen=True)
 class TensorBody:
@@ -75,13 +82,20 @@ class TensorBody:
 
 
 @dataclass(frozen=True)
+class FlatBody:
+    """A JSON object of none of the other shapes: inputs by their names, as Triton's generate takes them."""
+
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class NpyBody:
     """One array for a model with one input."""
 
     body: bytes
 
 
-Body = Instances | TensorBody | NpyBody
+Body = Instances | TensorBody | FlatBody | NpyBody
 
 
 def read_attributes(header: str) -> dict[str, str]:
@@ -132,6 +146,10 @@ def read_body(content_type: str, body: bytes) -> tuple[Body, Target]:
     """
     kind, params = media_type(content_type)
     nobody = Target("the body")
+    if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
+        raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
+    if kind in LINES_TYPES:
+        return Instances([Item("body", raw=body)], media_type=kind), nobody
     if kind == BINARY_TYPE:
         tensors = _read_binary(params, content_type, body)
         return tensors, target_in("the body", tensors.document or {})
@@ -140,7 +158,7 @@ def read_body(content_type: str, body: bytes) -> tuple[Body, Target]:
     if body.lstrip()[:1] == b"{" or kind.endswith("json"):
         document = _parse_json(kind, body)
         if document is not None:
-            return _read_document(document, body), target_in("the body", document)
+            return read_document(document, body), target_in("the body", document)
     if not body:
         raise InvalidRequest(f"the body is empty; send an image, a text, or JSON: {SHAPES}")
     return Instances([Item("body", raw=body)], media_type=kind), nobody
@@ -161,7 +179,8 @@ def _parse_json(kind: str, body: bytes) -> dict[str, Any] | None:
     return document
 
 
-def _read_document(document: dict[str, Any], body: bytes) -> Body:
+def read_document(document: dict[str, Any], body: bytes) -> Body:
+    """What a JSON body holds; `document` is that body, parsed. Raises InvalidRequest."""
     if "inputs" in document:
         return TensorBody(body, None, document)
     parameters = document.get("parameters") or {}
@@ -171,7 +190,17 @@ def _read_document(document: dict[str, Any], body: bytes) -> Body:
         return Instances(_read_instances(document["instances"]), parameters)
     if "payload" in document:
         return Instances([_read_payload(document["payload"])], parameters, sample_shape=True)
-    raise InvalidRequest(f"the body has none of the shapes {SHAPES}; it is {describe(document)}")
+    return FlatBody(document)
+
+
+def as_flat(body: Body) -> Body:
+    """A body whose `inputs` are no KServe tensors is a flat one, of a model with an input of that name."""
+    if not isinstance(body, TensorBody) or body.document is None or body.header_length is not None:
+        return body
+    inputs = body.document.get("inputs")
+    if isinstance(inputs, list) and all(isinstance(tensor, dict) for tensor in inputs):
+        return body
+    return FlatBody(body.document)
 
 
 def _read_instances(instances: Any) -> list[Item]:

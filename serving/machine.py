@@ -44,6 +44,11 @@ def has_gpu(root: Path = ROOT) -> bool:
     return any((root / name).exists() for name in ("dev/nvidia0", "dev/nvidiactl"))
 
 
+def gpu_count(root: Path = ROOT) -> int:
+    """How many NVIDIA GPUs there are; a container has the devices of its own only."""
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))
+
+
 def shm_size(root: Path = ROOT) -> int:
     """Bytes of /dev/shm, through which Triton and its python backends hand tensors; 0 when it is missing."""
     try:

@@ -5,7 +5,8 @@ n instances give n predictions in the same order; a batch has at most max_batch_
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +17,11 @@ from serving.codecs import Limits
 from serving.errors import DecodingError, InferenceFailed, ServingError
 from serving.invocation import Item
 from serving.registry import ServedModel
-from serving.triton import Call, TritonGateway
+from serving.sessions import Session
+from serving.timings import stage
+from serving.triton.calls import Call, Responses
+from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import Parameters, Reply, raw_tensors
 
 AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
 Result = TypeVar("Result")
@@ -33,9 +38,20 @@ class Predictions:
 
 @dataclass(frozen=True)
 class _Batch:
+    """Decoded instances, what preprocess made of them, and what of that goes to Triton."""
+
     instances: list[Any]
     tensors: Tensors
-    call: Call
+    inputs: Tensors
+
+
+@dataclass(frozen=True)
+class Part:
+    """The predictions of one response; `offset` is the number of the first instance that they are for."""
+
+    version: str
+    offset: int
+    predictions: list[Any]
 
 
 class Pipeline:
@@ -55,33 +71,64 @@ class Pipeline:
         items: Sequence[Item],
         parameters: Mapping[str, Any],
         request_id: str = "",
+        session: Session | None = None,
     ) -> Predictions:
         """Raises a ServingError; what a client's own code raises becomes InferenceFailed."""
         client = served.require_client()
         checked = client.read_parameters(parameters)
-        waiting: deque[_Batch] = deque()
+        waiting: deque[tuple[_Batch, Call]] = deque()
         done = Predictions("", [], [])
+        steps = _Steps.of(served, items, session)
         try:
-            for first, chunk in _chunks(items, served.model.max_batch_size or 1):
-                waiting.append(self._start(client, version, first, chunk, request_id))
-                if len(waiting) >= AHEAD:
-                    done = self._finish(client, waiting.popleft(), checked, done)
+            for first, chunk in steps:
+                batch = self._prepare(client, first, chunk)
+                flags = steps.flags(first, chunk)
+                call = self.gateway.start(served.model.name, version, batch.inputs, request_id, flags)
+                waiting.append((batch, call))
+                if len(waiting) >= steps.ahead:
+                    done = self._finish(client, *waiting.popleft(), checked, done)
             while waiting:
-                done = self._finish(client, waiting.popleft(), checked, done)
+                done = self._finish(client, *waiting.popleft(), checked, done)
         finally:
-            for batch in waiting:
-                batch.call.cancel()
+            for _, call in waiting:
+                call.cancel()
         return done
 
-    def _start(self, client: ModelClient, version: str, first: int, items: Sequence[Item], request_id: str) -> _Batch:
+    def stream(
+        self,
+        served: ServedModel,
+        version: str,
+        items: Sequence[Item],
+        parameters: Mapping[str, Any],
+        request_id: str = "",
+        session: Session | None = None,
+        started: Callable[[Responses], None] = lambda responses: None,
+    ) -> Generator[Part, None, None]:
+        """The same for a model that gives any number of responses: a part for each, as it comes; `started` is
+        told of every batch that went to Triton, so that it can be closed by another thread."""
+        client = served.require_client()
+        checked = client.read_parameters(parameters)
+        steps = _Steps.of(served, items, session)
+        for first, chunk in steps:
+            batch = self._prepare(client, first, chunk)
+            flags = steps.flags(first, chunk)
+            inputs = raw_tensors(batch.inputs)
+            with closing(self.gateway.stream(served.model.name, version, inputs, request_id, flags)) as responses:
+                started(responses)
+                for reply in responses:
+                    yield Part(reply.version, first, self._postprocess(client, batch, reply, checked))
+
+    def _prepare(self, client: ModelClient, first: int, items: Sequence[Item]) -> _Batch:
         with self._turn:
-            instances = [item.decode(client.codec, self.limits, first + offset) for offset, item in enumerate(items)]
-            tensors = self._preprocess(client, first, instances)
+            with stage("decode"):
+                instances = [item.decode(client.codec, self.limits, first + at) for at, item in enumerate(items)]
+            with stage("preprocess"):
+                tensors = self._preprocess(client, first, instances)
         names = {spec.name for spec in client.model.inputs}
         inputs = {name: array for name, array in tensors.items() if name in names}
         if not client.model.max_batch_size:
             inputs = {name: array[0] for name, array in inputs.items()}
-        return _Batch(instances, tensors, self.gateway.start(client.model.name, version, inputs, request_id))
+        return _Batch(instances, tensors, inputs)
 
     def _preprocess(self, client: ModelClient, first: int, instances: Sequence[Any]) -> Tensors:
         try:
@@ -90,28 +137,58 @@ class Pipeline:
             raise err.at(first + (err.instance or 0)) from err
 
     def _finish(
-        self, client: ModelClient, batch: _Batch, parameters: Mapping[str, Any], done: Predictions
+        self, client: ModelClient, batch: _Batch, call: Call, parameters: Mapping[str, Any], done: Predictions
     ) -> Predictions:
-        reply = batch.call.result()
+        reply = call.result()
+        predictions = self._postprocess(client, batch, reply, parameters)
+        return Predictions(reply.version, done.predictions + predictions, done.instances + batch.instances)
+
+    def _postprocess(
+        self, client: ModelClient, batch: _Batch, reply: Reply, parameters: Mapping[str, Any]
+    ) -> list[Any]:
         outputs = reply.outputs
         if not client.model.max_batch_size:
             outputs = {name: np.expand_dims(array, 0) for name, array in outputs.items()}
-        predictions = _run(
-            client,
-            "postprocess",
-            lambda: client.postprocess(outputs, batch.tensors, batch.instances, parameters),
-        )
+        with stage("postprocess"):
+            predictions = _run(
+                client,
+                "postprocess",
+                lambda: client.postprocess(outputs, batch.tensors, batch.instances, parameters),
+            )
         if len(predictions) != len(batch.instances):
             raise InferenceFailed(
                 f"the client of model '{client.model.name}' made {len(predictions)} predictions of "
                 f"{len(batch.instances)} instances"
             )
-        return Predictions(reply.version, done.predictions + list(predictions), done.instances + batch.instances)
+        return list(predictions)
 
 
-def _chunks(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:
-    for first in range(0, len(items), size):
-        yield first, items[first : first + size]
+@dataclass(frozen=True)
+class _Steps:
+    """A request's instances in batches; in a session one by one, each after the answer to the one before."""
+
+    items: Sequence[Item]
+    size: int
+    ahead: int
+    session: Session | None
+
+    @classmethod
+    def of(cls, served: ServedModel, items: Sequence[Item], session: Session | None) -> "_Steps":
+        if served.sequencing and session is None:
+            session = Session.of_one_request(served.sequencing)
+        if session:
+            return cls(items, 1, 1, session)
+        return cls(items, served.model.max_batch_size or 1, AHEAD, None)
+
+    def __iter__(self) -> Iterator[tuple[int, Sequence[Item]]]:
+        for first in range(0, len(self.items), self.size):
+            yield first, self.items[first : first + self.size]
+
+    def flags(self, first: int, chunk: Sequence[Item]) -> Parameters:
+        """What Triton must know of this step's place in its sequence."""
+        if self.session is None:
+            return {}
+        return self.session.parameters(first=first == 0, last=first + len(chunk) == len(self.items))
 
 
 def _run(client: ModelClient, step: str, function: Callable[[], Result]) -> Result:

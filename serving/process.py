@@ -9,6 +9,7 @@ a System (serving/system.py has the real one), so tests replay histories with a 
 """
 
 import json
+import math
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ DEATHS_WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1
+REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEANINGS = {
     signal.SIGKILL: "often: out of memory",
@@ -33,7 +35,8 @@ MEANINGS = {
 @dataclass(frozen=True)
 class Process:
     """One row of the table; `noise` are regular expressions of lines that are not worth logging,
-    `leftovers` a glob pattern of what a killed one leaves behind (shared memory)."""
+    `leftovers` a glob pattern of what a killed one leaves behind (shared memory). Serving goes on without an
+    `optional` one: it is not waited for, and given up where another's deaths would end everything."""
 
     name: str
     command: tuple[str, ...]
@@ -42,6 +45,7 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()
     leftovers: str = ""
+    optional: bool = False
 
 
 class System(Protocol):
@@ -93,7 +97,10 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds."""
+    """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds.
+
+    `when_ready` are lines for the log when everything is ready for the first time.
+    """
 
     def __init__(
         self,
@@ -103,14 +110,17 @@ class Supervisor:
         status_file: Path,
         start_timeout: float,
         stop_timeout: float,
+        when_ready: Sequence[str] = (),
     ) -> None:
         self._children = [_Child(process) for process in processes]
         self._system = system
         self._status_file = status_file
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
+        self._when_ready = list(when_ready)
         self._stage = "starting"
         self._since = system.now()
+        self._next_report = REPORT_INTERVAL
 
     def run(self) -> int:
         """The exit code: 0 after a signal, 1 after a failure, whose reason is the last line said."""
@@ -130,7 +140,8 @@ class Supervisor:
         return code
 
     def _patience(self) -> float:
-        return DEATHS_WINDOW if self._stage == "ready" else POLL_INTERVAL
+        waiting = any(child.pid is None and child.retry_at < math.inf for child in self._children)
+        return POLL_INTERVAL if waiting or self._stage != "ready" else DEATHS_WINDOW
 
     def _start_due(self) -> None:
         for child in self._children:
@@ -141,7 +152,8 @@ class Supervisor:
         try:
             child.pid = self._system.start(child.process)
         except OSError as err:
-            raise Failure(f"{child.process.name} cannot be started: {err}") from err
+            self._give_up(child, f"{child.process.name} cannot be started: {err}")
+            return
         child.starts += 1
         self._write_status()
 
@@ -158,19 +170,27 @@ class Supervisor:
         child.deaths.append(now)
         while child.deaths[0] <= now - DEATHS_WINDOW:
             child.deaths.popleft()
-        if self._stage == "ready":
+        if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
-        self._check_deaths(child)
+        if len(child.deaths) > DEATHS_ALLOWED:
+            self._give_up(child, self._describe_deaths(child))
+            return
         pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (len(child.deaths) - 1))
         child.retry_at = now + pause
         self._write_status()
         self._system.say(f"{child.process.name} {child.last_exit}; starting it again in {pause:g} s")
 
-    def _check_deaths(self, child: _Child) -> None:
-        if len(child.deaths) <= DEATHS_ALLOWED:
-            return
+    def _give_up(self, child: _Child, reason: str) -> None:
+        """For ever; raises Failure when it is one that serving needs."""
+        if not child.process.optional:
+            raise Failure(reason)
+        child.retry_at = math.inf
+        self._write_status()
+        self._system.say(f"{reason}; going on without {child.process.name}")
+
+    def _describe_deaths(self, child: _Child) -> str:
         error = self._system.last_error(child.process)
-        raise Failure(
+        return (
             f"{child.process.name} died {len(child.deaths)} times within {DEATHS_WINDOW:g} s, "
             f"the last time it {child.last_exit}" + (f": {error}" if error else "")
         )
@@ -178,15 +198,24 @@ class Supervisor:
     def _look_for_readiness(self) -> None:
         if self._stage == "ready":
             return
-        down = [child for child in self._children if child.pid is None]
+        down = [child for child in self._children if child.pid is None and not child.process.optional]
         reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
         took = self._system.now() - self._since
         if not reason:
             self._stage = "ready"
             self._write_status()
-            self._system.say(f"ready after {took:.1f} s")
+            self._next_report = REPORT_INTERVAL
+            self._greet(took)
         elif took > self._start_timeout:
             raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
+        elif took > self._next_report:
+            self._next_report += REPORT_INTERVAL
+            self._system.say(f"not ready after {took:.0f} s: {reason}")
+
+    def _greet(self, took: float) -> None:
+        self._system.say(f"ready after {took:.1f} s")
+        while self._when_ready:
+            self._system.say(self._when_ready.pop(0))
 
     def _stop(self) -> None:
         """The last first, one after the other, all under one deadline; then whatever is left is killed."""

@@ -9,7 +9,7 @@ import logging
 import pkgutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,21 +18,26 @@ from typing import Any
 import clients
 from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, VersionNotFound
-from serving.triton import IndexEntry, TritonGateway, datatype_name
+from serving.sessions import Sequencing
+from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
+from serving.triton.gateway import IndexEntry, TritonGateway
 
 log = logging.getLogger(__name__)
+OWN_CLIENT = "_model_client_"
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A model that Triton has loaded, and its client; without a client it serves tensors only.
 
-    `client_error` says why the client that the model names could not be made.
+    `client_error` says why the client that the model names could not be made; `sequencing` is set for a
+    model whose requests belong to sequences.
     """
 
     model: Model
     client: ModelClient | None = None
     client_error: str = ""
+    sequencing: Sequencing | None = None
 
     def describe(self) -> dict[str, Any]:
         """What GET /models says of it."""
@@ -78,14 +83,20 @@ def _client_name(client: ModelClient | None) -> str | None:
 class Registry:
     """Looks models up by name; safe to share between threads.
 
-    `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded.
+    `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded, `only`
+    names the models that Triton was told to load; empty: it knows no others.
     """
 
     def __init__(
-        self, gateway: TritonGateway, folders: Sequence[Path], default: str = "", own_clients: bool = True
+        self,
+        gateway: TritonGateway,
+        folders: Sequence[Path],
+        default: str = "",
+        own_clients: bool = True,
+        only: Collection[str] = (),
     ) -> None:
         self.gateway, self.folders = gateway, folders
-        self.default, self.own_clients = default, own_clients
+        self.default, self.own_clients, self.only = default, own_clients, only
         self._lock = threading.Lock()
         self._served: dict[str, ServedModel] = {}
         self._versions: dict[str, dict[str, IndexEntry]] = {}
@@ -94,6 +105,8 @@ class Registry:
         """{name: {version: entry}} as Triton says it now; remembered for `get`."""
         versions: dict[str, dict[str, IndexEntry]] = {}
         for entry in self.gateway.index():
+            if self.only and entry.name not in self.only:
+                continue  # Triton lists every folder
             versions.setdefault(entry.name, {})[entry.version] = entry
         self._versions = versions
         return versions
@@ -113,7 +126,7 @@ class Registry:
             self._require_ready(name)
         with self._lock:
             if name not in self._served:
-                self._served[name] = self._load(name)
+                self._served[name] = self.load(name, self._folder(name))
             return self._served[name]
 
     def _require_ready(self, name: str) -> None:
@@ -137,25 +150,49 @@ class Registry:
             )
         return names[0]
 
-    def _load(self, name: str) -> ServedModel:
-        model = self._describe(name)
+    def _folder(self, name: str) -> Path:
+        return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
+
+    def load(self, name: str, folder: Path) -> ServedModel:
+        """The model that Triton serves by that name, with a client made from its folder."""
+        config = self.gateway.config(name)
+        model, sequencing = describe_model(name, folder, config), self._sequencing(config)
         try:
-            return ServedModel(model, make_client(model, self.own_clients))
+            return ServedModel(model, make_client(model, self.own_clients), sequencing=sequencing)
         except Exception as err:
             reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
             log.exception(reason)
-            return ServedModel(model, None, reason)
+            return ServedModel(model, None, reason, sequencing)
 
-    def _describe(self, name: str) -> Model:
-        config = self.gateway.config(name)
-        return Model(
-            name=name,
-            path=next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name),
-            inputs=tuple(_spec(tensor) for tensor in config.input),
-            outputs=tuple(_spec(tensor) for tensor in config.output),
-            max_batch_size=config.max_batch_size,
-            parameters={key: value.string_value for key, value in config.parameters.items()},
-        )
+    def forget(self, served: ServedModel | None) -> None:
+        """Lets the code of a model's own client go, when the model is served no more."""
+        if served and served.client and (module := type(served.client).__module__).startswith(OWN_CLIENT):
+            sys.modules.pop(module, None)
+
+    def _sequencing(self, config: Any) -> Sequencing | None:
+        """The model's own, or that of the first part of an ensemble that has one."""
+        if id_type := correlation_type(config):
+            return Sequencing(id_type, sequence_idle_seconds(config))
+        parts = (self._part(step.model_name) for step in config.ensemble_scheduling.step)
+        return next((part for part in parts if part), None)
+
+    def _part(self, name: str) -> Sequencing | None:
+        try:
+            return self._sequencing(self.gateway.config(name))
+        except InvalidRequest:  # several archives have a part of that name, and Triton cannot tell which is meant
+            return None
+
+
+def describe_model(name: str, folder: Path, config: Any) -> Model:
+    """A ModelConfig as clients see it."""
+    return Model(
+        name=name,
+        path=folder,
+        inputs=tuple(_spec(tensor) for tensor in config.input),
+        outputs=tuple(_spec(tensor) for tensor in config.output),
+        max_batch_size=config.max_batch_size,
+        parameters={key: value.string_value for key, value in config.parameters.items()},
+    )
 
 
 def _spec(tensor: Any) -> TensorSpec:
@@ -165,7 +202,7 @@ def _spec(tensor: Any) -> TensorSpec:
 
 def make_client(model: Model, own_clients: bool) -> ModelClient | None:
     """The model's client: its folder's client.py, else the one its `client` parameter names, else the one
-    named as the model, else none. Raises what the client's code raises, and InvalidRequest for a wrong name."""
+    named as the model or its folder, else none. Raises what the client's code raises, or InvalidRequest."""
     module = _client_module(model, own_clients)
     if module is None:
         return None
@@ -179,13 +216,14 @@ def _client_module(model: Model, own_clients: bool) -> ModuleType | None:
     own_file = model.path / "client.py"
     if own_file.is_file():
         if own_clients:
-            return _import_file(f"_model_client_{model.name}", own_file)
+            return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
         log.warning("model %s: its client.py is not loaded, for SERVE_MODEL_CLIENTS is false", model.name)
     if named := model.parameters.get("client"):
         if named not in families():
             raise InvalidRequest(f"there is no client '{named}'; the clients are: {', '.join(families())}")
         return importlib.import_module(f"clients.{named}")
-    return importlib.import_module(f"clients.{model.name}") if model.name in families() else None
+    names = (model.name, model.path.name)  # an archive's folder has another name than Triton's model
+    return next((importlib.import_module(f"clients.{name}") for name in names if name in families()), None)
 
 
 def families() -> list[str]:

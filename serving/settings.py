@@ -6,98 +6,28 @@ on to its children, which read the same Settings from it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import shlex
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from serving import values as forms
+from serving.contradictions import BATCH_MEGABYTES, contradictions
 from serving.machine import Machine, this_machine
+from serving.repositories import holds_models
+from serving.setting import AUTO, LOG_LEVELS, Setting, SettingsError, format_value, parse_header_secret, parse_log_level
 
-AUTO = Path("auto")
+CLOUDWATCH_AGENT = Path("/opt/aws/amazon-cloudwatch-agent/bin/start-amazon-cloudwatch-agent")
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[1] / "model_repository"
+LOOPBACK = "127.0.0.1"
+SECRET_KEY = "serve"  # of the header with SERVE_TRITON_SECRET
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
-LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-
-
-class SettingsError(Exception):
-    """One or more wrong values; `mistakes` has a line for each: variable, value and what is allowed."""
-
-    def __init__(self, mistakes: list[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = tuple(mistakes)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row. The first of `variables` that is set and not empty counts; the first is the main one."""
-
-    name: str
-    variables: tuple[str, ...]
-    default: Any
-    help: str
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    parser: Callable[[str], Any] | None = None
-
-    def read(self, environ: Mapping[str, str]) -> Any:
-        """The value; raises ValueError that names variable, value and what is allowed."""
-        for variable in self.variables:
-            if text := environ.get(variable, "").strip():
-                return self._parse(variable, text)
-        return self.default
-
-    def _parse(self, variable: str, text: str) -> Any:
-        try:
-            value = (self.parser or _PARSERS[type(self.default)])(text)
-        except (ValueError, KeyError):
-            value = None
-        if value is None or not self._allows(value):
-            raise ValueError(f"{variable}={text!r} is wrong: it must be {self.expected()}")
-        return value
-
-    def _allows(self, value: Any) -> bool:
-        if self.choices:
-            return value in self.choices
-        low, high = self.minimum, self.maximum
-        return (low is None or value >= low) and (high is None or value <= high)
-
-    def expected(self) -> str:
-        """What a value must be, in words."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
-        words = _TYPE_NAMES[type(self.default)]
-        if self.minimum is not None and self.maximum is not None:
-            words += f" from {self.minimum:.12g} to {self.maximum:.12g}"
-        return words
-
-
-def _parse_float(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(text)
-    return value
-
-
-def _parse_bool(text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True}
-    return (words | {"false": False, "0": False, "no": False, "off": False})[text.lower()]
-
-
-def _parse_log_level(text: str) -> str:
-    """A name or a number as Python's logging has it; a number between two levels is the next one up."""
-    if not text.isdecimal():
-        return text.lower()
-    return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
-
-
-_PARSERS: dict[type, Callable[[str], Any]] = {
-    bool: _parse_bool, int: int, float: _parse_float, str: str, type(AUTO): Path,
-}  # fmt: skip
-_TYPE_NAMES = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(AUTO): "a path",
-}  # fmt: skip
+DEFAULT_PAYLOAD = 6  # MB, batch transform's own
+BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 
 
 def _setting(*variables: str, **row: Any) -> Any:
@@ -113,14 +43,37 @@ class Settings:
         help="port that nginx listens on",
     )  # fmt: skip
     host: str = _setting("SERVE_HOST", default="0.0.0.0", help="address that nginx listens on")
-    model_repository: Path = _setting(  # noqa: RUF009 (a Path is immutable)
-        "SERVE_MODEL_REPOSITORY", default=AUTO,
-        help="folder of the model folders; auto: /opt/ml/model when it holds one, else the built-in "
-        "model_repository",
+    safe_port_range: tuple[int, ...] = _setting(
+        "SAGEMAKER_SAFE_PORT_RANGE", default=(), parser=forms.parse_port_range,
+        formatter=forms.format_port_range, form="LOW-HIGH, two ports",
+        help="every other port that is listened on lies in it, LOW and HIGH included",
+    )  # fmt: skip
+    model_repositories: tuple[Path, ...] = _setting(
+        "SERVE_MODEL_REPOSITORY", default=(AUTO,), parser=forms.parse_paths, formatter=forms.format_paths,
+        form="a folder, or several with : between them",
+        help="folders of the model folders, one over another; auto: /opt/ml/model when it holds models, else "
+        "the built-in model_repository",
     )  # fmt: skip
     default_model: str = _setting(
-        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", default="", help="model of the requests that name none"
-    )
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", default="",
+        help="model of the requests that name none; no other is loaded but it and what its ensemble calls",
+    )  # fmt: skip
+    load_models: tuple[str, ...] = _setting(
+        "SERVE_LOAD_MODELS", default=(), parser=forms.parse_names, formatter=",".join,
+        form="names with , between them",
+        help="models that are loaded, and what their ensembles call; without it the default model alone, without "
+        "that one all",
+    )  # fmt: skip
+    ping_mode: str = _setting(
+        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE", "SAGEMAKER_TRITON_PING_MODE",
+        default="auto", choices=("auto", "ready", "live"),
+        help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in "
+        "multi-model mode, else ready",
+    )  # fmt: skip
+    inference_type: str = _setting(
+        "SAGEMAKER_TRITON_INFERENCE_TYPE", default="infer", choices=("infer", "generate", "generate_stream"),
+        help="what a flat JSON body of /invocations asks for; the other bodies are served as with infer",
+    )  # fmt: skip
     model_clients: bool = _setting(
         "SERVE_MODEL_CLIENTS", default=True, help="a model folder's own client.py is loaded; false: ignored"
     )
@@ -132,6 +85,32 @@ class Settings:
         "SERVE_REQUEST_TIMEOUT", "SAGEMAKER_MODEL_SERVER_TIMEOUT", "MODEL_SERVER_TIMEOUT",
         default=60.0, minimum=1, maximum=3600, help="seconds after which a caller gets 504 at the latest",
     )  # fmt: skip
+    stream_timeout: float = _setting(
+        "SERVE_STREAM_TIMEOUT", default=480.0, minimum=1, maximum=86400,
+        help="seconds that a stream of responses may last",
+    )  # fmt: skip
+    multi_model: bool = _setting(
+        "SAGEMAKER_MULTI_MODEL", default=False,
+        help="models come as archives that POST /models loads and DELETE /models/NAME unloads",
+    )  # fmt: skip
+    models_root: Path = _setting(  # noqa: RUF009
+        "SERVE_MODELS_ROOT", default=Path("/opt/ml/models"),
+        help="folder of the archives, ID/model each; no other is taken in multi-model mode",
+    )  # fmt: skip
+    model_namespacing: bool = _setting(
+        "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING", default=True,
+        help="value of Triton's --model-namespacing in multi-model mode (the variable's name says the opposite); "
+        "true: archives may hold models of the same name",
+    )  # fmt: skip
+    model_memory_share: float = _setting(
+        "SERVE_MODEL_MEMORY_SHARE", default=0.8, minimum=0, maximum=1,
+        help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
+        "beyond it is answered 507",
+    )  # fmt: skip
+    load_timeout: float = _setting(
+        "SERVE_LOAD_TIMEOUT", default=350.0, minimum=1, maximum=86400,
+        help="seconds that a load or an unload may take in multi-model mode",
+    )  # fmt: skip
     start_timeout: float = _setting(
         "SERVE_START_TIMEOUT", default=300.0, minimum=1, maximum=86400,
         help="seconds that a start may take until everything is ready",
@@ -141,8 +120,26 @@ class Settings:
         help="seconds that a stop may take until what is left is killed",
     )  # fmt: skip
     max_body_mb: float = _setting(
-        "SERVE_MAX_BODY_MB", "SAGEMAKER_MAX_PAYLOAD_IN_MB", default=25.0, minimum=0, maximum=1024,
-        help="largest request body in MB (1024*1024 bytes); 0: 1024",
+        "SERVE_MAX_BODY_MB", default=25.0, minimum=0, maximum=1024,
+        help="largest request body in MB (1024*1024 bytes); 0: 1024; never less than SAGEMAKER_MAX_PAYLOAD_IN_MB",
+    )  # fmt: skip
+    batch: bool = _setting(
+        "SAGEMAKER_BATCH", default=False,
+        help="set by batch transform; SERVE_REQUEST_TIMEOUT, where it is not set, is 600 then, as long as it waits",
+    )  # fmt: skip
+    batch_payload_mb: int = _setting(
+        "SAGEMAKER_MAX_PAYLOAD_IN_MB", default=-1, minimum=-1, maximum=100,
+        help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; "
+        "-1: 6, or as much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
+    )  # fmt: skip
+    batch_concurrency: int = _setting(
+        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", default=0, minimum=0, maximum=65536,
+        help="how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, so "
+        "that with their payload they are no more than 100 MB",
+    )  # fmt: skip
+    batch_strategy: str = _setting(
+        "SAGEMAKER_BATCH_STRATEGY", default="MULTI_RECORD", choices=("MULTI_RECORD", "SINGLE_RECORD"),
+        help="whether /execution-parameters tells batch transform to send many lines in a request, or one",
     )  # fmt: skip
     max_image_pixels: int = _setting(
         "SERVE_MAX_IMAGE_PIXELS", default=89_000_000, minimum=1, maximum=2**31,
@@ -172,13 +169,107 @@ class Settings:
     )  # fmt: skip
     log_level: str = _setting(
         "SERVE_LOG_LEVEL", "SAGEMAKER_CONTAINER_LOG_LEVEL", default="info",
-        choices=tuple(LOG_LEVELS), parser=_parse_log_level,
+        choices=tuple(LOG_LEVELS), parser=parse_log_level,
         help="how much is logged, by name or by number (20)",
+    )  # fmt: skip
+    management: str = _setting(
+        "SERVE_MANAGEMENT", default="open", choices=("open", "loopback", "secret"),
+        help="who may load, unload and list models: everybody (SageMaker itself must), callers from the "
+        "container's own loopback, or those who send the secret",
+    )  # fmt: skip
+    management_secret: str = _setting(
+        "SERVE_MANAGEMENT_SECRET", default="", parser=parse_header_secret, form="HEADER=VALUE", secret=True,
+        help="the header, and its value, that SERVE_MANAGEMENT=secret asks for",
+    )  # fmt: skip
+    kserve: str = _setting(
+        "SERVE_KSERVE", default="auto", choices=("auto", "true", "false"), parser=str.lower,
+        help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
+        "on the port; auto: when no variable is set whose name begins with SAGEMAKER_",
+    )  # fmt: skip
+    cloudwatch: bool = _setting(
+        "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH", default=False,
+        help="/metrics is published to CloudWatch, by the CloudWatch agent that the image must have",
+    )  # fmt: skip
+    cloudwatch_log_group: str = _setting(
+        "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP", default="/aws/sagemaker/triton",
+        help="CloudWatch's log group that the metrics go through",
+    )  # fmt: skip
+    cloudwatch_namespace: str = _setting(
+        "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE", default="/aws/sagemaker/triton",
+        help="CloudWatch's namespace of the metrics",
+    )  # fmt: skip
+    cloudwatch_agent: Path = _setting(  # noqa: RUF009
+        "SERVE_CLOUDWATCH_AGENT", default=CLOUDWATCH_AGENT, help="the CloudWatch agent's program",
     )  # fmt: skip
     run_dir: Path = _setting(  # noqa: RUF009
         "SERVE_RUN_DIR", default=AUTO,
         help="folder of sockets, rendered configuration and temporary files; auto: a fresh one, removed at "
         "the end",
+    )  # fmt: skip
+    allow_grpc: bool = _setting(
+        "SAGEMAKER_TRITON_ALLOW_GRPC", default=False,
+        help="Triton's gRPC can be reached from outside: it listens on SERVE_HOST and the port below",
+    )  # fmt: skip
+    grpc_port: int = _setting(
+        "SAGEMAKER_TRITON_GRPC_PORT", default=8001, minimum=1, maximum=65535,
+        help="Triton's gRPC port where SAGEMAKER_TRITON_ALLOW_GRPC is true",
+    )  # fmt: skip
+    triton_secret: str = _setting(
+        "SERVE_TRITON_SECRET", default="", parser=forms.parse_token, form="letters and digits", secret=True,
+        help=f"what calls of that gRPC must show in the header triton-grpc-protocol-{SECRET_KEY} to manage models, "
+        "shared memory, traces or logs; without it a random one, so that nobody can",
+    )  # fmt: skip
+    allow_metrics: bool = _setting(
+        "SAGEMAKER_TRITON_ALLOW_METRICS", default=False,
+        help="Triton's own metrics can be reached from outside: they are on SERVE_HOST and the port below, "
+        "besides /metrics",
+    )  # fmt: skip
+    metrics_port: int = _setting(
+        "SAGEMAKER_TRITON_METRICS_PORT", default=8002, minimum=1, maximum=65535,
+        help="Triton's metrics port where SAGEMAKER_TRITON_ALLOW_METRICS is true",
+    )  # fmt: skip
+    triton_threads: int = _setting(
+        "SAGEMAKER_TRITON_THREAD_COUNT", default=8, minimum=1, maximum=1024,
+        help="threads of Triton's HTTP endpoint",
+    )  # fmt: skip
+    buffer_manager_threads: int = _setting(
+        "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT", default=0, minimum=0, maximum=1024,
+        help="threads with which Triton copies tensors",
+    )  # fmt: skip
+    log_verbose: int = _setting(
+        "SAGEMAKER_TRITON_LOG_VERBOSE", default=0, minimum=0, maximum=9, parser=forms.parse_verbosity,
+        form="true, false or a level", help="Triton's verbose log, many lines per request",
+    )  # fmt: skip
+    log_info: str = _setting(
+        "SAGEMAKER_TRITON_LOG_INFO", default="auto", parser=forms.parse_switch, choices=("true", "false", "auto"),
+        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says",
+    )  # fmt: skip
+    log_warning: str = _setting(
+        "SAGEMAKER_TRITON_LOG_WARNING", default="auto", parser=forms.parse_switch, choices=("true", "false", "auto"),
+        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says",
+    )  # fmt: skip
+    log_error: bool = _setting("SAGEMAKER_TRITON_LOG_ERROR", default=True, help="Triton's log of errors")
+    shm_default_bytes: int = _setting(
+        "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE", default=MEGABYTE, minimum=MEGABYTE, maximum=2**36,
+        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in "
+        "NVIDIA's image)",
+    )  # fmt: skip
+    shm_growth_bytes: int = _setting(
+        "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", default=MEGABYTE, minimum=4096, maximum=2**36,
+        help="bytes by which that grows",
+    )  # fmt: skip
+    tensorflow_version: int = _setting(
+        "SAGEMAKER_TRITON_TENSORFLOW_VERSION", default=2, minimum=1, maximum=2,
+        help="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)",
+    )  # fmt: skip
+    model_load_gpu_limit: float = _setting(
+        "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", default=0.0, minimum=0, maximum=1,
+        help="share of each GPU's memory above which no model is loaded any more; 0: no limit",
+    )  # fmt: skip
+    additional_arguments: tuple[str, ...] = _setting(
+        "SAGEMAKER_TRITON_ADDITIONAL_ARGS", default=(), parser=forms.parse_arguments, formatter=shlex.join,
+        form="tritonserver's options, quoted as for a shell",
+        help="added to tritonserver's command line, where the last option of a name counts",
     )  # fmt: skip
     triton_http_port: int = _setting(
         "SERVE_TRITON_HTTP_PORT", default=0, minimum=0, maximum=65535,
@@ -187,6 +278,10 @@ class Settings:
     triton_grpc_port: int = _setting(
         "SERVE_TRITON_GRPC_PORT", default=0, minimum=0, maximum=65535,
         help="Triton's gRPC port on 127.0.0.1; 0: a free one",
+    )  # fmt: skip
+    triton_sagemaker_port: int = _setting(
+        "SERVE_TRITON_SAGEMAKER_PORT", default=0, minimum=0, maximum=65535,
+        help="port of Triton's SageMaker endpoint, which loads archives in multi-model mode; 0: a free one",
     )  # fmt: skip
     triton_metrics_port: int = _setting(
         "SERVE_TRITON_METRICS_PORT", default=0, minimum=0, maximum=65535,
@@ -203,9 +298,9 @@ class Settings:
                 values[setting.name] = setting.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        if mistakes:
+        if mistakes := mistakes or contradictions(TABLE, values):
             raise SettingsError(mistakes)
-        return cls(**values).settled(machine or this_machine())
+        return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine, platform_models: Path = PLATFORM_MODELS) -> "Settings":
         """The same with a value in place of every 0 or auto that depends on the machine."""
@@ -214,9 +309,14 @@ class Settings:
         threads = max(2, self.threads or math.ceil((self.max_concurrency + workers) / workers))
         return replace(
             self,
-            model_repository=_repository(self.model_repository, platform_models),
+            model_repositories=tuple(_repository(path, platform_models) for path in self.model_repositories),
+            ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
+            triton_grpc_port=self.grpc_port if self.allow_grpc else self.triton_grpc_port,
+            triton_metrics_port=self.metrics_port if self.allow_metrics else self.triton_metrics_port,
+            log_info=self.log_info.replace("auto", self._logs("info")),
+            log_warning=self.log_warning.replace("auto", self._logs("warning")),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
-            max_body_mb=self.max_body_mb or 1024.0,
+            max_body_mb=_largest_body(self.max_body_mb, self.batch_payload_mb),
             workers=workers,
             threads=threads,
             nginx_workers=self.nginx_workers or min(4, math.ceil(machine.cpus)),
@@ -224,18 +324,40 @@ class Settings:
             max_concurrency=min(self.max_concurrency, workers * (threads - 1)),
         )
 
+    def _logs(self, level: str) -> str:
+        return format_value(LOG_LEVELS[self.log_level] <= LOG_LEVELS[level])
+
     def environment(self) -> dict[str, str]:
         """The variables from which a child reads these very Settings."""
-        return {row.variables[0]: _format(getattr(self, row.name)) for row in TABLE}
+        return {row.variables[0]: row.format(getattr(self, row.name)) for row in TABLE}
 
     @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * MEGABYTE)
 
     @property
+    def execution_parameters(self) -> dict[str, int | str]:
+        """What SageMaker's batch transform asks for, and takes where a job does not say it itself."""
+        payload, concurrency = self.batch_payload_mb, self.batch_concurrency
+        if payload < 0:
+            payload = min(DEFAULT_PAYLOAD, int(self.max_body_mb) or 1, BATCH_MEGABYTES // (concurrency or 1) or 1)
+        if not concurrency:
+            concurrency = max(1, min(2 * self.workers, self.max_concurrency, BATCH_MEGABYTES // (payload or 1)))
+        return {
+            "MaxConcurrentTransforms": concurrency,
+            "BatchStrategy": self.batch_strategy,
+            "MaxPayloadInMB": payload,
+        }
+
+    @property
     def nginx_timeout(self) -> float:
         """nginx outlasts gunicorn, gunicorn outlasts gRPC: so the innermost one that knows most answers."""
         return self.request_timeout
+
+    @property
+    def nginx_stream_timeout(self) -> float:
+        """Between two parts of a stream; what bounds a stream as a whole is its gRPC call."""
+        return 1.1 * self.stream_timeout
 
     @property
     def gunicorn_timeout(self) -> float:
@@ -244,6 +366,31 @@ class Settings:
     @property
     def grpc_timeout(self) -> float:
         return 0.9 * self.request_timeout
+
+    @property
+    def triton_grpc_host(self) -> str:
+        """Where Triton's gRPC listens."""
+        return self.host if self.allow_grpc else LOOPBACK
+
+    @property
+    def triton_metrics_host(self) -> str:
+        """Where Triton's metrics are."""
+        return self.host if self.allow_metrics else LOOPBACK
+
+    @property
+    def triton_grpc_address(self) -> str:
+        """Where we reach Triton's gRPC."""
+        return f"{_reached(self.triton_grpc_host)}:{self.triton_grpc_port}"
+
+    @property
+    def triton_metrics_address(self) -> str:
+        """Where we reach Triton's metrics."""
+        return f"{_reached(self.triton_metrics_host)}:{self.triton_metrics_port}"
+
+    @property
+    def models_folder(self) -> Path:
+        """What the workers know of the loaded archives (serving/loaded.py)."""
+        return self.run_dir / "models"
 
     @property
     def gunicorn_socket(self) -> Path:
@@ -267,15 +414,29 @@ def markdown() -> str:
     rows = ["| Variable | Default | Allowed | Meaning |", "|---|---|---|---|"]
     for row in TABLE:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
-        default = f"`{_format(row.default)}`" if _format(row.default) else "none"
+        default = f"`{row.format(row.default)}`" if row.format(row.default) else "none"
         rows.append(f"| {names} | {default} | {row.expected()} | {row.help} |")
     return "\n".join(rows) + "\n"
 
 
-def _format(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.17g}" if isinstance(value, float) else str(value)
+def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What is left open and depends on who runs the container."""
+    given = {name for name, value in environ.items() if value.strip()}
+    sagemaker = any(name.startswith("SAGEMAKER_") for name in given)
+    settled = {"kserve": values["kserve"].replace("auto", str(not sagemaker).lower())}
+    times = next(row for row in TABLE if row.name == "request_timeout").variables
+    return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not given & set(times) else {})
+
+
+def _largest_body(megabytes: float, payload: int) -> float:
+    """Batch transform's payload passes; 0 of either is as much as can be set."""
+    return max(megabytes or 1024.0, float(payload)) if payload else 1024.0
+
+
+def _reached(host: str) -> str:
+    """What to call to reach a server that listens there."""
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _auto_workers(machine: Machine) -> int:
@@ -286,8 +447,8 @@ def _repository(configured: Path, platform_models: Path) -> Path:
     """An absolute path, for the children run in another folder."""
     if configured != AUTO:
         return configured.absolute()
-    return platform_models if _holds_a_model(platform_models) else BUILT_IN_MODELS
+    return platform_models if holds_models(platform_models) else BUILT_IN_MODELS
 
 
-def _holds_a_model(folder: Path) -> bool:
-    return any(folder.glob("*/config.pbtxt")) or any(folder.glob("*/[0-9]*/"))
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

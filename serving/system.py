@@ -23,7 +23,10 @@ ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|faile
 
 
 class Output:
-    """Whole lines from many threads to one file descriptor, each with the name of who wrote it."""
+    """Whole lines from many threads to one file descriptor, each with the name of who wrote it.
+
+    A line that is a JSON object stays one: it names its process itself.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -31,7 +34,7 @@ class Output:
 
     def write(self, name: str, line: str) -> None:
         """A reader that went away must not stop the processes: they are read on, into nothing."""
-        data = f"{name} | {line}\n".encode()
+        data = (f"{line}\n" if is_json(line) else f"{name} | {line}\n").encode()
         with self._lock, contextlib.suppress(OSError):
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -54,6 +57,7 @@ class Pump(threading.Thread):
                     self._output.write(self._source, line)
 
     def _remember(self, line: str) -> None:
+        line = json_message(line) if is_json(line) else line
         if line.strip():
             self._last_line = line.strip()
         if ERROR_LINE.search(line):
@@ -62,6 +66,19 @@ class Pump(threading.Thread):
     def last_error(self) -> str:
         self.join(LAST_WORDS_TIMEOUT)
         return self._last_error or self._last_line
+
+
+def is_json(line: str) -> bool:
+    return line.startswith('{"') and line.endswith("}")
+
+
+def json_message(line: str) -> str:
+    """What a log line of serving/logs.py says; "" for one of nginx's requests."""
+    try:
+        document = json.loads(line) if '"message"' in line else {}
+    except ValueError:
+        return line
+    return f"{document['level']}: {document['message']}" if {"level", "message"} <= document.keys() else ""
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[str]:

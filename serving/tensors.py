@@ -5,6 +5,7 @@ way out, so that a caller need not care.
 """
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from clients.base import Model, TensorSpec
 from serving.codecs import describe
 from serving.errors import DecodingError, InvalidRequest
 from serving.invocation import BINARY_TYPE, TensorBody
-from serving.triton import HttpReply, bf16_to_float32, float32_to_bf16, numpy_dtype
+from serving.triton.gateway import HttpReply
+from serving.triton.tensors import bf16_to_float32, float32_to_bf16, numpy_dtype
 
 HALVES = ("FP16", "BF16")
 
@@ -46,8 +48,9 @@ def to_triton(tensors: TensorBody, model: Model) -> Outgoing:
     if document is None:
         return Outgoing(tensors.body, tensors.header_length)
     inputs = _objects(document.get("inputs"), "inputs")
-    if "outputs" in document:
-        _objects(document["outputs"], "outputs")
+    outputs = _objects(document["outputs"], "outputs") if "outputs" in document else []
+    check_shapes(inputs, len(tensors.body))
+    _check_private(inputs + outputs)
     halves = _half_outputs(document, model)
     if not halves and not any(_is_half_json(tensor) for tensor in inputs):
         return Outgoing(tensors.body, tensors.header_length)
@@ -77,6 +80,20 @@ def from_triton(reply: HttpReply, halves: frozenset[str]) -> HttpReply:
     return HttpReply(b"".join([header, *kept]), len(header) if kept else None)
 
 
+def with_parameters(tensors: TensorBody, parameters: Mapping[str, Any]) -> TensorBody:
+    """The same body with these parameters of the request in its JSON; raises InvalidRequest where it has none."""
+    if tensors.document is None:
+        raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session; send its JSON header")
+    given = tensors.document.get("parameters") or {}
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"'parameters' must be an object, got {describe(given)}")
+    document = {**tensors.document, "parameters": {**given, **parameters}}
+    header = orjson.dumps(document)
+    if tensors.header_length is None:
+        return TensorBody(header, None, document)
+    return TensorBody(header + tensors.body[tensors.header_length :], len(header), document)
+
+
 def reply_type(reply: HttpReply) -> str:
     """The Content-Type that SageMaker's callers know for it."""
     if reply.header_length is None:
@@ -91,6 +108,30 @@ def _objects(value: Any, field: str) -> list[dict[str, Any]]:
             f"got {describe(value)}"
         )
     return value
+
+
+def check_shapes(inputs: list[dict[str, Any]], length: int) -> None:
+    """Raises InvalidRequest for an input that a body of `length` bytes cannot hold: every element takes one at least.
+
+    Triton makes room for a shape before it looks at the data, and dies of one that is too large.
+    """
+    for tensor in inputs:
+        shape = tensor.get("shape")
+        sizes = [size for size in shape if isinstance(size, int)] if isinstance(shape, list) else []
+        if math.prod(sizes) > length or any(size > length for size in sizes):
+            raise InvalidRequest(
+                f"input '{tensor.get('name')}': the body of {length} bytes cannot hold a tensor of shape {shape}"
+            )
+
+
+def _check_private(tensors: list[dict[str, Any]]) -> None:
+    """The shared memory that Triton knows is not the caller's."""
+    for tensor in tensors:
+        parameters = tensor.get("parameters")
+        if isinstance(parameters, dict) and "shared_memory_region" in parameters:
+            raise InvalidRequest(
+                f"tensor '{tensor.get('name')}': there is no shared memory with a caller; send the data in the body"
+            )
 
 
 def _is_half_json(tensor: Mapping[str, Any]) -> bool:
@@ -189,8 +230,10 @@ def write_npy(array: NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def write_json(name: str, version: str, outputs: Mapping[str, NDArray[Any]], model: Model) -> bytes:
-    """Outputs as a KServe v2 reply."""
+def write_json(
+    name: str, version: str, outputs: Mapping[str, NDArray[Any]], model: Model, request_id: str = ""
+) -> bytes:
+    """Outputs as a KServe v2 reply; `request_id` is the one in the request's body."""
     datatypes = {spec.name: spec.datatype for spec in model.outputs}
     tensors = [
         {
@@ -201,7 +244,8 @@ def write_json(name: str, version: str, outputs: Mapping[str, NDArray[Any]], mod
         }
         for key, array in outputs.items()
     ]
-    return orjson.dumps({"model_name": name, "model_version": version, "outputs": tensors})
+    named = {"id": request_id} if request_id else {}
+    return orjson.dumps({**named, "model_name": name, "model_version": version, "outputs": tensors})
 
 
 def _json_data(array: NDArray[Any]) -> list[Any]:

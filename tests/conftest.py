@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
+
+from tests.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 
 BUNDLED = ("resnet", "yolov5", "bert")
 

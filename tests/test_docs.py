@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import ROOT, Server
 
 from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
 from serving.settings import Settings, markdown
+from tests.harness import ROOT, Server
 
 README = (ROOT / "README.md").read_text()
 
@@ -70,7 +70,9 @@ CALLS = re.findall(r"(curl [^\n]*model_name=(resnet|yolov5|bert).*?)\n```\n\n```
 
 
 @pytest.mark.parametrize(("command", "name", "shown"), CALLS, ids=[name for _, name, _ in CALLS])
-def test_each_curl_line_gives_the_answer_that_the_readme_shows(server: Server, command: str, name: str, shown: str) -> None:
+def test_each_curl_line_gives_the_answer_that_the_readme_shows(
+    server: Server, command: str, name: str, shown: str
+) -> None:
     words = shlex.split(command.replace("http://localhost:8080", server.url))
     reply = json.loads(subprocess.run([*words, "-s"], capture_output=True, check=True, cwd=ROOT).stdout)
     assert_alike(reply, json.loads(shown.replace(", …]", "]")))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
-from harness import Server, png_that_claims
 from PIL import Image
+
+from tests.harness import Server, png_that_claims
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 
@@ -88,7 +89,9 @@ def test_an_instance_that_cannot_be_decoded_is_named(server: Server, instance: A
     expect(server.post(params={"model_name": "resnet"}, json=body), 400, "decoding_error", *words)
 
 
-@pytest.mark.parametrize("data", [picture()[:300], png_that_claims(100_000, 100_000), animation(), b"\xff\xd8\xff\xe0 not a JPEG"])
+@pytest.mark.parametrize(
+    "data", [picture()[:300], png_that_claims(100_000, 100_000), animation(), b"\xff\xd8\xff\xe0 not a JPEG"]
+)
 def test_a_raw_image_that_cannot_be_decoded_is_refused(server: Server, data: bytes) -> None:
     reply = server.post(params={"model_name": "resnet"}, data=data, headers={"Content-Type": "image/png"})
     expect(reply, 400, "decoding_error", "instance 0", "'body'")
@@ -236,7 +239,9 @@ def test_a_failure_inside_triton_is_a_500_without_a_trace(server: Server) -> Non
     assert not re.search(r"model\.py|At:", reply.text)
 
 
-@pytest.mark.parametrize(("mistake", "words"), [("raise", ["postprocess", "KeyError"]), ("lose", ["0 predictions", "1"])])
+@pytest.mark.parametrize(
+    ("mistake", "words"), [("raise", ["postprocess", "KeyError"]), ("lose", ["0 predictions", "1"])]
+)
 def test_a_client_that_fails_is_a_500_that_keeps_its_secrets(server: Server, mistake: str, words: list[str]) -> None:
     reply = server.post(json={"model_name": "sleeper", "instances": [0], "parameters": {"mistake": mistake}})
     expect(reply, 500, "inference_failed", "'sleeper'", *words)

@@ -12,12 +12,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import requests
-from harness import ROOT, Server
-from load import Load
+from numpy.typing import NDArray
 from PIL import Image
 
 from build_engines.digit_images import held_out
 from build_engines.held_out_pages import held_out_pages
+from tests.harness import ROOT, Server
+from tests.load import Load
 
 PNG = {"Content-Type": "image/png"}
 TEXT = "A man is eating food."
@@ -53,11 +54,15 @@ def top(prediction: Any) -> str:
 
 
 def test_resnet_reads_held_out_digits_sent_raw(server: Server, digits: list[tuple[bytes, str]]) -> None:
-    read = [top(predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0]) for data, _ in digits]
+    read = [
+        top(predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0]) for data, _ in digits
+    ]
     assert sum(r == label for r, (_, label) in zip(read, digits, strict=True)) >= 38
 
 
-def test_the_same_image_in_every_shape_gives_the_same_prediction(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_the_same_image_in_every_shape_gives_the_same_prediction(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
     data, name = digits[0][0], {"model_name": "resnet"}
     (raw,) = predictions(server.post(params=name, data=data, headers=PNG))
     encoded = base64.b64encode(data).decode()
@@ -88,14 +93,16 @@ def test_many_instances_come_back_in_order_past_max_batch_size(server: Server, d
     alone = [predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0] for data in many[:40]]
     assert len(together) == 80
     assert [top(p) for p in together] == [top(p) for p in alone] * 2
-    scores = [[p["classes"][0]["score"] for p in part] for part in (together[:40], alone)]
-    assert np.allclose(*scores, atol=1e-4)
+    ours, theirs = ([p["classes"][0]["score"] for p in part] for part in (together[:40], alone))
+    assert np.allclose(ours, theirs, atol=1e-4)
 
 
 def test_several_files_of_a_form_are_several_instances(server: Server, digits: list[tuple[bytes, str]]) -> None:
     files = [("image", (f"{n}.png", digits[n][0], "image/png")) for n in range(3)]
     found = predictions(server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"}))
-    single = [predictions(server.post(params={"model_name": "resnet"}, data=digits[n][0], headers=PNG))[0] for n in range(3)]
+    single = [
+        predictions(server.post(params={"model_name": "resnet"}, data=digits[n][0], headers=PNG))[0] for n in range(3)
+    ]
     assert [top(p) for p in found] == [top(p) for p in single]
     assert [len(p["classes"]) for p in found] == [1, 1, 1]
 
@@ -107,7 +114,9 @@ def test_the_answer_is_that_of_onnx_runtime_in_this_process(server: Server, digi
     body = io.BytesIO()
     np.save(body, array)
     headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
-    served = np.load(io.BytesIO(server.post(params={"model_name": "resnet"}, data=body.getvalue(), headers=headers).content))
+    served = np.load(
+        io.BytesIO(server.post(params={"model_name": "resnet"}, data=body.getvalue(), headers=headers).content)
+    )
     session = onnxruntime.InferenceSession(REPOSITORY / "resnet/1/model.onnx")
     expected = session.run(None, {described["inputs"][0]["name"]: array})[0]
     assert np.allclose(served, expected, atol=1e-4)
@@ -132,7 +141,9 @@ def test_a_model_is_named_in_any_of_the_places(server: Server, place: dict[str, 
 
 
 def test_the_request_id_is_the_caller_s_or_made(server: Server) -> None:
-    named = server.post(json={"model_name": "bert", "instances": ["a"]}, headers={"X-Amzn-SageMaker-Inference-Id": "id-7"})
+    named = server.post(
+        json={"model_name": "bert", "instances": ["a"]}, headers={"X-Amzn-SageMaker-Inference-Id": "id-7"}
+    )
     assert named.headers["X-Request-Id"] == "id-7"
     made = {server.post(json={"model_name": "bert", "instances": ["a"]}).headers["X-Request-Id"] for _ in range(2)}
     assert len(made) == 2
@@ -177,7 +188,7 @@ def test_text_is_taken_as_it_is_from_curl_s_default_type(server: Server) -> None
     assert len(predictions(replies[0])) == 1
 
 
-def overlap(a: dict[str, float], b: np.ndarray) -> float:
+def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
     width = min(a["xmax"], b[2]) - max(a["xmin"], b[0])
     height = min(a["ymax"], b[3]) - max(a["ymin"], b[1])
     if min(width, height) <= 0:
@@ -195,9 +206,7 @@ def test_yolov5_finds_the_digits_of_held_out_pages_of_different_sizes(server: Se
         assert prediction["image"] == {"width": image.width, "height": image.height}
         for box, label in zip(boxes, labels, strict=True):
             total += 1
-            found += any(
-                d["label"] == str(label) and overlap(d["box"], box) > 0.5 for d in prediction["detections"]
-            )
+            found += any(d["label"] == str(label) and overlap(d["box"], box) > 0.5 for d in prediction["detections"])
     assert len({image.size for image, _, _ in pages}) > 1
     assert found / total > 0.85, f"{found} of {total}"
 
@@ -229,7 +238,9 @@ def test_ping_is_200_with_an_empty_body(server: Server, method: str) -> None:
     assert (reply.status_code, reply.content) == (200, b"")
 
 
-def test_64_callers_over_three_models_get_only_200s_and_ping_is_quick(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_64_callers_over_three_models_get_only_200s_and_ping_is_quick(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
     page = (REPOSITORY / "yolov5").glob("example.*").__next__().read_bytes()
 
     def call(number: int) -> requests.Response:

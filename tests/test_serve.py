@@ -15,7 +15,9 @@ import pytest
 
 from serving.machine import Machine
 from serving.process import Process
-from serving.settings import TABLE, Settings, SettingsError
+from serving.setting import SettingsError
+from serving.settings import TABLE, Settings
+from tests.harness import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
@@ -38,10 +40,11 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def table(folder: Path, **variables: str) -> dict[str, Process]:
-    port = str(serve.free_ports(1)[0])
+    port = str(free_port())
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
-    return {process.name: process for process in serve.table(serve.picked(settings), os.environ)}
+    settings = serve.picked(settings, serve.port_picker(settings))
+    return {process.name: process for process in serve.table(settings, os.environ)}
 
 
 def test_help_lists_every_variable() -> None:
@@ -98,15 +101,9 @@ def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "file").exists()
 
 
-def test_free_ports_differ_and_can_be_bound() -> None:
-    ports = serve.free_ports(50)
-    assert len(set(ports)) == 50
-    socket.create_server(("127.0.0.1", ports[0])).close()
-
-
 def test_ports_that_are_set_are_kept(tmp_path: Path) -> None:
-    port = serve.free_ports(1)[0]
-    picked = serve.picked(replace(Settings(), run_dir=tmp_path, port=port, triton_grpc_port=18001))
+    settings = replace(Settings(), run_dir=tmp_path, port=free_port(), triton_grpc_port=18001)
+    picked = serve.picked(settings, serve.port_picker(settings))
     assert picked.triton_grpc_port == 18001
     assert picked.triton_http_port > 1023 and picked.triton_metrics_port > 1023
 
@@ -115,7 +112,7 @@ def test_a_port_in_use_is_a_settings_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = replace(Settings(), host="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(SettingsError, match="cannot listen there"):
-            serve.picked(settings)
+            serve.picked(settings, serve.port_picker(settings))
 
 
 def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:

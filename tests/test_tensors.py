@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
-from harness import DATATYPES, Server
+from numpy.typing import NDArray
 
 from serving.settings import Settings
+from tests.harness import DATATYPES, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 VALUES: dict[str, list[Any]] = {
@@ -97,7 +98,7 @@ def test_binary_outputs_carry_their_own_header_size(server: Server) -> None:
 def test_header_size_zero_is_the_raw_input_of_a_model_with_one(server: Server) -> None:
     reply = server.post(
         params={"model_name": "scale"},
-        data=np.float32([1, 2]).tobytes(),
+        data=np.array([1, 2], np.float32).tobytes(),
         headers={"Content-Type": f"{BINARY};json-header-size=0"},
     )
     size = int(reply.headers["Content-Type"].rpartition("=")[2])
@@ -128,8 +129,11 @@ def test_the_latest_version_answers_unless_one_is_named(server: Server) -> None:
     assert (first.headers["X-Model-Version"], first.json()["outputs"][0]["data"]) == ("1", [2])
 
 
-@pytest.mark.parametrize("array", [np.float32([[1, 2]]), np.float32([1, 2]), np.float64([[1, 2]])])
-def test_npy_goes_in_and_comes_out_when_accept_asks(server: Server, array: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "array",
+    [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)],
+)
+def test_npy_goes_in_and_comes_out_when_accept_asks(server: Server, array: NDArray[Any]) -> None:
     body = io.BytesIO()
     np.save(body, array)
     headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
@@ -141,8 +145,10 @@ def test_npy_goes_in_and_comes_out_when_accept_asks(server: Server, array: np.nd
 
 def test_npy_comes_back_as_json_by_default(server: Server) -> None:
     body = io.BytesIO()
-    np.save(body, np.float32([[1, 2]]))
-    reply = server.post(params={"model_name": "scale"}, data=body.getvalue(), headers={"Content-Type": "application/x-npy"})
+    np.save(body, np.array([[1, 2]], np.float32))
+    reply = server.post(
+        params={"model_name": "scale"}, data=body.getvalue(), headers={"Content-Type": "application/x-npy"}
+    )
     assert outputs(reply)["y"] == {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [3, 6]}
 
 

@@ -96,7 +96,8 @@ class TritonPythonModel:
             feed[name] = decode(name, feed[name])
         for name in self.scalars & feed.keys():
             feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
-        return Call(index, feed, tuple(request.requested_output_names()))
+        wanted = set(request.requested_output_names())
+        return Call(index, feed, tuple(node.name for node in self.session.get_outputs() if node.name in wanted))
 
     def _answer(self, calls: list[Call]) -> Iterator[tuple[int, Any]]:
         """(index, response) of each call: from one run, or from one each where that is not possible."""

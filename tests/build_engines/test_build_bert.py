@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from tritonclient.grpc import model_config_pb2

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 from PIL import Image
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 

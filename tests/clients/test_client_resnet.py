@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import png_that_claims
 from PIL import Image
 
 from serving.codecs import IMAGE, JSON, TEXT, Limits, decode_base64, encode_image
 from serving.errors import DecodingError
+from tests.harness import png_that_claims
 
 LIMITS = Limits()
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)

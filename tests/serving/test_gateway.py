@@ -6,20 +6,13 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from serving.errors import ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
-from serving.triton import (
-    ERRORS,
-    TritonGateway,
-    bf16_to_float32,
-    datatype_name,
-    float32_to_bf16,
-    numpy_dtype,
-    to_http_error,
-    to_serving_error,
-    without_trace,
-)
+from serving.triton.config import datatype_name
+from serving.triton.errors import ERRORS, to_http_error, to_serving_error, without_trace
+from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import bf16_to_float32, float32_to_bf16, numpy_dtype
 
 
-class Failure(grpc.RpcError):
+class Failure(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self._code, self._details = code, details
 
@@ -79,7 +72,7 @@ def test_every_datatype_of_a_configuration_has_the_protocol_s_name() -> None:
 
 
 def test_bfloat16_rounds_to_the_nearest_and_to_even() -> None:
-    exact = np.float32([1.0, -2.5, 0.0, 3.3895314e38])
+    exact = np.array([1.0, -2.5, 0.0, 3.3895314e38], np.float32)
     assert bf16_to_float32(float32_to_bf16(exact)).tolist() == exact.tolist()
-    halfway = np.uint32([0x3F808000, 0x3F818000]).view(np.float32)
+    halfway = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)
     assert bf16_to_float32(float32_to_bf16(halfway)).view(np.uint32).tolist() == [0x3F800000, 0x3F820000]

@@ -16,7 +16,14 @@ from serving.invocation import (
     target_in,
 )
 
-TYPES = ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain", "image/png", ""]
+TYPES = [
+    "application/json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    "text/plain",
+    "image/png",
+    "",
+]
 
 
 @pytest.mark.parametrize("content_type", TYPES)
@@ -81,7 +88,9 @@ def test_two_names_or_versions_that_disagree_are_refused_with_both_places() -> N
         choose_target([Target("a", "m", "1"), Target("b", "m", "2")])
 
 
-@pytest.mark.parametrize("values", [{"model_name": 1}, {"modelname": []}, {"model_version": True}, {"model_version": 1.5}])
+@pytest.mark.parametrize(
+    "values", [{"model_name": 1}, {"modelname": []}, {"model_version": True}, {"model_version": 1.5}]
+)
 def test_a_name_or_version_of_the_wrong_kind_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="the body"):
         target_in("the body", values)

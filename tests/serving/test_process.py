@@ -315,3 +315,53 @@ def test_a_status_that_cannot_be_written_stops_nothing(
 )
 def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+@pytest.fixture
+def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
+    table = [
+        Process("nginx", ("nginx",), {}, Path("/")),
+        Process("agent", ("agent",), {}, Path("/"), optional=True),
+    ]
+    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
+
+
+def test_an_optional_one_that_dies_too_often_is_given_up_and_nothing_else_ends(
+    with_agent: Supervisor, system: FakeSystem, status_file: Path
+) -> None:
+    seen: list[str] = []
+
+    def look() -> int:
+        seen.append(json.loads(status_file.read_text())["stage"])
+        return SIGCHLD
+
+    for tick in range(1, 200):
+        system.at(tick / 5, system.die("agent", 3))
+    system.at(199, look)
+    system.at(200, system.send(SIGTERM))
+    assert with_agent.run() == 0
+    assert len(system.starts("agent")) == 6
+    assert len([line for line in system.said if line.startswith("ready")]) == 1
+    assert (
+        "agent died 6 times within 60 s, the last time it exited with status 3: agent's last words; "
+        "going on without agent"
+    ) in system.said
+    assert seen == ["ready"]
+
+
+def test_an_optional_one_is_started_again_at_its_time_and_is_not_waited_for(
+    with_agent: Supervisor, system: FakeSystem
+) -> None:
+    system.at(50, system.die("agent", 1))
+    system.at(100, system.send(SIGTERM))
+    assert with_agent.run() == 0
+    assert system.starts("agent")[1] == pytest.approx(50.25, abs=0.11)
+    assert len([line for line in system.said if line.startswith("ready")]) == 1
+
+
+def test_an_optional_one_that_cannot_be_started_is_no_failure(with_agent: Supervisor, system: FakeSystem) -> None:
+    system.missing = {"agent"}
+    system.at(10, system.send(SIGTERM))
+    assert with_agent.run() == 0
+    assert system.said[0].startswith("agent cannot be started: ")
+    assert system.said[0].endswith("; going on without agent")

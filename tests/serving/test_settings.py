@@ -7,21 +7,36 @@ from typing import Any
 import pytest
 
 from serving.machine import Machine
-from serving.settings import BUILT_IN_MODELS, TABLE, Setting, Settings, SettingsError, markdown
+from serving.setting import Setting, SettingsError
+from serving.settings import BUILT_IN_MODELS, TABLE, Settings, markdown
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 # For each setting a text, its value, and a text that is wrong (None: every text is right).
 VALUES: dict[str, tuple[str, Any, str | None]] = {
     "port": ("9000", 9000, "65536"),
     "host": ("127.0.0.1", "127.0.0.1", None),
-    "model_repository": ("/models", Path("/models"), None),
+    "safe_port_range": ("23000-23999", (23000, 23999), "23000"),
+    "model_repositories": ("/models:/more", (Path("/models"), Path("/more")), "/models:"),
     "default_model": ("resnet", "resnet", None),
+    "load_models": ("resnet, bert", ("resnet", "bert"), None),
+    "ping_mode": ("live", "live", "dead"),
+    "inference_type": ("generate", "generate", "stream"),
     "model_clients": ("off", False, "maybe"),
     "device": ("gpu", "gpu", "tpu"),
     "request_timeout": ("2.5", 2.5, "0"),
+    "stream_timeout": ("60", 60.0, "0"),
+    "multi_model": ("true", True, "maybe"),
+    "models_root": ("/archives", Path("/archives"), None),
+    "model_namespacing": ("false", False, "maybe"),
+    "model_memory_share": ("0.5", 0.5, "1.5"),
+    "load_timeout": ("100", 100.0, "0"),
     "start_timeout": ("480", 480.0, "nan"),
     "stop_timeout": ("0", 0.0, "-1"),
     "max_body_mb": ("6.5", 6.5, "inf"),
+    "batch": ("true", True, "perhaps"),
+    "batch_payload_mb": ("20", 20, "101"),
+    "batch_concurrency": ("3", 3, "-1"),
+    "batch_strategy": ("SINGLE_RECORD", "SINGLE_RECORD", "ALL"),
     "max_image_pixels": ("1000000", 1_000_000, "1e6"),
     "workers": ("3", 3, "-1"),
     "threads": ("100", 100, "many"),
@@ -29,10 +44,39 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "inference_threads": ("2", 2, "-2"),
     "max_concurrency": ("64", 64, "0"),
     "log_level": ("WARNING", "warning", "loud"),
+    "management": ("secret", "secret", "closed"),
+    "management_secret": ("X-Key=abc", "X-Key=abc", None),
+    "kserve": ("TRUE", "true", "perhaps"),
+    "cloudwatch": ("true", True, "perhaps"),
+    "cloudwatch_log_group": ("/mine", "/mine", None),
+    "cloudwatch_namespace": ("Mine", "Mine", None),
+    "cloudwatch_agent": ("/bin/agent", Path("/bin/agent"), None),
     "run_dir": ("/run/serve", Path("/run/serve"), None),
-    "triton_http_port": ("8000", 8000, "-1"),
-    "triton_grpc_port": ("8001", 8001, "grpc"),
-    "triton_metrics_port": ("8002", 8002, "99999"),
+    "allow_grpc": ("true", True, "maybe"),
+    "grpc_port": ("23001", 23001, "0"),
+    "triton_secret": ("abc123", "abc123", None),
+    "allow_metrics": ("1", True, "2"),
+    "metrics_port": ("23002", 23002, "65536"),
+    "triton_threads": ("4", 4, "0"),
+    "buffer_manager_threads": ("2", 2, "-1"),
+    "log_verbose": ("true", 1, "loud"),
+    "log_info": ("0", "false", "maybe"),
+    "log_warning": ("yes", "true", "3"),
+    "log_error": ("false", False, "maybe"),
+    "shm_default_bytes": ("16777216", 16777216, "1024"),
+    "shm_growth_bytes": ("4096", 4096, "1"),
+    "tensorflow_version": ("1", 1, "3"),
+    "model_load_gpu_limit": ("0.5", 0.5, "50"),
+    "additional_arguments": ("--a='b c' d", ("--a=b c", "d"), "'"),
+    "triton_http_port": ("23003", 23003, "-1"),
+    "triton_grpc_port": ("23001", 23001, "grpc"),
+    "triton_sagemaker_port": ("23004", 23004, "x"),
+    "triton_metrics_port": ("23002", 23002, "99999"),
+}
+# What a setting cannot be without.
+COMPANIONS = {
+    "management": {"SERVE_MANAGEMENT_SECRET": "X-Key=abc"},
+    "management_secret": {"SERVE_MANAGEMENT": "secret"},
 }
 
 
@@ -52,7 +96,7 @@ def test_these_tests_know_every_setting() -> None:
 def test_each_setting_is_read_from_each_of_its_variables(name: str) -> None:
     text, value, _ = VALUES[name]
     for variable in row(name).variables:
-        assert getattr(read(**{variable: f" {text} "}), name) == value
+        assert getattr(read(**COMPANIONS.get(name, {}), **{variable: f" {text} "}), name) == value
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, wrong) in VALUES.items() if wrong])
@@ -151,19 +195,19 @@ def test_sizes_in_mb_are_of_1024_times_1024_bytes_and_0_is_the_most() -> None:
 
 def test_models_of_the_platform_are_served_when_there_are_any(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
-    assert Settings().settled(MACHINE, tmp_path).model_repository == BUILT_IN_MODELS
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (BUILT_IN_MODELS,)
     (tmp_path / "resnet" / "1").mkdir(parents=True)
-    assert Settings().settled(MACHINE, tmp_path).model_repository == tmp_path
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
 
 
 def test_a_model_without_a_version_folder_is_one_by_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "ensemble").mkdir()
     (tmp_path / "ensemble" / "config.pbtxt").touch()
-    assert Settings().settled(MACHINE, tmp_path).model_repository == tmp_path
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
 
 
 def test_a_relative_repository_is_made_absolute() -> None:
-    assert read(SERVE_MODEL_REPOSITORY="models").model_repository == Path.cwd() / "models"
+    assert read(SERVE_MODEL_REPOSITORY="models").model_repositories == (Path.cwd() / "models",)
 
 
 def test_files_lie_in_the_run_folder() -> None:

@@ -193,6 +193,12 @@ def test_every_line_gets_the_name_of_its_process() -> None:
     assert pump(b"one\ntwo\r\nthree")[0] == "triton | one\ntriton | two\ntriton | three\n"
 
 
+def test_a_line_of_json_stays_one() -> None:
+    line = b'{"process":"nginx","path":"/\\u00e9","status":200}\n'
+    assert pump(line)[0] == line.decode()
+    assert pump(b'{"cut off": "her\n')[0] == 'triton | {"cut off": "her\n'
+
+
 def test_noise_is_dropped_and_errors_are_not() -> None:
     written, _ = pump(b"W no pinned memory\nE1121 pinned failure\n", r"^W .*pinned")
     assert written == "triton | E1121 pinned failure\n"
@@ -220,6 +226,8 @@ def test_undecodable_bytes_are_replaced() -> None:
         (b"Traceback\n  File x\nModuleNotFoundError: No module named 'y'\n\n",
          "ModuleNotFoundError: No module named 'y'"),
         (b"only this\n\n", "only this"),
+        (b'{"level":"error","message":"no model"}\n{"level":"info","message":"exit"}\n', "error: no model"),
+        (b'nginx: [emerg] no\n{"level":"error","status":500,"code":"internal_error"}\n', "nginx: [emerg] no"),
         (b"", ""),
     ],
 )  # fmt: skip

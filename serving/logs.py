@@ -1,0 +1,69 @@
+"""Log lines of the Flask app and of gunicorn: one JSON object per line, with the request's id, without payloads.
+
+The message of an exception may quote what a caller sent (`could not convert string to float: '…'`), so a trace
+names types, files and lines; the messages are added when SERVE_LOG_LEVEL is debug.
+"""
+
+import json
+import logging
+import sys
+import traceback
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+OURS = ("predictor", "serving", "clients")
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request that this thread works on
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON; `messages` says whether those of exceptions are shown."""
+
+    def __init__(self, messages: bool = False) -> None:
+        super().__init__()
+        self._messages = messages
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "process": "gunicorn",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        return json.dumps(line | self._exception(record), separators=(",", ":"))
+
+    def _exception(self, record: logging.LogRecord) -> dict[str, str]:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return {}
+        chain = list(_causes(error))
+        return {"exception": type(error).__name__, "trace": "\n".join(self._describe(cause) for cause in chain)}
+
+    def _describe(self, error: BaseException) -> str:
+        stack = traceback.extract_tb(error.__traceback__)
+        frames = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in stack]
+        said = f": {error}" if self._messages else ""
+        return "\n".join([f"{type(error).__name__}{said}", *frames])
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """The exception and those it came from, the last one first."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return chain
+
+
+def configure(level: str) -> logging.Handler:
+    """Ours from `level` on and other packages' from warning on, to stderr; the handler that writes them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(messages=level == "debug"))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level.upper())
+    return handler

@@ -1,0 +1,63 @@
+"""What the Flask app's routes use, made once per app."""
+
+from flask import current_app
+
+from serving.codecs import Limits
+from serving.hangups import HangUps
+from serving.health import Health
+from serving.loaded import LoadedModels
+from serving.machine import memory_limit
+from serving.management import Management
+from serving.memory import Budget
+from serving.metrics import Metrics
+from serving.multimodel import MultiModel
+from serving.pipeline import Pipeline
+from serving.registry import Registry
+from serving.settings import Settings
+from serving.triton.gateway import TritonGateway
+
+
+class Services:
+    """What the routes use, made once per app."""
+
+    def __init__(self, settings: Settings) -> None:
+        host = "127.0.0.1"
+        self.gateway = TritonGateway(
+            settings.triton_grpc_address,
+            f"{host}:{settings.triton_http_port}",
+            settings.grpc_timeout,
+            settings.triton_metrics_address,
+            settings.stream_timeout,
+            f"{host}:{settings.triton_sagemaker_port}",
+            settings.triton_secret if settings.allow_grpc else "",
+        )
+        self.registry = Registry(
+            self.gateway,
+            settings.model_repositories,
+            settings.default_model,
+            settings.model_clients,
+            settings.load_models,
+        )
+        limits = Limits(settings.max_image_pixels)
+        self.pipeline = Pipeline(self.gateway, limits, decoders=max(1, settings.inference_threads // settings.workers))
+        self.health = Health(self.registry, self.pipeline, settings.status_file)
+        self.hang_ups = HangUps()
+        self.ping_mode = settings.ping_mode
+        self.inference_type = settings.inference_type
+        self.execution_parameters = settings.execution_parameters
+        self.metrics = Metrics(settings.status_file)
+        self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
+        self.management = Management(settings.management, settings.management_secret)
+
+
+def multi_model(settings: Settings, registry: Registry) -> MultiModel:
+    """For SAGEMAKER_MULTI_MODEL=true."""
+    loaded = LoadedModels(settings.models_folder, settings.status_file)
+    budget = Budget(int(settings.model_memory_share * memory_limit()))
+    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout)
+
+
+def services() -> Services:
+    """The running app's."""
+    found: Services = current_app.extensions["serving"]
+    return found

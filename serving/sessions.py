@@ -1,0 +1,106 @@
+"""Sticky sessions of SageMaker, mapped to the sequences of Triton's sequence batcher.
+
+    X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> an id is made, sequence_start goes to Triton
+    X-Amzn-SageMaker-Session-Id: ID           -> the sequence goes on; Triton refuses one that it does not know
+    the same and sequence_end=true            -> sequence_end goes to Triton
+
+Nothing is kept here: Triton knows its sequences, so any worker can take any request.
+"""
+
+import secrets
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from serving.errors import InvalidRequest, SessionNotFound
+
+SESSION_ID = "X-Amzn-SageMaker-Session-Id"
+CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
+NEW_SESSION = "NEW_SESSION"
+SEQUENCE_END = "sequence_end"
+UNKNOWN_SEQUENCE = "must specify the START flag"  # what Triton says of one that has not begun or is over
+BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, for gRPC has no unsigned parameters
+
+
+@dataclass(frozen=True)
+class Sequencing:
+    """How a model's sequences are known: the datatype of their ids, and the seconds after which an idle one ends."""
+
+    id_type: str
+    idle_seconds: float
+
+    def new_id(self) -> str:
+        """One that nobody can guess, as far as its datatype allows; never 0, which means none."""
+        bits = BITS.get(self.id_type)
+        return uuid.uuid4().hex if bits is None else str(1 + secrets.randbelow(2**bits - 1))
+
+    def read_id(self, text: str) -> int | str:
+        """As Triton must get it; raises SessionNotFound for one that cannot be of this model."""
+        bits = BITS.get(self.id_type)
+        if bits is None:
+            return text
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**bits):
+            raise SessionNotFound(text)
+        return int(text)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One request's part of a session: `starts` it, `ends` it, or neither."""
+
+    sequencing: Sequencing
+    id: str
+    starts: bool
+    ends: bool
+
+    @classmethod
+    def of_one_request(cls, sequencing: Sequencing) -> "Session":
+        """For a request that names none: its instances are a whole sequence."""
+        return cls(sequencing, sequencing.new_id(), starts=True, ends=True)
+
+    def parameters(self, first: bool = True, last: bool = True) -> dict[str, bool | int | float | str]:
+        """For Triton; `first` and `last` say where a step stands among those of the request."""
+        return {
+            "sequence_id": self.sequencing.read_id(self.id),
+            "sequence_start": self.starts and first,
+            SEQUENCE_END: self.ends and last,
+        }
+
+    def headers(self) -> dict[str, str]:
+        """Of the reply. Expires never says more than is true: the time is cut to whole seconds."""
+        expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
+        begun = {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}
+        return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})
+
+
+def open_session(sequencing: Sequencing | None, header: str, ends: bool) -> Session | None:
+    """The session that a request's header names; None without a header and for a model without sequences."""
+    name = header.partition(";")[0].strip()  # the reply's header, Expires and all, may come back as it was
+    if sequencing is None or not name:
+        return None
+    if name == NEW_SESSION:
+        return Session(sequencing, sequencing.new_id(), starts=True, ends=ends)
+    sequencing.read_id(name)
+    return Session(sequencing, name, starts=False, ends=ends)
+
+
+@contextmanager
+def session_errors(session: Session | None) -> Iterator[None]:
+    """Turns what Triton says of an unknown sequence into SessionNotFound."""
+    try:
+        yield
+    except InvalidRequest as err:
+        if session is None or UNKNOWN_SEQUENCE not in str(err):
+            raise
+        raise SessionNotFound(session.id) from err
+
+
+def says_end(*places: Mapping[str, object]) -> bool:
+    """Whether one of them has sequence_end; raises InvalidRequest when it is not true or false."""
+    words: dict[object, bool] = {"true": True, "1": True, "false": False, "0": False}
+    given = [words.get(str(place[SEQUENCE_END]).lower()) for place in places if SEQUENCE_END in place]
+    if None in given:
+        raise InvalidRequest(f"'{SEQUENCE_END}' must be true or false")
+    return any(given)

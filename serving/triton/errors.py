@@ -1,0 +1,128 @@
+"""Triton's errors, from gRPC, HTTP and streams, made ours."""
+
+import http.client
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import orjson
+import urllib3
+
+from serving.errors import (
+    BackendDied,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotAcceptable,
+    Overloaded,
+    ServingError,
+    TritonTimeout,
+    TritonUnavailable,
+)
+
+ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: ModelNotReady,  # the registry knew the model: it has just been unloaded
+    grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
+    grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels what it has when it is stopped
+    grpc.StatusCode.ABORTED: TritonUnavailable,
+    grpc.StatusCode.UNKNOWN: InferenceFailed,
+    grpc.StatusCode.INTERNAL: InferenceFailed,
+    grpc.StatusCode.UNIMPLEMENTED: InferenceFailed,
+    grpc.StatusCode.DATA_LOSS: InferenceFailed,
+    grpc.StatusCode.PERMISSION_DENIED: InferenceFailed,
+    grpc.StatusCode.UNAUTHENTICATED: InferenceFailed,
+}
+HTTP_ERRORS: dict[int, type[ServingError]] = {  # what http_server.cc answers, by status
+    400: InvalidRequest,
+    404: ModelNotReady,
+    500: InferenceFailed,
+    501: InvalidRequest,
+    503: ModelNotReady,
+}
+PARSE_ERRORS = ("Unable to parse", "failed to parse")  # the caller's mistake, though Triton answers 500
+DEAD_BACKEND = re.compile(r"Stub process '.*' is not healthy")
+DECOUPLED = "doesn't support models with decoupled transaction policy"
+ONLY_STREAMS = (
+    "the model gives any number of responses to a request (it is decoupled): ask for them with "
+    "Accept: text/event-stream or Accept: application/jsonlines"
+)
+# An error within a stream comes as a text without its status: asked for the status (triton_grpc_error), Triton
+# 24.10 crashes. These are the texts of infer_request.cc about a request that is wrong.
+MISTAKES = re.compile(r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) |input ')")
+NOT_ANSWERING = "tritonserver is not answering; it is being started (again): try again shortly"
+TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT (streams: SERVE_STREAM_TIMEOUT)"
+
+
+def to_serving_error(err: grpc.RpcError) -> ServingError:
+    """One of ours for any gRPC error."""
+    code, details = err.code(), without_trace(err.details() or "")
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("Request for unknown model"):
+        return ModelNotReady(details)
+    if DECOUPLED in details:
+        return NotAcceptable(ONLY_STREAMS)
+    if DEAD_BACKEND.search(details):
+        return BackendDied(NOT_ANSWERING)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TritonTimeout(TOO_LATE)
+    if ERRORS[code] is TritonUnavailable:
+        return TritonUnavailable(NOT_ANSWERING)
+    return ERRORS[code](details)
+
+
+def to_http_error(status: int, body: bytes) -> ServingError:
+    """One of ours for a status of Triton's HTTP endpoint and its {"error": …}."""
+    try:
+        message = str(orjson.loads(body)["error"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = f"Triton answered {status}"
+    if DECOUPLED in message:
+        return NotAcceptable(ONLY_STREAMS)
+    if DEAD_BACKEND.search(message):
+        return BackendDied(NOT_ANSWERING)
+    if message.startswith(PARSE_ERRORS):
+        return InvalidRequest(message)
+    return HTTP_ERRORS.get(status, InferenceFailed)(without_trace(message))
+
+
+def to_stream_error(message: str) -> ServingError:
+    """One of ours for an error within a stream."""
+    if message.startswith("Request for unknown model"):
+        return ModelNotReady(message)
+    if DEAD_BACKEND.search(message):
+        return BackendDied(NOT_ANSWERING)
+    return (InvalidRequest if MISTAKES.match(message) else InferenceFailed)(without_trace(message))
+
+
+def without_trace(message: str) -> str:
+    """Triton's python backend ends its messages with a traceback; callers need the first part only."""
+    return message.split("\n\nAt:\n")[0].strip()
+
+
+def never_sent(err: grpc.RpcError) -> bool:
+    """Whether no connection was there to send it on."""
+    return err.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in (err.details() or "").lower()
+
+
+@contextmanager
+def serving_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as err:
+        raise to_serving_error(err) from err
+
+
+@contextmanager
+def http_errors() -> Iterator[None]:
+    try:
+        yield
+    except (urllib3.exceptions.TimeoutError, TimeoutError) as err:
+        raise TritonTimeout(TOO_LATE) from err
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as err:
+        raise TritonUnavailable(NOT_ANSWERING) from err

@@ -1,0 +1,131 @@
+"""What a row of the table is: a request to both servers, and what of their answers is compared."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conformance import wire
+from tests.conformance.wire import Answer, Headers
+
+BINARY = "application/vnd.sagemaker-triton.binary+json"
+SHOWN = 320
+REQUEST_ID = re.compile(r'("request_id": ?")[^"]*')
+SAME, IMPROVEMENT, BUG = "same", "improvement", "BUG"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two servers: its port, what starts it again, the path of an invocation; of multi-model archives
+    their folder, what begins their names in this run, and a folder that is elsewhere."""
+
+    port: int
+    revive: Callable[[], None] = lambda: None
+    path: str = "/invocations"
+    archives: Path = Path("/opt/ml/models")
+    token: str = ""
+    elsewhere: Path = Path()
+
+    def archive(self, name: str) -> Path:
+        """Where the platform unpacks that archive."""
+        return self.archives / f"{self.token}.{name}" / "model"
+
+
+Ask = Callable[[Side], str]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """One row. `improvement` says why our answer differs; without it both must be the same."""
+
+    section: str
+    title: str
+    ask: Ask
+    improvement: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A behaviour and what the two servers answered."""
+
+    behaviour: Behaviour
+    native: str
+    ours: str
+
+    @property
+    def verdict(self) -> str:
+        """BUG also for an improvement that is none any more."""
+        if self.native == self.ours:
+            return BUG if self.behaviour.improvement else SAME
+        return IMPROVEMENT if self.behaviour.improvement else BUG
+
+
+def shown(answer: Answer) -> str:
+    """An answer in the form that is compared and shown: an error by its status and that it has a text."""
+    if answer.status == 0:
+        return "hangs up"
+    interim = f"{answer.interim}, then " if answer.interim else ""
+    if not answer.body:
+        return f"{interim}{answer.status}, no body"
+    if answer.status >= 400:
+        return f"{interim}{answer.status} {_error(answer.body)}"
+    return f"{interim}{answer.status} {_short(answer.content_type)} {body_text(answer)}"
+
+
+def body_text(answer: Answer) -> str:
+    """JSON as it came; what is binary behind it in hexadecimal digits."""
+    size = re.search(r"json-header-size=(\d+)", answer.content_type)
+    length = int(size[1]) if size else len(answer.body)
+    binary = answer.body[length:]
+    text = answer.body[:length].decode("utf-8", "replace")
+    return _cut(text) + (f" + {len(binary)} bytes {_cut(binary.hex())}" if size else "")
+
+
+def _cut(text: str) -> str:
+    text = REQUEST_ID.sub(r"\1…", text.replace("\n", "⏎"))
+    return text if len(text) <= SHOWN else f"{text[:80]}… ({len(text)} characters)"
+
+
+def _short(content_type: str) -> str:
+    return content_type.replace("application/vnd.sagemaker-triton.", "…")
+
+
+def _error(body: bytes) -> str:
+    try:
+        message = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return "something else than an error in JSON"
+    return '{"error"}' if isinstance(message, str) and message else "an empty error"
+
+
+def get(path: str, method: str = "GET", see: Callable[[Answer], str] = shown) -> Ask:
+    """A request without a body."""
+    return lambda side: see(wire.send(side.port, method, path))
+
+
+def post(
+    body: object, headers: Headers | None = None, see: Callable[[Answer], str] = shown, method: str = "POST"
+) -> Ask:
+    """An invocation; what is neither bytes nor a string is sent as JSON."""
+    data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else compact(body)
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    return lambda side: see(wire.send(side.port, method, side.path, sent, data))
+
+
+def binary(header: object, blob: bytes, content_type: str = f"{BINARY};json-header-size=LENGTH") -> Ask:
+    """An invocation with binary tensors behind the JSON; LENGTH stands for the JSON's."""
+    data = compact(header) if header is not None else b""
+    return post(data + blob, {"Content-Type": content_type.replace("LENGTH", str(len(data)))})
+
+
+def compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def tensor(name: str, datatype: str, shape: list[int], data: object = None, **parameters: object) -> dict[str, object]:
+    """A KServe v2 input; `parameters` are its own."""
+    value: dict[str, object] = {"name": name, "shape": shape, "datatype": datatype}
+    if data is not None:
+        value["data"] = data
+    return value | ({"parameters": parameters} if parameters else {})

@@ -1,0 +1,73 @@
+"""The models and archives of the rows."""
+
+from pathlib import Path
+
+from tests.harness import ONE_INSTANCE, make_identity, make_scale
+from tests.streaming_models import make_echo, make_teller
+
+TALKER = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Gives the text back; "fail TEXT" fails with that text."""
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(r, "text_input").as_numpy()) for r in requests]
+
+    def answer(self, text):
+        said = text.reshape(-1)[0].decode()
+        if said.startswith("fail "):
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(said[5:]))
+        if said.startswith("raise "):
+            raise ValueError(said[6:])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])
+'''
+BROKEN = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise RuntimeError("TEXT")
+"""
+TEXTS = (
+    'input { name: "text_input" data_type: TYPE_STRING dims: [1] }\n'
+    'output { name: "text_output" data_type: TYPE_STRING dims: [1] }\n'
+)
+
+
+def make_single_repository(repository: Path) -> None:
+    """`scale`, `identity`, `echo`, `teller` and the ensemble `chain` of `first` and `second`."""
+    make_identity(repository)
+    make_scale(repository)
+    make_echo(repository)
+    make_teller(repository)
+    make_ensemble(repository)
+
+
+def make_talker(folder: Path) -> None:
+    """One text in, one text out, or a failure."""
+    _write(folder, f'backend: "python"\n{TEXTS}{ONE_INSTANCE}', TALKER)
+
+
+def make_broken(folder: Path, text: str) -> None:
+    """Its load fails with this text."""
+    _write(folder, f'backend: "python"\n{TEXTS}{ONE_INSTANCE}', BROKEN.replace("TEXT", text))
+
+
+def make_ensemble(folder: Path, parts: tuple[str, str] = ("first", "second")) -> None:
+    """`chain`, of two parts that are talkers."""
+    for part in parts:
+        make_talker(folder / part)
+    steps = ",\n".join(
+        f'{{ model_name: "{part}" model_version: -1\n'
+        f'input_map {{ key: "text_input" value: "{given}" }} output_map {{ key: "text_output" value: "{made}" }} }}'
+        for part, given, made in ((parts[0], "text_input", "between"), (parts[1], "between", "text_output"))
+    )
+    config = f'platform: "ensemble"\n{TEXTS}ensemble_scheduling {{ step [ {steps} ] }}\n'
+    (folder / "chain" / "1").mkdir(parents=True)
+    (folder / "chain" / "config.pbtxt").write_text(config)
+
+
+def _write(folder: Path, config: str, model: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(model)
+    (folder / "config.pbtxt").write_text(config)

@@ -1,0 +1,110 @@
+"""Native Triton as NVIDIA's SageMaker image starts it (docker/sagemaker/serve), from the same repository."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from serving import tritonserver
+from tests.conformance import wire
+from tests.harness import free_port, wait_until
+
+PLATFORM = Path("/opt/ml/models")
+VIEW = 'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models && exec "$0" "$@"'
+UNSHARED = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+START_SECONDS, STOP_SECONDS = 60.0, 15.0
+BACKENDS = ("python", "onnxruntime")
+NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
+
+
+class Native:
+    """One tritonserver with its SageMaker endpoint at `port`; `options` are added to its command line."""
+
+    def __init__(
+        self,
+        folder: Path,
+        repository: Path,
+        options: Sequence[str],
+        health: str = "/ping",
+        view: Sequence[str] = (),
+        **variables: str,
+    ) -> None:
+        self._health, self._shared_memory = health, f"conformance-{secrets.token_hex(6)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port, self.log = free_port(), folder / "native.log"
+        self._command = [
+            *view,
+            str(tritonserver.binary()),
+            f"--model-repository={repository}",
+            f"--backend-directory={tritonserver.backend_directory()}",
+            "--model-config-name=cpu",
+            "--model-control-mode=explicit",
+            "--model-namespacing=true",
+            *(f"--backend-config={name},shm-region-prefix-name={self._shared_memory}" for name in BACKENDS),
+            *(option.replace("PORT", str(self.port)) for option in options),
+        ]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
+        self._environ = tritonserver.environment(inherited) | variables
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._command, env=self._environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def revive(self) -> None:
+        """Starts it again, whatever is left of it."""
+        self.process.kill()
+        self.stop()
+        self.process = self._start()
+        self.wait_ready()
+
+    def wait_ready(self) -> "Native":
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"tritonserver has ended:\n{self.log.read_text(errors='replace')[-3000:]}")
+            with contextlib.suppress(OSError):
+                return wire.send(self.port, "GET", self._health).status == 200
+            return False
+
+        wait_until(ready, START_SECONDS, f"native's {self._health} is 200")
+        return self
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to its group; what it leaves in shared memory goes too."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for left in Path("/dev/shm").glob(f"{self._shared_memory}*"):
+            left.unlink(missing_ok=True)
+
+
+def single(folder: Path, repository: Path, model: str) -> Native:
+    """Single-model mode: only the default model, and its parts, is loaded."""
+    options = ["--allow-sagemaker=true", "--sagemaker-port=PORT", *NOT_OFFERED, f"--load-model={model}"]
+    return Native(folder, repository, options, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=model)
+
+
+def multi(folder: Path, archives: Path) -> Native:
+    """Multi-model mode: a dummy repository. It takes an archive with config.pbtxt at its root below
+    /opt/ml/models only: so where `archives` is another folder, that is what it sees there."""
+    (folder / "dummy").mkdir(parents=True)
+    options = ["--allow-sagemaker=true", "--sagemaker-port=PORT", *NOT_OFFERED]
+    view = () if archives == PLATFORM else (*UNSHARED, VIEW.format(archives))
+    return Native(folder, folder / "dummy", options, view=view, SAGEMAKER_MULTI_MODEL="true")
+
+
+def generating(folder: Path, repository: Path, model: str) -> Native:
+    """Triton's HTTP endpoint, whose generate the SageMaker endpoint of newer versions calls for /invocations."""
+    options = [
+        "--http-address=127.0.0.1", "--http-port=PORT", "--allow-grpc=false", "--allow-metrics=false",
+        f"--load-model={model}",
+    ]  # fmt: skip
+    return Native(folder, repository, options, health="/v2/health/ready")

@@ -1,0 +1,97 @@
+"""CONTRACT section 3, rows 4, 8 and 9: what stops a start. Native's rules are a shell script of its image
+(docker/sagemaker/serve), which is not part of tritonserver: its answers are those that the script gives."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import requests
+
+from tests.conformance.behaviours import Ask, Behaviour, Side
+from tests.conformance.models import make_broken, make_talker
+from tests.harness import Server, wait_until
+
+SCRIPT = Side(0)
+SECONDS = 40.0
+STOPS = "does not start, and says why"
+MANY = "without a name all of them are served by theirs"
+Fill = Callable[[Path], None]
+
+
+def start(fill: Fill, native: str, words: tuple[str, ...], **variables: str) -> Ask:
+    """Starts ours on a repository; `words` must stand in what it says when it stops."""
+
+    def asked(side: Side) -> str:
+        if side is SCRIPT:
+            return native
+        with tempfile.TemporaryDirectory(prefix="start-") as name:
+            return _observe(Path(name), fill, words, variables)
+
+    return asked
+
+
+def _observe(folder: Path, fill: Fill, words: tuple[str, ...], variables: dict[str, str]) -> str:
+    (folder / "models").mkdir()
+    fill(folder / "models")
+    server = Server(folder, folder / "models", **({"SERVE_WORKERS": "1"} | variables))
+    try:
+        wait_until(lambda: server.process.poll() is not None or server.ping() == 200, SECONDS, "it starts or stops")
+        return _describe(server, words)
+    finally:
+        server.stop()
+
+
+def _describe(server: Server, words: tuple[str, ...]) -> str:
+    said = server.output()
+    missing = [word for word in words if word not in said]
+    if server.process.poll() is None:
+        served = requests.get(f"{server.url}/models", timeout=10).json()["models"]
+        names = [m["name"] for m in served if any(v["state"] == "READY" for v in m["versions"])]
+        warns = _unless(missing, ", and warns") if words else ""
+        return f"starts{warns}; loaded: {', '.join(names)}"
+    return f"does not start{_unless(missing, ', and says why')}"
+
+
+def _unless(missing: list[str], text: str) -> str:
+    return f", without a word of {', '.join(missing)}" if missing else text
+
+
+def _nothing(folder: Path) -> None:
+    """An empty repository."""
+
+
+def _one(folder: Path) -> None:
+    make_talker(folder / "one")
+
+
+def _two(folder: Path) -> None:
+    make_talker(folder / "one")
+    make_talker(folder / "two")
+
+
+def _broken(folder: Path) -> None:
+    make_broken(folder / "one", "these words")
+
+
+DEFAULT = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+KIND = "SAGEMAKER_TRITON_INFERENCE_TYPE"
+WARNS = "starts, and warns; loaded: one"
+ROWS = [
+    Behaviour("8", "config.pbtxt at the repository's root", start(make_talker, STOPS, ("config.pbtxt",))),
+    Behaviour("8", "A default model without a folder", start(_one, STOPS, ("absent",), **{DEFAULT: "absent"})),
+    Behaviour("8", "No model", start(_nothing, STOPS, ("model",))),
+    Behaviour("8", "One model and no name", start(_one, WARNS, ("WARNING", "one"))),
+    Behaviour("8", "Two models and no name", start(_two, STOPS, ()), MANY),
+    Behaviour("8", "Two models and a name: only that is loaded",
+              start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})),
+    Behaviour("8", "A default model that cannot be loaded",
+              start(_broken, STOPS, ("these words",), SERVE_START_TIMEOUT="5", **{DEFAULT: "one"})),
+]  # fmt: skip
+VARIABLES = [
+    Behaviour("4", "SAGEMAKER_TRITON_INFERENCE_TYPE=guess",
+              start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"})),
+    Behaviour("8", "A port outside of SAGEMAKER_SAFE_PORT_RANGE",
+              start(_one, "starts; loaded: one", ("SAGEMAKER_SAFE_PORT_RANGE",), SAGEMAKER_SAFE_PORT_RANGE="1000-1010",
+                    SAGEMAKER_TRITON_ALLOW_METRICS="true", SAGEMAKER_TRITON_METRICS_PORT="8002"),
+              "it does not start: nothing listens outside of the range"),
+]  # fmt: skip

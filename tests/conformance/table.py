@@ -1,0 +1,86 @@
+"""The table: every behaviour observed on both servers, and docs/conformance.md made of it."""
+
+import html
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from tests.conformance.behaviours import BUG, IMPROVEMENT, SAME, Behaviour, Observed, Side
+from tests.conformance.scenarios import SCENARIOS, Scenario
+from tests.harness import ROOT
+
+PAGE = ROOT / "docs" / "conformance.md"
+AT_ONCE = 3  # scenarios
+INTRODUCTION = """\
+# Side by side with native Triton
+
+Made by `python -m tests.conformance`, and held true by the tests: every row was asked of tritonserver 2.51.0
+(24.10) with its own SageMaker endpoint, started as NVIDIA's SageMaker image starts it, and of `serve`, with the
+same models and the same bytes. The sections are those of what native's users have today:
+
+1 /ping and routes, 2 JSON invocations, 3 binary tensors, 4 generate, 5 errors, 6 multi-model endpoints, 7 out of
+memory, 8 start-up of a single model, 9 start-up for many.
+
+"same" compares the status, the body byte for byte and its Content-Type; of an error only the status and that a
+text is there (`{"error"}`), as ours has more fields and often another text. `…binary+json` is short for
+`application/vnd.sagemaker-triton.binary+json`, ⏎ is a line's end.
+
+Two things of native's are not in this version of tritonserver: SAGEMAKER_TRITON_INFERENCE_TYPE, which newer
+versions answer as `/v2/models/MODEL/generate` and `generate_stream` (so these two were asked), and the start-up
+rules, which are a shell script of NVIDIA's image (so its rules stand in section 8, not observations).
+"""
+
+
+def observe() -> list[Observed]:
+    """Every row, in the table's order."""
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+        longest_first = sorted(SCENARIOS, key=lambda scenario: scenario.seconds, reverse=True)
+        runs = {s.name: pool.submit(_run, s, Path(folder) / s.name) for s in longest_first}
+        return [row for scenario in SCENARIOS for row in runs[scenario.name].result()]
+
+
+def _run(scenario: Scenario, folder: Path) -> list[Observed]:
+    folder.mkdir()
+    with scenario.started(folder) as (native, ours), ThreadPoolExecutor(2) as pool:
+        return [Observed(row, *pool.map(partial(_answer, row), (native, ours))) for row in scenario.rows]
+
+
+def _answer(row: Behaviour, side: Side) -> str:
+    answer = row.ask(side)
+    if "hangs up" in answer or "the next request: 5" in answer:
+        side.revive()
+    return answer
+
+
+def render(rows: Sequence[Observed]) -> str:
+    """The page."""
+    counts = Counter(row.verdict for row in rows)
+    counted = f"{len(rows)} behaviours: {counts[SAME]} the same, {counts[IMPROVEMENT]} improved, {counts[BUG]} bugs."
+    return "\n".join([INTRODUCTION, counted, *_sections(rows), ""])
+
+
+def _sections(rows: Sequence[Observed]) -> Iterator[str]:
+    for scenario in SCENARIOS:
+        yield f"\n## {scenario.title}\n\n| Section | Behaviour | Native | Ours | Verdict |\n|---|---|---|---|---|"
+        for row in rows:
+            if any(row.behaviour is own for own in scenario.rows):
+                yield _line(row)
+
+
+def _line(row: Observed) -> str:
+    verdict = f"improvement: {row.behaviour.improvement}" if row.verdict == IMPROVEMENT else row.verdict
+    ours = "as native" if row.native == row.ours else _code(row.ours)
+    cells = [row.behaviour.section, _plain(row.behaviour.title), _code(row.native), ours, _plain(verdict)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(text: str) -> str:
+    return f"<code>{_plain(text)}</code>"
+
+
+def _plain(text: str) -> str:
+    """Characters that a table's cell would take for its own."""
+    return html.escape(text, quote=False).replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")

@@ -1,0 +1,23 @@
+"""Side by side with native Triton: every difference is explained, and docs/conformance.md shows what is so."""
+
+import pytest
+
+from tests.conformance.behaviours import BUG, Observed
+from tests.conformance.table import PAGE, observe, render
+
+
+@pytest.fixture(scope="module")
+def observed() -> list[Observed]:
+    return observe()
+
+
+def test_every_difference_from_native_triton_is_an_improvement_that_is_listed(observed: list[Observed]) -> None:
+    assert [row for row in observed if row.verdict == BUG] == []
+
+
+def test_the_page_shows_what_was_observed(observed: list[Observed]) -> None:
+    assert render(observed).splitlines() == PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_section_of_the_contract_has_rows(observed: list[Observed]) -> None:
+    assert {row.behaviour.section for row in observed} == set("123456789")
