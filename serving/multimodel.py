@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from serving.errors import (
     ModelNotLoaded,
     ModelNotReady,
     OutOfMemory,
+    ServingError,
     TritonTimeout,
 )
 from serving.loaded import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
@@ -68,6 +69,7 @@ class MultiModel:
             except TritonTimeout:  # it may still be loaded: the next call for it undoes that
                 raise
             except BaseException:
+                self._unload_parts(model)
                 self._forget(model)
                 raise
             self.loaded.write(replace(model, state=READY))
@@ -183,6 +185,15 @@ class MultiModel:
             if status not in (200, 404):
                 raise LoadFailed(f"'{model.target}' cannot be unloaded: {message}")
             self._forget(model)
+
+    def _unload_parts(self, model: LoadedModel) -> None:
+        """Of an ensemble that fails Triton keeps the parts that were loaded before, unseen. It tells parts of one name
+        in several archives not apart: one that another archive has too is left alone."""
+        others = [other for other in self.loaded.all() if other.name != model.name]
+        taken = {name for other in others for name in (other.triton_name, *other.parts)}
+        with self.loaded.unused(REPOSITORIES, self.timeout), suppress(ServingError):
+            for part in set(model.parts) - taken:
+                self.gateway.unload(part)
 
     def _forget(self, model: LoadedModel) -> None:
         self.loaded.remove(model)

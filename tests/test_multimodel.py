@@ -285,6 +285,20 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     assert running.unload("broken").status_code == 200
 
 
+def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: Container) -> None:
+    wait_until(lambda: running.stubs() == len(LOADED), 5, "one process for each loaded model")
+    archive = running.path("half")
+    make_ensemble(archive, 2, "half", initialize="time.sleep(1); raise ValueError('it cannot start')")
+    make_model(archive / "sound")
+    config = archive / "whole/config.pbtxt"
+    sound = 'step { model_name: "sound" model_version: -1 input_map { key: "x" value: "x" } '
+    sound += 'output_map { key: "y" value: "m" } } step {'
+    text = config.read_text().replace('input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }')
+    config.write_text(text.replace("step {", sound, 1))
+    expect(running.load("half", "half"), 400, "load_failed", "part")
+    wait_until(lambda: running.stubs() == len(LOADED), 5, "the sound part is gone too")
+
+
 def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:
     names = ["slow_1", "slow_2"]
     for name in names:
