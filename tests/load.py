@@ -14,13 +14,14 @@ class Load:
     """`callers` threads that call `request` until they are stopped; a call is a new connection.
 
     `answers` counts "STATUS code" of every reply; `refused` counts connections that nobody took or that were
-    closed before a byte of a reply; `slowest` is in seconds.
+    closed before a byte of a reply, `cut` replies that ended too early; `slowest` is in seconds.
     """
 
     request: Callable[[int], requests.Response]
     callers: int
     answers: Counter[str] = field(default_factory=Counter)
     refused: int = 0
+    cut: int = 0
     slowest: float = 0.0
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -46,6 +47,10 @@ class Load:
                 with self._lock:
                     self.refused += 1
                 time.sleep(0.05)
+                continue
+            except requests.exceptions.ChunkedEncodingError:
+                with self._lock:
+                    self.cut += 1
                 continue
             with self._lock:
                 self.answers[_name(reply)] += 1

@@ -57,13 +57,17 @@ def test_the_example_of_an_own_model_works_as_it_stands(tmp_path: Path) -> None:
     try:
         call = re.search(r"(curl [^\n]*model_name=iris.*?)\n```\n\n```json\n(.*?)\n```", README, re.DOTALL)
         assert call
-        command = call[1].replace("http://localhost:8080", server.url)
-        reply = subprocess.run([*shlex.split(command), "-s"], capture_output=True, check=True).stdout
+        reply = subprocess.run(words(call[1], server), capture_output=True, check=True).stdout
         shown, got = json.loads(call[2]), json.loads(reply)
         assert got["predictions"][0].pop("score") == pytest.approx(shown["predictions"][0].pop("score"), abs=1e-4)
         assert got == shown
     finally:
         assert server.stop() == 0
+
+
+def words(command: str, server: Server) -> list[str]:
+    """A command of the README, for this server, as a shell would split it."""
+    return [*shlex.split(command.replace("\\\n", " ").replace("http://localhost:8080", server.url)), "-s"]
 
 
 CALLS = re.findall(r"(curl [^\n]*model_name=(resnet|yolov5|bert).*?)\n```\n\n```json\n(.*?)\n```", README, re.DOTALL)
@@ -73,8 +77,7 @@ CALLS = re.findall(r"(curl [^\n]*model_name=(resnet|yolov5|bert).*?)\n```\n\n```
 def test_each_curl_line_gives_the_answer_that_the_readme_shows(
     server: Server, command: str, name: str, shown: str
 ) -> None:
-    words = shlex.split(command.replace("http://localhost:8080", server.url))
-    reply = json.loads(subprocess.run([*words, "-s"], capture_output=True, check=True, cwd=ROOT).stdout)
+    reply = json.loads(subprocess.run(words(command, server), capture_output=True, check=True, cwd=ROOT).stdout)
     assert_alike(reply, json.loads(shown.replace(", …]", "]")))
 
 

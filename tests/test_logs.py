@@ -135,7 +135,7 @@ def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> 
     body = {"model_name": "sleeper", "instances": [0], "parameters": {"mistake": "raise"}}
     _, request_id = send(server, json=body)
     [line] = lines_of(server, request_id, "gunicorn")
-    assert (line["level"], line["logger"], line["exception"]) == ("error", "predictor", "InferenceFailed")
+    assert (line["level"], line["logger"], line["exception"]) == ("error", "serving.replies", "InferenceFailed")
     assert "failed in postprocess (KeyError)" in line["message"]
     assert re.search(r"KeyError\n(.*\n)*  .*/sleeper/client.py:\d+ in postprocess$", line["trace"])
 
