@@ -22,7 +22,7 @@ test: models lint
 
 lint: .venv/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy . serve
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
