@@ -5,6 +5,7 @@ from pathlib import Path
 
 from serving.machine import gpu_count
 from serving.settings import SECRET_KEY, Settings
+from serving.values import bracketed
 
 MANAGING = "model-repository,shared-memory,trace,logging"  # groups of gRPC's calls, as Triton names them
 
@@ -12,7 +13,7 @@ MANAGING = "model-repository,shared-memory,trace,logging"  # groups of gRPC's ca
 def flags(settings: Settings) -> dict[str, object]:
     """The options that are given once: name -> value."""
     return _guard(settings) | {
-        "grpc-address": _bracketed(settings.triton_grpc_host),
+        "grpc-address": bracketed(settings.triton_grpc_host),
         "metrics-address": _named(settings.triton_metrics_host),
         "http-thread-count": settings.triton_threads,
         "buffer-manager-thread-count": settings.buffer_manager_threads,
@@ -63,10 +64,6 @@ def python_backends(folder: Path) -> list[str]:
 
 def _word(value: bool) -> str:
     return str(value).lower()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _named(host: str) -> str:

@@ -435,8 +435,7 @@ def _largest_body(megabytes: float, payload: int) -> float:
 
 def _reached(host: str) -> str:
     """What to call to reach a server that listens there."""
-    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
+    return forms.bracketed({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host))
 
 
 def _auto_workers(machine: Machine) -> int:

@@ -59,3 +59,8 @@ def parse_token(text: str) -> str:
 def parse_arguments(text: str) -> tuple[str, ...]:
     """Words as a shell splits them; ValueError for a quotation that does not end."""
     return tuple(shlex.split(text))
+
+
+def bracketed(host: str) -> str:
+    """An address as it stands before a port: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host

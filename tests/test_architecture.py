@@ -48,7 +48,7 @@ def test_only_the_gateway_talks_to_triton(path: Path) -> None:
                                   "serving/machine.py", "serving/tritonserver.py",
                                   "serving/cloudwatch.py", "serving/repositories.py", "serving/ports.py",
                                   "serving/values.py", "serving/commandline.py", "serving/explain.py",
-                                  "serving/setting.py", "serving/contradictions.py"])  # fmt: skip
+                                  "serving/setting.py", "serving/contradictions.py", "serving/edge.py"])  # fmt: skip
 def test_pid_1_needs_nothing_but_the_standard_library(name: str) -> None:
     tops = {found.split(".")[0] for found in imports(ROOT / name)}
     assert tops - STANDARD <= {"serving"}
