@@ -143,7 +143,7 @@ def _predict(
     done = services().pipeline.predict(served, version, body.items, given, g.request_id, session)
     g.model_version = done.version
     if picture:
-        drawn = client.draw(done.instances[0], done.predictions[0])
+        drawn = client.draw(done.instance, done.predictions[0])
         return Response(encode_image(drawn, picture), mimetype=picture)
     return json_reply(_reply(served, done, body))
 

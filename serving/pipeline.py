@@ -29,11 +29,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Predictions:
-    """One prediction per instance, the decoded instances, and the version that answered."""
+    """One prediction per instance, the version that answered, and the first instance, decoded."""
 
     version: str
     predictions: list[Any]
-    instances: list[Any]
+    instance: Any = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,11 @@ class Pipeline:
         client = served.require_client()
         checked = client.read_parameters(parameters)
         waiting: deque[tuple[_Batch, Call]] = deque()
-        done = Predictions("", [], [])
+        done = Predictions("", [])
         steps = _Steps.of(served, items, session)
         try:
-            for first, chunk in steps:
-                batch = self._prepare(client, first, chunk)
-                flags = steps.flags(first, chunk)
+            for first, batch in self._batches(client, steps):
+                flags = steps.flags(first, len(batch.instances))
                 call = self.gateway.start(served.model.name, version, batch.inputs, request_id, flags)
                 waiting.append((batch, call))
                 if len(waiting) >= steps.ahead:
@@ -109,19 +108,38 @@ class Pipeline:
         client = served.require_client()
         checked = client.read_parameters(parameters)
         steps = _Steps.of(served, items, session)
-        for first, chunk in steps:
-            batch = self._prepare(client, first, chunk)
-            flags = steps.flags(first, chunk)
+        for first, batch in self._batches(client, steps):
+            flags = steps.flags(first, len(batch.instances))
             inputs = raw_tensors(batch.inputs)
             with closing(self.gateway.stream(served.model.name, version, inputs, request_id, flags)) as responses:
                 started(responses)
                 for reply in responses:
                     yield Part(reply.version, first, self._postprocess(client, batch, reply, checked))
 
+    def _batches(self, client: ModelClient, steps: "_Steps") -> Iterator[tuple[int, _Batch]]:
+        """Each with the number of its first instance."""
+        first = 0
+        while first < len(steps.items):
+            batch = self._prepare(client, first, steps.items[first : first + steps.size])
+            yield first, batch
+            first += len(batch.instances)
+
+    def _decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
+        """As many of the items, at least one, as have together hardly more pixels than one image may have: a small
+        body can hold many large images."""
+        instances: list[Any] = []
+        pixels = 0
+        for at, item in enumerate(items):
+            instances.append(item.decode(client.codec, self.limits, first + at))
+            pixels += client.codec.pixels(instances[-1])
+            if pixels >= self.limits.max_image_pixels:
+                break
+        return instances
+
     def _prepare(self, client: ModelClient, first: int, items: Sequence[Item]) -> _Batch:
         with self._turn:
             with stage("decode"):
-                instances = [item.decode(client.codec, self.limits, first + at) for at, item in enumerate(items)]
+                instances = self._decode(client, first, items)
             with stage("preprocess"):
                 tensors = self._preprocess(client, first, instances)
         names = {spec.name for spec in client.model.inputs}
@@ -141,7 +159,8 @@ class Pipeline:
     ) -> Predictions:
         reply = call.result()
         predictions = self._postprocess(client, batch, reply, parameters)
-        return Predictions(reply.version, done.predictions + predictions, done.instances + batch.instances)
+        instance = batch.instances[0] if not done.predictions else done.instance
+        return Predictions(reply.version, done.predictions + predictions, instance)
 
     def _postprocess(
         self, client: ModelClient, batch: _Batch, reply: Reply, parameters: Mapping[str, Any]
@@ -180,15 +199,11 @@ class _Steps:
             return cls(items, 1, 1, session)
         return cls(items, served.model.max_batch_size or 1, AHEAD, None)
 
-    def __iter__(self) -> Iterator[tuple[int, Sequence[Item]]]:
-        for first in range(0, len(self.items), self.size):
-            yield first, self.items[first : first + self.size]
-
-    def flags(self, first: int, chunk: Sequence[Item]) -> Parameters:
-        """What Triton must know of this step's place in its sequence."""
+    def flags(self, first: int, count: int) -> Parameters:
+        """What Triton must know of the place in its sequence of `count` instances from `first` on."""
         if self.session is None:
             return {}
-        return self.session.parameters(first=first == 0, last=first + len(chunk) == len(self.items))
+        return self.session.parameters(first=first == 0, last=first + count == len(self.items))
 
 
 def _run(client: ModelClient, step: str, function: Callable[[], Result]) -> Result:

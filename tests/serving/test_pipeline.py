@@ -1,0 +1,109 @@
+"""Instances become batches, bounded in number and in pixels, and predictions in the same order."""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clients.base import Model, ModelClient, Tensors, TensorSpec
+from serving.codecs import IMAGE, Limits
+from serving.errors import DecodingError, InferenceFailed
+from serving.invocation import Item
+from serving.pipeline import Pipeline
+from serving.registry import ServedModel
+from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import Reply
+
+
+class Brightness(ModelClient):
+    """An image's first pixel, sent to a model that gives back what it gets."""
+
+    codec = IMAGE
+    example = b""
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        rows = [np.asarray(image)[0, 0, 0] for image in instances]
+        return {"x": np.array(rows, np.float32)[:, None], "not an input": np.zeros(1)}
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        return [float(row[0]) for row in outputs["x"]]
+
+
+class Echo(TritonGateway):
+    """Gives every call's inputs back, and remembers their batch sizes."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1", "127.0.0.1:1", 1.0)
+        self.batches: list[int] = []
+
+    def start(self, model: str, version: str, inputs: Mapping[str, Any], *_: Any) -> Any:
+        assert set(inputs) == {"x"}
+        self.batches.append(len(inputs["x"]))
+        return Answer(dict(inputs))
+
+
+class Answer:
+    def __init__(self, outputs: dict[str, Any]) -> None:
+        self.outputs = outputs
+
+    def result(self) -> Reply:
+        return Reply("7", self.outputs)
+
+    def cancel(self) -> None:
+        pass
+
+
+def item(level: int, side: int = 4) -> Item:
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), level).save(buffer, "PNG")
+    return Item("instances", raw=buffer.getvalue())
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> ServedModel:
+    spec = (TensorSpec("x", "FP32", (1,)),)
+    model = Model("m", Path("m"), spec, spec, max_batch_size)
+    return ServedModel(model, client(model))
+
+
+def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Echo) -> None:
+    done = Pipeline(echo, Limits(), 1).predict(client_of(4), "", [item(n) for n in range(10)], {})
+    assert echo.batches == [4, 4, 2]
+    assert done.predictions == [float(n) for n in range(10)]
+    assert done.version == "7"
+    assert done.instance.getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_large_images_make_smaller_batches(echo: Echo) -> None:
+    """16 pixels each, and 40 are allowed: a batch ends with the image that reaches the bound."""
+    done = Pipeline(echo, Limits(max_image_pixels=40), 1).predict(client_of(32), "", [item(n) for n in range(7)], {})
+    assert echo.batches == [3, 3, 1]
+    assert done.predictions == [float(n) for n in range(7)]
+
+
+def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
+    items = [item(0), item(1), Item("instances", raw=b"no image")]
+    with pytest.raises(DecodingError, match="instance 2, field 'instances'"):
+        Pipeline(echo, Limits(), 1).predict(client_of(2), "", items, {})
+
+
+class Loser(Brightness):
+    """Forgets what it was asked."""
+
+    def postprocess(self, *_: Any) -> list[Any]:
+        return []
+
+
+def test_a_client_that_loses_a_prediction_is_found_out(echo: Echo) -> None:
+    with pytest.raises(InferenceFailed, match="0 predictions of 1 instances"):
+        Pipeline(echo, Limits(), 1).predict(client_of(2, Loser), "", [item(0)], {})
