@@ -171,3 +171,10 @@ def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_ping_is_asked_where_nginx_listens(host: str, asked: str) -> None:
     assert serve.ping_address(replace(Settings(), host=host, port=1)) == (asked, 1)
+
+
+def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
+    path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
+    done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bert, resnet, yolov5" in done.stdout
