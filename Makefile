@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PORT ?= 8080
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/model.py)
 MODELS := model_repository/bert/1/model.onnx
 
