@@ -15,7 +15,9 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.invocation import (
+    ATTRIBUTES,
     RESERVED,
+    TARGET_MODEL,
     Body,
     Instances,
     Item,
@@ -35,9 +37,6 @@ from serving.replies import json_reply, render_error, render_http_exception, ren
 from serving.request_body import read_whole
 from serving.services import Services, services
 from serving.settings import Settings
-
-ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 
 
 def create_app(settings: Settings) -> Flask:

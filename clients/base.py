@@ -211,6 +211,13 @@ class ModelClient(ABC):
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
 
 
+def labels_of(model: Model, filename: str) -> list[str]:
+    """The labels; none when the folder names no `labels` and has no such file. OSError when the one named is absent."""
+    if "labels" not in model.parameters and not (model.path / filename).exists():
+        return []
+    return read_labels(model, filename)
+
+
 def read_labels(model: Model, filename: str) -> list[str]:
     """One label per line of a file in the model's folder, in the order of the class ids."""
     lines = (model.path / filename).read_text(encoding="utf-8").splitlines()

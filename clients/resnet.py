@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, read_labels
+from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -72,7 +72,7 @@ class Client(ModelClient):
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.frame = _frame(self.input, self.options)
         self.gain, self.offset = self._normalization()
-        self.labels = self._labels()
+        self.labels = labels_of(model, self.options["labels"])
         if mismatch := self._mismatch(_class_count(self.output, model.max_batch_size)):
             raise InvalidRequest(mismatch)
 
@@ -139,12 +139,6 @@ class Client(ModelClient):
                 f"channel{'s' if channels > 1 else ''}: give one value, or one per channel"
             )
         return np.asarray(values, np.float64)
-
-    def _labels(self) -> list[str]:
-        filename = self.options["labels"]
-        if "labels" not in self.model.parameters and not (self.model.path / filename).exists():
-            return []
-        return read_labels(self.model, filename)
 
     def _mismatch(self, classes: int) -> str:
         """What is wrong when labels and classes disagree; empty when they agree or one is not known."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from clients._boxes import Letterbox, nms
-from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, read_labels
+from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -62,7 +62,7 @@ class Client(ModelClient):
         super().__init__(model)
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.height, self.width = _input_size(self.input)
-        self.labels = self._labels()
+        self.labels = labels_of(model, self.options["labels"])
         if mismatch := self._mismatch(self._class_count(self.output.shape)):
             raise InvalidRequest(mismatch)
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
@@ -199,12 +199,6 @@ class Client(ModelClient):
         rows = self._layout(shape) == "yolov5"
         columns, others = (shape[-1], 5) if rows else (shape[-2], 4)
         return -1 if columns == -1 else max(columns - others, 0)
-
-    def _labels(self) -> list[str]:
-        filename = self.options["labels"]
-        if "labels" not in self.model.parameters and not (self.model.path / filename).exists():
-            return []
-        return read_labels(self.model, filename)
 
     def _mismatch(self, classes: int) -> str:
         """What is wrong when labels and classes disagree; empty when they agree or one is not known."""

@@ -13,6 +13,8 @@ import orjson
 from serving.codecs import Codec, Limits, describe
 from serving.errors import DecodingError, InvalidRequest
 
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}

@@ -13,14 +13,12 @@ from flask import Flask, Response, request
 
 from serving.codecs import describe
 from serving.errors import InvalidRequest
-from serving.invocation import Body, Target, choose_target, read_attributes, target_in
+from serving.invocation import ATTRIBUTES, TARGET_MODEL, Body, Target, choose_target, read_attributes, target_in
 from serving.loaded import LoadedModel
 from serving.multimodel import LARGEST_PAGE, PAGE, MultiModel
 from serving.registry import ServedModel
 from serving.replies import json_reply
 
-ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 ReadRequest = Callable[[], tuple[Body, Target]]
 Answer = Callable[[ServedModel, str, Body, Mapping[str, str]], Response]
 
