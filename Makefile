@@ -32,6 +32,7 @@ lock: .venv/.dev
 	$(PIP) uv
 	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
 	$(BIN)/uv pip compile requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
+	$(BIN)/uv pip compile requirements/deploy.in $(LOCK) -c requirements/dev.lock -o requirements/deploy.lock
 	$(BIN)/uv pip compile requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
 	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
 LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
