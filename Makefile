@@ -11,13 +11,13 @@ MODELS := model_repository/bert/1/model.onnx
 run: setup models
 	@PORT=$(PORT) $(BIN)/python serve
 
-setup: .venv/.serving
+setup: .venv/.serving .venv/triton/loopback.so
 
 models: $(MODELS)
 
 dev: .venv/.dev
 
-test: models lint
+test: setup models lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/.dev
@@ -51,6 +51,10 @@ clean:
 	@$(PIP) --require-hashes --no-deps -r requirements/artifacts.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
+
+.venv/triton/loopback.so: backends/loopback.c | .venv/.serving
+	@PYTHON=$(PYTHON) sh scripts/debian-packages
+	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
 .venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"

@@ -18,7 +18,7 @@ from serving.setting import SettingsError
 from serving.settings import LOOPBACK, Settings
 
 ATTEMPTS = 1000
-ANYWHERE = "0.0.0.0"  # where Triton's SageMaker endpoint listens, whatever it is told
+ANYWHERE = "0.0.0.0"
 
 
 class NoFreePort(Exception):
@@ -110,7 +110,7 @@ def check_ports(settings: Settings) -> None:
         f"SERVE_HOST={settings.host} and PORT={settings.port}": (settings.host, settings.port),
         f"Triton's HTTP port {settings.triton_http_port}": (LOOPBACK, settings.triton_http_port),
         f"Triton's gRPC port {settings.triton_grpc_port}": (settings.triton_grpc_host, settings.triton_grpc_port),
-        f"Triton's SageMaker port {settings.triton_sagemaker_port}": (ANYWHERE, settings.triton_sagemaker_port),
+        f"Triton's SageMaker port {settings.triton_sagemaker_port}": (LOOPBACK, settings.triton_sagemaker_port),
         f"Triton's metrics port {settings.triton_metrics_port}": (
             settings.triton_metrics_host,
             settings.triton_metrics_port,

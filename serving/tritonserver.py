@@ -65,6 +65,21 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
+    """`environ` with which tritonserver listens on the loopback address only at `port`: its SageMaker endpoint has no
+    option for its address (backends/loopback.c). FileNotFoundError when the library is missing."""
+    library = Path(sys.prefix) / "triton" / "loopback.so"
+    if not library.is_file():
+        raise FileNotFoundError(
+            f"{library} is missing, without which Triton's SageMaker endpoint would listen on every address: "
+            "build it from backends/loopback.c (make setup does)"
+        )
+    return dict(environ) | {
+        "LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", "")),
+        "LOOPBACK_PORT": str(port),
+    }
+
+
 def libpython(base: Mapping[str, str]) -> Path | None:
     """This Python's shared library, which the stub is linked to; None when the loader finds it by itself.
 

@@ -43,6 +43,12 @@ def test_the_server_of_nvidias_image_is_taken_and_its_environment_left_alone(
     assert tritonserver.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
 
 
+def test_a_missing_loopback_library_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"every address.*loopback\.c"):
+        tritonserver.on_loopback({}, 8000)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tritonserver, "PACKAGE", "no_such_package")
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton' is not installed"):
