@@ -12,6 +12,7 @@ from serving.encoding import unpacked
 from serving.errors import (
     InvalidRequest,
     ServingError,
+    TritonTimeout,
     TritonUnavailable,
 )
 from serving.invocation import (
@@ -86,7 +87,7 @@ def metrics() -> Response:
     """Ours and Triton's; ours alone when Triton does not answer."""
     try:
         triton: bytes | None = services().gateway.metrics()
-    except TritonUnavailable:
+    except (TritonUnavailable, TritonTimeout):
         triton = None
     return Response(services().metrics.render(triton), content_type=CONTENT_TYPE)
 

@@ -120,9 +120,10 @@ def serving_errors() -> Iterator[None]:
 
 @contextmanager
 def http_errors() -> Iterator[None]:
+    """A connection that cannot be made in time counts as none, an answer that does not come as one that is late."""
     try:
         yield
-    except (urllib3.exceptions.TimeoutError, TimeoutError) as err:
+    except (urllib3.exceptions.ReadTimeoutError, TimeoutError) as err:
         raise TritonTimeout(TOO_LATE) from err
     except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as err:
         raise TritonUnavailable(NOT_ANSWERING) from err

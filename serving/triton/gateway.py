@@ -16,13 +16,12 @@ from serving.errors import (
     InferenceFailed,
     InvalidRequest,
     ModelNotReady,
-    TritonTimeout,
     TritonUnavailable,
 )
 from serving.settings import SECRET_KEY
 from serving.timings import stage
 from serving.triton.calls import Call, RepositoryCall, Responses
-from serving.triton.errors import NOT_ANSWERING, TOO_LATE, never_sent, serving_errors, to_http_error, without_trace
+from serving.triton.errors import http_errors, never_sent, serving_errors, to_http_error, without_trace
 from serving.triton.tensors import Arrays, Parameters, RawTensor, infer_request, raw_tensors
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
@@ -145,25 +144,18 @@ class TritonGateway:
     def forward(self, model: str, version: str, body: bytes, headers: Mapping[str, str]) -> HttpReply:
         """A KServe v2 body to Triton's HTTP endpoint, byte for byte, and its answer; raises a ServingError."""
         path = f"/v2/models/{quote(model, safe='')}{f'/versions/{version}' if version else ''}/infer"
-        try:
+        with http_errors():
             reply = self._http.request("POST", path, body=body, headers=dict(headers))
-        except urllib3.exceptions.ReadTimeoutError as err:
-            raise TritonTimeout(TOO_LATE) from err
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise TritonUnavailable(NOT_ANSWERING) from err
         if reply.status != 200:
             raise to_http_error(reply.status, reply.data)
         length = reply.headers.get("Inference-Header-Content-Length")
         return HttpReply(reply.data, None if length is None else int(length))
 
     def metrics(self) -> bytes:
-        """Triton's own metrics in Prometheus' text format; raises TritonUnavailable."""
-        try:
-            reply = urllib3.request(
-                "GET", f"http://{self.metrics_address}/metrics", timeout=METRICS_SECONDS, retries=False
-            )
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise TritonUnavailable(NOT_ANSWERING) from err
+        """Triton's own metrics in Prometheus' text format; raises TritonUnavailable or TritonTimeout."""
+        url = f"http://{self.metrics_address}/metrics"
+        with http_errors():
+            reply = urllib3.request("GET", url, timeout=METRICS_SECONDS, retries=False)
         if reply.status != 200:
             raise TritonUnavailable(f"Triton's metrics port answered {reply.status}")
         return reply.data
