@@ -1,0 +1,8 @@
+"""python -m deploy COMMAND; python -m deploy --help lists them."""
+
+import sys
+
+from deploy.commandline import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""The CloudWatch alarms that roll an update back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.context import Context
+from deploy.errors import DeployError
+from deploy.stack import VARIANT, is_ours, tags
+
+PERIOD = 60  # seconds, the finest that SageMaker's metrics have
+# suffix of the alarm's name: metric, statistic. 5XX errors are 0 or 1 per invocation, so their average is a share.
+METRICS: dict[str, tuple[str, dict[str, str]]] = {
+    "5xx": ("Invocation5XXErrors", {"Statistic": "Average"}),
+    "latency": ("ModelLatency", {"ExtendedStatistic": "p99"}),
+}
+
+
+def alarm_name(name: str, suffix: str) -> str:
+    """The name of one of the stack's alarms."""
+    return f"{name}-rollback-{suffix}"
+
+
+def make(context: Context, thresholds: Mapping[str, float]) -> list[str]:
+    """Makes or renews the alarms; their names. `thresholds`: by suffix, a share of 1 and microseconds."""
+    names = [alarm_name(context.name, suffix) for suffix in thresholds]
+    for alarm in describe(context, names, []):
+        if not _has_tags(context, alarm["AlarmArn"]):
+            raise DeployError(f"the alarm {alarm['AlarmName']} is not this program's: name your alarms with --alarm")
+    for suffix, threshold in thresholds.items():
+        context.calls.call("cloudwatch", "PutMetricAlarm", parameters(context.name, suffix, threshold))
+    return names
+
+
+def parameters(name: str, suffix: str, threshold: float) -> dict[str, Any]:
+    """PutMetricAlarm's parameters: one minute above the threshold is an alarm, a minute without calls is none."""
+    metric, statistic = METRICS[suffix]
+    return {
+        "AlarmName": alarm_name(name, suffix),
+        "AlarmDescription": f"rolls an update of the endpoint {name} back",
+        "Namespace": "AWS/SageMaker",
+        "MetricName": metric,
+        "Dimensions": [{"Name": "EndpointName", "Value": name}, {"Name": "VariantName", "Value": VARIANT}],
+        "Period": PERIOD,
+        "EvaluationPeriods": 1,
+        "Threshold": threshold,
+        "ComparisonOperator": "GreaterThanThreshold",
+        "TreatMissingData": "notBreaching",
+        "Tags": tags(name),
+        **statistic,
+    }
+
+
+def describe(context: Context, names: list[str], assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the alarms that there are."""
+    return context.calls.pages("cloudwatch", "DescribeAlarms", {"AlarmNames": names}, "MetricAlarms", assumed)
+
+
+def owned(context: Context) -> list[str]:
+    """Names of the stack's alarms."""
+    names = [alarm_name(context.name, suffix) for suffix in METRICS]
+    assumed = [{"AlarmName": each, "AlarmArn": _assumed_arn(context, each)} for each in names]
+    found = describe(context, names, assumed)
+    return [alarm["AlarmName"] for alarm in found if _has_tags(context, alarm["AlarmArn"])]
+
+
+def _assumed_arn(context: Context, alarm: str) -> str:
+    return f"arn:aws:cloudwatch:{context.region}:123456789012:alarm:{alarm}"
+
+
+def _has_tags(context: Context, arn: str) -> bool:
+    reply = context.calls.call("cloudwatch", "ListTagsForResource", {"ResourceARN": arn}, {"Tags": tags(context.name)})
+    return is_ours(reply["Tags"], context.name)

@@ -1,0 +1,120 @@
+"""The command line: the table of commands, their common options, and how errors leave."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy import costs, create, delete, invoke, logs, push, scaling, status, transform, update
+from deploy.calls import RUNTIME, LiveCalls, PrintedCalls
+from deploy.context import Context
+from deploy.engine import LocalEngine, PrintedEngine
+from deploy.errors import DeployError, UsageError, explain
+from deploy.stack import ACCOUNT, ASSUMED_DIGEST, PROJECT, check_name
+
+COMMANDS: dict[str, ModuleType] = {
+    "push": push, "create": create, "update": update, "autoscale": scaling, "invoke": invoke, "transform": transform,
+    "status": status, "logs": logs, "delete": delete, "costs": costs,
+}  # fmt: skip
+SIMULATED_REGION = "us-east-1"  # where nothing names one and AWS is not called
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy", description="Push the image to ECR and run it on Amazon SageMaker."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        command.add_argument("--name", default=PROJECT, help="endpoint and stack (default: %(default)s)")
+        command.add_argument("--region", help="default: the profile's, or AWS_REGION")
+        command.add_argument("--profile", help="of the AWS configuration")
+        command.add_argument("--dry-run", action="store_true", help="print the API calls and make none, not even reads")
+        module.configure(command)
+    return parser
+
+
+def out(text: str) -> None:
+    """A result, to stdout."""
+    print(text, flush=True)
+
+
+def say(text: str) -> None:
+    """Progress and errors, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def confirm(question: str) -> bool:
+    """Asks a person; raises UsageError where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise UsageError("standard input is no terminal, so nobody can be asked: --yes says yes")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the commands need of the machine that they run on; tests inject another."""
+
+    session: Callable[..., boto3.Session] = boto3.Session
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    confirm: Callable[[str], bool] = confirm
+
+
+THIS_HOST = Host()
+
+
+def main(words: Sequence[str], host: Host = THIS_HOST) -> int:
+    """Runs a command; its exit code: 0, 1 when it failed, 2 when the command line makes no sense."""
+    arguments = build_parser().parse_args(words)
+    try:
+        arguments.name = check_name(arguments.name)
+        COMMANDS[arguments.command].run(arguments, _context(arguments, host))
+    except KeyboardInterrupt:
+        say("interrupted; what AWS has begun goes on")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return 1
+    except UsageError as err:
+        say(f"python -m deploy {arguments.command}: {err}")
+        return 2
+    except (DeployError, ClientError, BotoCoreError) as err:
+        say(f"python -m deploy {arguments.command}: {err if isinstance(err, DeployError) else explain(err)}")
+        return 1
+    return 0
+
+
+def _context(arguments: argparse.Namespace, host: Host) -> Context:
+    runtime = getattr(arguments, "endpoint_url", None)
+    session = host.session(profile_name=arguments.profile)
+    region = arguments.region or os.environ.get("AWS_REGION") or session.region_name
+    without_aws = runtime or getattr(arguments, "container", None) or arguments.command == "costs"
+    region = region or (SIMULATED_REGION if without_aws else "")
+    if not region:
+        raise DeployError("no AWS region is set: give --region, or set AWS_REGION")
+    if arguments.dry_run:
+        return _dry_context(arguments.name, region, host)
+    calls = LiveCalls(session, region, {RUNTIME: runtime} if runtime else {})
+    return Context(calls, arguments.name, region, LocalEngine(), out, say, host.confirm, host.clock, host.sleep)
+
+
+def _dry_context(name: str, region: str, host: Host) -> Context:
+    """Stdout has the calls and commands, stderr what would be said; every question is answered with yes."""
+
+    def told(text: str) -> None:
+        say(f"(dry run) {text}")
+
+    told(f"no call is made; {ACCOUNT} stands for your account, -{ASSUMED_DIGEST} for a name that AWS would list")
+    calls, engine = PrintedCalls(out), PrintedEngine(out)
+    return Context(calls, name, region, engine, told, told, lambda _: True, host.clock, host.sleep)

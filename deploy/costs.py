@@ -1,0 +1,160 @@
+"""costs: one endpoint with all models against an endpoint for each, from the prices in prices.toml."""
+
+import argparse
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.context import Context
+from deploy.errors import DeployError
+
+HELP = "print the cost page (docs/costs.md), computed from a table of prices"
+PRICES = Path(__file__).with_name("prices.toml")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's load: requests per second, and seconds of one core for a request."""
+
+    name: str
+    requests_per_second: float
+    core_seconds: float
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A kind of instance; `minimum` of them an endpoint has even without load."""
+
+    type: str
+    price_per_hour: float
+    cores: float
+    minimum: int
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The table: what things cost and what they are to carry."""
+
+    currency: str
+    hours_per_month: float
+    target_load: float
+    loads: tuple[float, ...]
+    models: tuple[Model, ...]
+    instances: tuple[Instance, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "Prices":
+        """Raises DeployError when the file cannot be read or lacks something."""
+        try:
+            return cls._from(tomllib.loads(path.read_text(encoding="utf-8")))
+        except OSError as err:
+            raise DeployError(f"{path} cannot be read: {err.strerror}") from None
+        except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as err:
+            raise DeployError(f"{path} is no table of prices: {err}") from None
+
+    @classmethod
+    def _from(cls, table: dict[str, Any]) -> "Prices":
+        models = tuple(Model(**row) for row in table.pop("models"))
+        instances = tuple(Instance(**row) for row in table.pop("instances"))
+        prices = cls(**{**table, "loads": tuple(table["loads"])}, models=models, instances=instances)
+        positive = [prices.hours_per_month, prices.target_load, *(each.cores for each in instances)]
+        if not models or not instances or min(positive) <= 0 or min(each.minimum for each in instances) < 1:
+            raise ValueError("it needs models and instances; hours, load, cores and minimum above 0")
+        return prices
+
+    def needed(self, instance: Instance, models: tuple[Model, ...], load: float) -> int:
+        """How many instances carry these models at `load` times their requests."""
+        work = load * sum(model.requests_per_second * model.core_seconds for model in models)
+        # Rounded, so that 6 cores of work on 6 cores are 1 instance in spite of binary fractions.
+        return max(instance.minimum, math.ceil(round(work / (instance.cores * self.target_load), 9)))
+
+    def monthly(self, instance: Instance, count: int) -> float:
+        """What `count` instances cost in a month."""
+        return count * instance.price_per_hour * self.hours_per_month
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--prices", type=Path, default=PRICES, metavar="FILE", help="default: deploy/prices.toml")
+
+
+def run(arguments: argparse.Namespace, context: Context) -> None:
+    """Prints the page."""
+    context.out(page(Prices.read(arguments.prices)).rstrip("\n"))
+
+
+def page(prices: Prices) -> str:
+    """The page, in Markdown."""
+    return "\n".join([*_introduction(prices), *_models(prices), *_tables(prices), *_closing()]) + "\n"
+
+
+def _introduction(prices: Prices) -> list[str]:
+    count = len(prices.models)
+    return [
+        "# What it costs",
+        "",
+        f"One endpoint with {count} models against {count} endpoints with one model each. This page is computed from",
+        "[deploy/prices.toml](../deploy/prices.toml): put your prices and loads there, then",
+        "",
+        "```sh",
+        ".venv/bin/python -m deploy costs > docs/costs.md",
+        "```",
+        "",
+        "**The prices are examples; replace them.** AWS lists the current ones of each region at",
+        "<https://aws.amazon.com/sagemaker/ai/pricing/> (Real-Time Inference). Storage, data transfer and logs are",
+        "left out; they are nearly the same both ways.",
+        "",
+        "An endpoint is paid by the hour for each of its instances, called or not. So an endpoint of its own costs",
+        "at least its minimum of instances (two, to survive the loss of an availability zone), and what a model does",
+        "not use nobody else can. Models that share an endpoint share the minimum and the reserve. Once each model",
+        "fills instances of its own, sharing saves only what rounding up to whole instances costs.",
+        "",
+    ]
+
+
+def _models(prices: Prices) -> list[str]:
+    rows = [f"| {each.name} | {each.requests_per_second:g} | {each.core_seconds:g} |" for each in prices.models]
+    head = ["| Model | Requests per second at load 1 | Core-seconds per request |", "|---|---|---|"]
+    planned = f"Planned for {prices.target_load:.0%} of the processors' time, {prices.hours_per_month:g} hours a month."
+    return [*head, *rows, "", planned, ""]
+
+
+def _tables(prices: Prices) -> list[str]:
+    lines = []
+    count = len(prices.models)
+    for instance in prices.instances:
+        lines += [
+            f"## {instance.type}",
+            "",
+            f"{instance.price_per_hour:g} {prices.currency} an hour, {instance.cores:g} cores, "
+            f"at least {instance.minimum} instances.",
+            "",
+            f"| Load | One endpoint: instances | {prices.currency} a month "
+            f"| {count} endpoints: instances | {prices.currency} a month | Saved |",
+            "|---|---|---|---|---|---|",
+            *(_row(prices, instance, load) for load in prices.loads),
+            "",
+        ]
+    return lines
+
+
+def _row(prices: Prices, instance: Instance, load: float) -> str:
+    one = prices.needed(instance, prices.models, load)
+    each = [prices.needed(instance, (model,), load) for model in prices.models]
+    together, apart = prices.monthly(instance, one), prices.monthly(instance, sum(each))
+    counts = " + ".join(map(str, each))
+    return f"| {load:g} | {one} | {together:,.0f} | {counts} | {apart:,.0f} | {1 - together / apart:.0%} |"
+
+
+def _closing() -> list[str]:
+    return [
+        "## What the figures leave out",
+        "",
+        "- Memory: all models must fit into one instance's. `SAGEMAKER_MULTI_MODEL` loads them as they are called",
+        "  ([multi-model.md](multi-model.md)), at the price of a slow first call.",
+        "- Neighbours: a burst on one model slows the others until the endpoint has scaled.",
+        "- Autoscaling: with it both columns follow the load of the hour, and the minimum weighs more.",
+        "- Serverless inference is paid by the time of the calls; at a few calls an hour it is less than any instance.",
+    ]

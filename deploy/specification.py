@@ -1,0 +1,150 @@
+"""What is to run: options of the command line -> parameters of CreateModel and CreateEndpointConfig.
+
+Every function takes what there is already as its base, so that `update` changes only what it is told to.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.endpoint import DEFAULT_INSTANCE_TYPE
+from deploy.environment import read_environment
+from deploy.errors import UsageError
+from deploy.stack import VARIANT, content_name, tags
+
+SERVERLESS_MEMORY = range(1024, 6145, 1024)  # MB
+MAX_SERVERLESS_CONCURRENCY = 200
+TIMEOUTS = range(60, 3601)  # seconds
+KEPT_OF_CONFIG = ("AsyncInferenceConfig", "DataCaptureConfig", "KmsKeyId")
+KEPT_OF_MODEL = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The options that `create` and `update` share."""
+    parser.add_argument("--image", metavar="URI", help="in ECR; default: the repository's, tagged by git describe")
+    parser.add_argument("--model-data", metavar="S3", help="s3://…/model.tar.gz, or s3://…/ for files as they are")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the container")
+    parser.add_argument("--instance-type", metavar="TYPE", help=f"default: {DEFAULT_INSTANCE_TYPE}")
+    parser.add_argument("--instances", type=int, metavar="N", help="default: 1")
+    parser.add_argument("--serverless", type=int, metavar="MB", help="serverless, with so much memory: 1024 to 6144")
+    parser.add_argument("--max-concurrency", type=int, metavar="N", help="of serverless: requests at once, default 5")
+    parser.add_argument("--health-timeout", type=int, metavar="S", help="until /ping is 200: 60 to 3600 seconds")
+    parser.add_argument("--download-timeout", type=int, metavar="S", help="for the model data: 60 to 3600 seconds")
+    parser.add_argument("--inference-ami", metavar="NAME", help="host image, which decides the GPU driver's version")
+    parser.add_argument("--no-wait", action="store_true", help="return while AWS is still at work")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UsageError with the first option that SageMaker would refuse."""
+    data = options.model_data
+    if data is not None and not re.fullmatch(r"s3://[^/]+/(.+\.tar\.gz|(.+/)?)", data):
+        raise UsageError(f"--model-data '{data}': s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a / at its end")
+    for name in ("health_timeout", "download_timeout"):
+        if getattr(options, name) not in (None, *TIMEOUTS):
+            raise UsageError(f"--{name.replace('_', '-')} must be 60 to 3600 seconds")
+    if options.instances is not None and options.instances < 1:
+        raise UsageError("--instances must be 1 or more")
+    if options.instance_type and not options.instance_type.startswith("ml."):
+        raise UsageError(
+            f"--instance-type '{options.instance_type}': SageMaker's names begin with ml., as ml.c5.xlarge"
+        )
+    if options.serverless is not None:
+        _check_serverless(options)
+    elif options.max_concurrency is not None:
+        raise UsageError("--max-concurrency is for --serverless; real-time instances take what the container takes")
+
+
+def _check_serverless(options: argparse.Namespace) -> None:
+    if options.serverless not in SERVERLESS_MEMORY:
+        raise UsageError(f"--serverless takes {', '.join(map(str, SERVERLESS_MEMORY))} MB")
+    if options.max_concurrency is not None and not 1 <= options.max_concurrency <= MAX_SERVERLESS_CONCURRENCY:
+        raise UsageError(f"--max-concurrency must be 1 to {MAX_SERVERLESS_CONCURRENCY}")
+    wrong = ("instance_type", "instances", "health_timeout", "download_timeout", "inference_ami")
+    for name in wrong:
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} does not go with --serverless, which has no instances")
+
+
+def container(options: argparse.Namespace, base: Mapping[str, Any], image: str) -> dict[str, Any]:
+    """A ContainerDefinition; raises UsageError when the container would refuse its environment."""
+    kept = creatable(base)
+    if options.model_data is not None:
+        kept = {key: value for key, value in kept.items() if not key.startswith("ModelData")}
+    environment = {**base.get("Environment", {}), **dict(_pairs(options, base))}
+    made = {**kept, "Image": image, **_data(options, base)}
+    return made | ({"Environment": environment} if environment else {})
+
+
+def creatable(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A container as DescribeModel tells it -> as CreateModel takes it: an archive's place once, not in two fields."""
+    twice = "ModelDataUrl" in described
+    return {key: value for key, value in described.items() if not (twice and key == "ModelDataSource")}
+
+
+def _pairs(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, str]:
+    """What --env says, checked together with what there is."""
+    mode = {"SAGEMAKER_MULTI_MODEL": "true"} if _is_multi_model(options, base) else {}
+    given = [*(f"{name}={value}" for name, value in base.get("Environment", {}).items()), *options.env]
+    return read_environment(given, mode)
+
+
+def _is_multi_model(options: argparse.Namespace, base: Mapping[str, Any]) -> bool:
+    return bool(getattr(options, "multi_model", None)) or base.get("Mode") == "MultiModel"
+
+
+def _data(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the models come from; nothing when they are in the image."""
+    if multi := getattr(options, "multi_model", None):
+        return {"Mode": "MultiModel", "ModelDataUrl": multi}
+    url = options.model_data
+    if url is None:
+        return {}
+    if url.endswith(".tar.gz") or base.get("Mode") == "MultiModel":
+        return {"ModelDataUrl": url}
+    source = {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    return {"ModelDataSource": {"S3DataSource": source}}
+
+
+def model(name: str, container: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """CreateModel's parameters. `settings`: the role, the network."""
+    parameters = {
+        "PrimaryContainer": dict(container),
+        **{key: settings[key] for key in KEPT_OF_MODEL if settings.get(key)},
+    }
+    return {"ModelName": content_name(name, parameters), **parameters, "Tags": tags(name)}
+
+
+def variant(options: argparse.Namespace, base: Mapping[str, Any], model_name: str) -> dict[str, Any]:
+    """A ProductionVariant; raises UsageError for options that do not go with what there is."""
+    fixed = {"VariantName": VARIANT, "InitialVariantWeight": 1.0, **base, "ModelName": model_name}
+    if options.serverless is not None or "ServerlessConfig" in base:
+        return fixed | {"ServerlessConfig": _serverless(options, base)}
+    given = {
+        "InstanceType": options.instance_type or base.get("InstanceType", DEFAULT_INSTANCE_TYPE),
+        "InitialInstanceCount": options.instances or base.get("InitialInstanceCount", 1),
+        "ContainerStartupHealthCheckTimeoutInSeconds": options.health_timeout,
+        "ModelDataDownloadTimeoutInSeconds": options.download_timeout,
+        "InferenceAmiVersion": options.inference_ami,
+    }
+    return fixed | {key: value for key, value in given.items() if value is not None}
+
+
+def _serverless(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, Any]:
+    there = base.get("ServerlessConfig", {})
+    if base and not there:
+        raise UsageError("the endpoint has instances; to make it serverless, delete it and create it with --serverless")
+    if options.instance_type or options.instances:
+        raise UsageError("the endpoint is serverless, it has no instances; to give it some, delete and create it")
+    return {
+        **there,
+        "MemorySizeInMB": options.serverless or there["MemorySizeInMB"],
+        "MaxConcurrency": options.max_concurrency or there.get("MaxConcurrency", 5),
+    }
+
+
+def config(name: str, variant: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """CreateEndpointConfig's parameters. `settings`: of asynchronous inference, data capture, encryption."""
+    kept = {key: settings[key] for key in KEPT_OF_CONFIG if settings.get(key)}
+    parameters = {"ProductionVariants": [dict(variant)], **kept}
+    return {"EndpointConfigName": content_name(name, parameters), **parameters, "Tags": tags(name)}

@@ -1,0 +1,62 @@
+"""status: what the endpoint is, what runs on it and how it is scaled."""
+
+import argparse
+
+from deploy import scaling
+from deploy.calls import Reply
+from deploy.context import Context
+from deploy.endpoint import assumed_model, only_variant, read_config, require
+from deploy.environment import masked
+from deploy.errors import one_line
+
+HELP = "print what the endpoint is and what runs on it"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command has no options of its own."""
+
+
+def run(arguments: argparse.Namespace, context: Context) -> None:
+    """Prints a line for each fact."""
+    endpoint = require(context)
+    config = read_config(context, endpoint["EndpointConfigName"])
+    variant = only_variant(config)
+    model = context.calls.call(
+        "sagemaker", "DescribeModel", {"ModelName": variant["ModelName"]}, assumed_model(context)
+    )
+    rows = _endpoint(endpoint) + _capacity(endpoint, variant) + _model(variant["ModelName"], model)
+    rows += _scaling(scaling.targets(context, []))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        context.out(f"{name:<{width}}  {value}")
+
+
+def _endpoint(endpoint: Reply) -> list[tuple[str, str]]:
+    rows = [("endpoint", endpoint["EndpointName"]), ("status", endpoint["EndpointStatus"])]
+    if reason := endpoint.get("FailureReason"):
+        rows.append(("reason", one_line(reason)))
+    if "LastModifiedTime" in endpoint:
+        rows.append(("modified", f"{endpoint['LastModifiedTime']:%Y-%m-%d %H:%M:%S %Z}"))
+    return [*rows, ("configuration", endpoint["EndpointConfigName"])]
+
+
+def _capacity(endpoint: Reply, variant: Reply) -> list[tuple[str, str]]:
+    if serverless := variant.get("ServerlessConfig"):
+        return [("serverless", f"{serverless['MemorySizeInMB']} MB, {serverless['MaxConcurrency']} at once")]
+    now = (endpoint.get("ProductionVariants") or [{}])[0]
+    current = now.get("CurrentInstanceCount", variant["InitialInstanceCount"])
+    wanted = now.get("DesiredInstanceCount", current)
+    return [("instances", f"{current} of {wanted}, {variant['InstanceType']}")]
+
+
+def _model(name: str, model: Reply) -> list[tuple[str, str]]:
+    container = model["PrimaryContainer"]
+    rows = [("model", name), ("image", container["Image"])]
+    source = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
+    data = container.get("ModelDataUrl") or source or "in the image"
+    rows.append(("models", f"{data}{', multi-model' if container.get('Mode') == 'MultiModel' else ''}"))
+    return rows + [("variable", f"{key}={value}") for key, value in masked(container.get("Environment", {})).items()]
+
+
+def _scaling(targets: list[Reply]) -> list[tuple[str, str]]:
+    return [("scaling", f"{each['MinCapacity']} to {each['MaxCapacity']} instances") for each in targets]
