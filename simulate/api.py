@@ -1,0 +1,226 @@
+"""The sagemaker-runtime API over HTTP, as boto3 and the sagemaker SDK call it; and DescribeEndpoint, for their waiters.
+
+POST /endpoints/NAME/invocations                  InvokeEndpoint
+POST /endpoints/NAME/invocations-response-stream  InvokeEndpointWithResponseStream
+POST /endpoints/NAME/async-invocations            InvokeEndpointAsync
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import urllib3
+from flask import Flask, Response, jsonify, request
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from serving.invocation import ATTRIBUTES
+from serving.sessions import CLOSED_SESSION_ID, SESSION_ID
+from simulate import eventstream, service_model
+from simulate.asynchronous import Queue
+from simulate.calls import Call, Exchange
+from simulate.endpoint import VARIANT, Endpoint
+from simulate.errors import ACCOUNT, REGION, NoSuchEndpoint, PlatformError, ValidationError
+from simulate.service_model import ASYNC, INVOKE, PASSED_ON, STREAM
+
+DESCRIBE = "SageMaker.DescribeEndpoint"
+CHUNK = 1024 * 1024
+TICK = 0.05  # seconds until a server notices that it is to stop
+
+
+class Api:
+    """The routes; `queue` takes the asynchronous calls."""
+
+    def __init__(self, endpoint: Endpoint, queue: Queue) -> None:
+        self._endpoint, self._queue, self._journal = endpoint, queue, endpoint.journal
+        self._rules = endpoint.journal.rules
+
+    def app(self) -> Flask:
+        app = Flask(__name__)
+        app.add_url_rule("/endpoints/<name>/invocations", view_func=self.invoke, methods=["POST"])
+        app.add_url_rule("/endpoints/<name>/invocations-response-stream", view_func=self.stream, methods=["POST"])
+        app.add_url_rule("/endpoints/<name>/async-invocations", view_func=self.invoke_async, methods=["POST"])
+        app.add_url_rule("/", view_func=self.describe, methods=["POST"])
+        app.register_error_handler(PlatformError, self._failed)
+        app.register_error_handler(404, _unknown)
+        app.register_error_handler(405, _unknown)
+        return app
+
+    def invoke(self, name: str) -> Response:
+        members, body = self._read(INVOKE, name)
+        reply = self._endpoint.invoke(self._call(name, members, body, "time"), self._rules["reply-body"].limit)
+        self._journal.count("calls answered")
+        return Response(reply.body, headers=self._headers(INVOKE, reply.headers))
+
+    def stream(self, name: str) -> Response:
+        members, body = self._read(STREAM, name)
+        call = self._call(name, members, body, "stream-time")
+        with ExitStack() as stack:
+            exchange = stack.enter_context(self._endpoint.exchange(call))
+            headers = self._headers(STREAM, exchange.reply.headers)
+            response = Response(self._parts(exchange), headers=headers, content_type=eventstream.CONTENT_TYPE)
+            response.call_on_close(stack.pop_all().close)
+        return response
+
+    def invoke_async(self, name: str) -> Response:
+        members, body = self._read(ASYNC, name)
+        if self._endpoint.multi_model:
+            raise ValidationError("InvokeEndpointAsync has no TargetModel: a multi-model endpoint cannot be called so")
+        accepted = self._queue.put(name, members, passed_on(members), body)
+        reply = jsonify({"InferenceId": accepted.inference_id})
+        reply.status_code = 202
+        reply.headers["X-Amzn-SageMaker-OutputLocation"] = accepted.output
+        reply.headers["X-Amzn-SageMaker-FailureLocation"] = accepted.failure
+        return reply
+
+    def describe(self) -> Response:
+        """The one operation of the sagemaker API that clients of an endpoint ask for."""
+        if request.headers.get("X-Amz-Target") != DESCRIBE:
+            return _unknown(None)
+        name = str((request.get_json(force=True, silent=True) or {}).get("EndpointName", ""))
+        if self._endpoint.name and name != self._endpoint.name:
+            raise NoSuchEndpoint(f"Could not find endpoint {name!r}")
+        now = datetime.now(UTC).timestamp()
+        document = {
+            "EndpointName": name, "EndpointArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:endpoint/{name.lower()}",
+            "EndpointConfigName": name, "EndpointStatus": self._endpoint.status, "CreationTime": now,
+            "LastModifiedTime": now,
+        }  # fmt: skip
+        return jsonify(document | ({"FailureReason": self._endpoint.failure} if self._endpoint.failure else {}))
+
+    def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
+        """The request's members and its body; raises ValidationError."""
+        body = self._body()
+        headers = {header.lower(): value for header, value in request.headers}
+        for header in service_model.dropped(operation, headers):
+            self._journal.complain_once("headers", f"the caller's header {header} does not reach the container")
+        if request.query_string:
+            self._journal.complain_once("query", f"the query string of {request.path} does not reach the container")
+        members = service_model.read(operation, headers)
+        self._endpoint.check_name(name)
+        self._check(name, members, operation)
+        return members, body
+
+    def _body(self) -> bytes:
+        """Read to its end, or the caller would see a broken connection instead of the answer."""
+        most, parts, size = self._rules["body"].limit, [], 0
+        while part := request.stream.read(CHUNK):
+            size += len(part)
+            if size <= most:
+                parts.append(part)
+        if size > most:
+            self._journal.complain("body", f"a request of {size} bytes")
+            raise ValidationError(
+                "1 validation error detected: Value at 'body' failed to satisfy constraint: Member must have length "
+                f"less than or equal to {most:.0f}"
+            )
+        return b"".join(parts)
+
+    def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
+        if members.get("TargetVariant", VARIANT) != VARIANT:
+            raise ValidationError(
+                f"Variant {members['TargetVariant']} was not found for endpoint {name}; it has {VARIANT}"
+            )
+        if "TargetModel" in members and not self._endpoint.multi_model:
+            raise ValidationError(
+                f"Endpoint {name} is not a multi-model endpoint and does not support target model header."
+            )
+        if self._endpoint.multi_model and "TargetModel" not in members and operation != ASYNC:
+            raise ValidationError(f"Endpoint {name} is a multi-model endpoint: a TargetModel is needed")
+        for member in ("TargetContainerHostname", "InferenceComponentName"):
+            if member in members:
+                raise ValidationError(f"Endpoint {name} has one container and no components: leave {member} out")
+
+    def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
+        deadline = time.monotonic() + self._rules[rule].limit
+        target, session = members.get("TargetModel", ""), members.get("SessionId", "")
+        return Call(name, body, passed_on(members), deadline, rule, target, session)
+
+    def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
+        """Of the API's answer, from the container's."""
+        found = {
+            "InvokedProductionVariant": VARIANT,
+            "ContentType": reply.get("Content-Type", ""),
+            "CustomAttributes": self._attributes(reply.get(ATTRIBUTES, "")),
+            "NewSessionId": self._session(reply.get(SESSION_ID, "")),
+            "ClosedSessionId": reply.get(CLOSED_SESSION_ID, ""),
+        }
+        names = service_model.reply_headers(operation)
+        return {names[member]: value for member, value in found.items() if value and member in names}
+
+    def _attributes(self, value: str) -> str:
+        most = self._rules["attributes"].limit
+        if len(value) <= most and value.isascii() and value.isprintable():
+            return value
+        self._journal.complain("attributes", f"the container's reply has {len(value)} characters of them")
+        return ""
+
+    def _session(self, value: str) -> str:
+        if value and not service_model.is_new_session(value):
+            self._journal.complain("session", f"the container answered {value!r}")
+        return value
+
+    def _parts(self, exchange: Exchange) -> Iterator[bytes]:
+        """The container's reply, encoded; what goes wrong on the way ends it with an exception."""
+        yield b""
+        try:
+            for part in exchange.parts():
+                yield eventstream.part(part)
+            self._journal.count("streams answered")
+        except urllib3.exceptions.ReadTimeoutError:
+            self._journal.complain("stream-time", f"{exchange.container.name} was still sending")
+            yield eventstream.failure(
+                "ModelStreamError", "The model did not finish in time", "ModelInvocationTimeExceeded"
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            self._journal.say_once(f"{exchange.container.name} broke a stream off: {err}")
+            yield eventstream.failure("ModelStreamError", "The container broke the stream off", "StreamBroken")
+
+    def _failed(self, err: PlatformError) -> Response:
+        self._journal.count(f"answers of {err.code}")
+        reply = jsonify(err.document() | {"__type": err.code})  # where the sagemaker API has it
+        reply.status_code = err.status
+        reply.headers["x-amzn-ErrorType"] = err.code
+        return reply
+
+
+def passed_on(members: Mapping[str, str]) -> dict[str, str]:
+    """The headers that the container gets."""
+    return {header: members[name] for name, header in PASSED_ON.items() if name in members}
+
+
+def _unknown(_: object) -> Response:
+    code = "UnknownOperationException"
+    reply = jsonify({"Message": f"the simulator has no {request.method} {request.path}", "__type": code})
+    reply.status_code = 404
+    reply.headers["x-amzn-ErrorType"] = code
+    return reply
+
+
+class _Handler(WSGIRequestHandler):
+    disable_nagle_algorithm = True  # else a reply's body waits for the acknowledgement of its head
+    timeout = 600
+
+    def log(self, type: str, message: str, *args: object) -> None:
+        """The journal has what counts."""
+
+
+class Server:
+    """Serves the API in threads of its own."""
+
+    def __init__(self, host: str, port: int, app: Flask) -> None:
+        """Raises OSError when nobody can listen there."""
+        with socket.create_server((host, port), backlog=256) as listener:
+            self._server: BaseWSGIServer = make_server(
+                host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()
+            )
+        self.port = int(self._server.port)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(TICK,), name="api")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,79 @@
+"""The errors of the sagemaker-runtime API, in the form that botocore reads (rest-json)."""
+
+from typing import Any
+
+ACCOUNT, REGION = "123456789012", "us-east-1"  # of nobody; they stand in messages and ARNs
+CONTAINER = "primary"  # the platform's name of an endpoint's only container
+
+
+class PlatformError(Exception):
+    """An answer of the platform itself; `status` and `code` are those of botocore's service model."""
+
+    status = 500
+    code = "InternalFailure"
+
+    def document(self) -> dict[str, Any]:
+        return {"Message": str(self)}
+
+
+class InternalFailure(PlatformError):
+    """The container broke the connection off."""
+
+
+class ServiceUnavailable(PlatformError):
+    """No container takes the call."""
+
+    status, code = 503, "ServiceUnavailable"
+
+
+class ValidationError(PlatformError):
+    """The call is wrong."""
+
+    status, code = 400, "ValidationError"
+
+
+class NoSuchEndpoint(ValidationError):
+    """As the sagemaker API says it, which is another than sagemaker-runtime."""
+
+    code = "ValidationException"
+
+
+class ModelNotReady(PlatformError):
+    """The model is still being loaded: the caller should come back."""
+
+    status, code = 429, "ModelNotReadyException"
+
+
+class ModelError(PlatformError):
+    """What the container answered, when it is no success; `original_status` is 0 when it did not answer in time."""
+
+    status, code = 424, "ModelError"
+
+    def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
+        text = original if isinstance(original, str) else original.decode("utf-8", "replace")
+        self.endpoint, self.original_status, self.original = endpoint, original_status, text
+        kind = "client" if 400 <= original_status < 500 else "server"
+        said = f'with message "{text}"' if text else "and could not load the entire response body"
+        super().__init__(
+            f"Received {kind} error ({original_status}) from {CONTAINER} {said}. See the log of the simulator "
+            f"(on AWS: /aws/sagemaker/Endpoints/{endpoint} in account {ACCOUNT}) for more information."
+        )
+
+    def document(self) -> dict[str, Any]:
+        client = 400 <= self.original_status < 500
+        return {
+            "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if client else "INTERNAL_FAILURE_FROM_MODEL",
+            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/{self.endpoint}",
+            "Message": str(self),
+            "OriginalMessage": self.original,
+            "OriginalStatusCode": self.original_status,
+        }
+
+
+def timed_out(endpoint: str) -> ModelError:
+    return ModelError(
+        endpoint,
+        0,
+        f"Your invocation timed out while waiting for a response from container {CONTAINER}. "
+        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again.",
+    )

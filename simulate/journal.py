@@ -1,0 +1,57 @@
+"""What happened: lines that are printed as they come, and counts for the end."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from simulate.rules import Rules
+
+SHOWN = 5  # of one rule's complaints; more are only counted
+
+
+class Journal:
+    """Safe to share between threads. `write` gets whole lines, without their end."""
+
+    def __init__(self, rules: Rules, write: Callable[[str], object]) -> None:
+        self.rules, self._write = rules, write
+        self.complaints: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._once: set[tuple[str, str]] = set()
+
+    def say(self, text: str) -> None:
+        self._write(text)
+
+    def count(self, what: str, number: int = 1) -> None:
+        with self._lock:
+            self.counts[what] += number
+
+    def complain(self, rule: str, what: str) -> None:
+        """What the platform would not have put up with, with the rule that says so."""
+        with self._lock:
+            self.complaints[rule] += 1
+            number = self.complaints[rule]
+        if number <= SHOWN:
+            more = "; more of this rule are only counted" if number == SHOWN else ""
+            self._write(f"rule {rule}: {what}: {self.rules[rule]}{more}")
+
+    def complain_once(self, rule: str, what: str) -> None:
+        """The same, for what would be said at every call."""
+        if self._is_new((rule, what)):
+            self.complain(rule, what)
+
+    def say_once(self, text: str) -> None:
+        if self._is_new(("", text)):
+            self.say(text)
+
+    def _is_new(self, said: tuple[str, str]) -> bool:
+        with self._lock:
+            known = said in self._once
+            self._once.add(said)
+        return not known
+
+    def summary(self) -> str:
+        """All counts, and how often each rule was broken."""
+        counts = ", ".join(f"{number} {what}" for what, number in self.counts.items()) or "no calls"
+        broken = ", ".join(f"{rule} {number}" for rule, number in sorted(self.complaints.items())) or "none"
+        return f"{counts}\nrules broken: {broken}"

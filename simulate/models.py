@@ -1,0 +1,233 @@
+"""The models that one container of a multi-model endpoint has loaded.
+
+    a call -> its archive is unpacked -> POST /models -> POST /models/HASH/invoke
+    507, or too much memory in use -> DELETE /models/HASH of the least recently used ones -> once more
+
+A load goes on when its caller has left: the next one finds it done.
+"""
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import urllib3
+
+from serving.invocation import TARGET_MODEL
+from simulate.archives import BadArchive, find, size_of, unpack
+from simulate.chaos import Chaos
+from simulate.container import Container
+from simulate.errors import InternalFailure, ModelError, ModelNotReady, PlatformError, ValidationError
+
+PAUSE = 0.1
+LOADS_AT_ONCE = 8
+OK, CONFLICT, NOT_FOUND, NO_ROOM = 200, 409, 404, 507
+
+
+@dataclass
+class Loaded:
+    """`name` is what the container knows it by, `calls` how many are in work."""
+
+    target: str
+    name: str
+    calls: int = 0
+
+
+class NoRoom(Exception):
+    """The container answered 507, with that body."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__(said)
+        self.said = said
+
+
+class Models:
+    """Safe to share between threads. `store` stands for S3, `folder` is the container's /opt/ml/models, `memory` is
+    the instance's in bytes."""
+
+    def __init__(
+        self, endpoint: str, container: Container, store: Path, folder: Path, memory: int, chaos: Chaos
+    ) -> None:
+        self._endpoint, self._container, self._store, self._folder = endpoint or "NAME", container, store, folder
+        self._journal, self._rules = container.journal, container.journal.rules
+        self._most = memory * self._rules["memory-share"].limit
+        self._chaos = chaos
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least recently used first
+        self._loading: dict[str, Future[None]] = {}
+        self._threads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="load")
+
+    def has(self, target: str) -> bool:
+        with self._lock:
+            return target in self._loaded or target in self._loading
+
+    @contextmanager
+    def using(self, target: str, deadline: float) -> Iterator[Loaded]:
+        """The model, loaded if need be; it is not unloaded meanwhile. Raises PlatformError."""
+        while (model := self._take(target)) is None:
+            self._await(target, self._begin(target), deadline)
+        try:
+            yield model
+        finally:
+            with self._lock:
+                model.calls -= 1
+
+    def lost(self, model: Loaded) -> None:
+        """The container does not know it any more."""
+        with self._lock:
+            if self._loaded.get(model.target) is model:
+                del self._loaded[model.target]
+
+    def evict(self) -> bool:
+        """Unloads the least recently used of the models that no call uses; False when there is none."""
+        with self._lock:
+            victim = next((model for model in self._loaded.values() if not model.calls), None)
+            if victim is None:
+                return False
+            del self._loaded[victim.target]
+            done: Future[None] = Future()
+            self._loading[victim.target] = done  # who calls it meanwhile waits
+        try:
+            self._unload(victim)
+        finally:
+            with self._lock:
+                del self._loading[victim.target]
+            done.set_result(None)
+        return True
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, target: str) -> Loaded | None:
+        with self._lock:
+            model = self._loaded.get(target)
+            if model is not None:
+                model.calls += 1
+                self._loaded.move_to_end(target)
+            return model
+
+    def _begin(self, target: str) -> Future[None]:
+        """The load, or the unload, that is under way, or a load that begins now."""
+        with self._lock:
+            if target not in self._loading:
+                if find(self._store, target) is None:
+                    raise ValidationError(
+                        f"Failed to download model data(bucket: {self._store}, key: {target}). Please ensure that "
+                        "there is an object located at the URL and that the role has permissions to download the model."
+                    )
+                self._loading[target] = self._threads.submit(self._load, target)
+            return self._loading[target]
+
+    def _await(self, target: str, load: "Future[None]", deadline: float) -> None:
+        try:
+            load.result(timeout=max(0.0, deadline - time.monotonic()))
+        except NotYet:
+            self._journal.count("answers of ModelNotReadyException")
+            raise ModelNotReady(f"The model {target} is still being loaded; try again") from None
+
+    def _load(self, target: str) -> None:
+        begun = time.monotonic()
+        name = hashlib.sha256(f"{self._store}/{target}".encode()).hexdigest()[:32]
+        try:
+            self._fetch(target, name)
+            self._make_room(size_of(self._folder / name))
+            self._hand_over(target, name, begun + self._rules["load-time"].limit)
+            with self._lock:
+                self._loaded[target] = Loaded(target, name)
+        except BaseException:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            raise
+        finally:
+            with self._lock:
+                del self._loading[target]
+        self._journal.count("loads")
+        self._journal.say(f"{self._container.name}: loaded {target} in {time.monotonic() - begun:.1f} s")
+
+    def _fetch(self, target: str, name: str) -> None:
+        self._chaos.disk()
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+        archive = find(self._store, target)
+        try:
+            if archive is None:
+                raise BadArchive(f"{target} is gone")
+            unpack(archive, self._folder / name / "model")
+        except BadArchive as err:
+            self._journal.complain("archive", str(err))
+            raise ValidationError(f"Failed to extract model data archive: {err}") from err
+
+    def _make_room(self, needed: int) -> None:
+        """What the platform does before it loads, whatever the container thinks of its memory."""
+        while self._container.memory() + needed > self._most and self.evict():
+            self._journal.count("evictions for the memory share")
+
+    def _hand_over(self, target: str, name: str, deadline: float) -> None:
+        while True:
+            try:
+                self._post(target, name, deadline)
+                return
+            except NoRoom as err:
+                if time.monotonic() > deadline or not self._evict_or_wait():
+                    raise ModelError(self._endpoint, NO_ROOM, err.said) from err
+
+    def _evict_or_wait(self) -> bool:
+        """False when nothing is loaded, and nothing on its way, that could be unloaded."""
+        if self.evict():
+            self._journal.count("evictions for a 507")
+            return True
+        with self._lock:
+            others = len(self._loaded) + len(self._loading) > 1
+        time.sleep(PAUSE)
+        return others
+
+    def _post(self, target: str, name: str, deadline: float) -> None:
+        """Raises NoRoom, PlatformError."""
+        if self._chaos.refuses_load():
+            self._journal.count("answers of 507 by --chaos")
+            raise NoRoom(b"made by --chaos 507")
+        document = {"model_name": name, "url": f"{self._container.handle.models}/{name}/model"}
+        headers = {"Content-Type": "application/json", TARGET_MODEL: target}
+        status, said = self._ask("POST", "/models", "load-time", deadline, json.dumps(document).encode(), headers)
+        if status == NO_ROOM:
+            self._journal.count("answers of 507")
+            raise NoRoom(said)
+        if status not in (OK, CONFLICT):
+            if not 400 <= status < 500:
+                self._journal.complain(
+                    "load-status", f"{self._container.name} answered {status} to the load of {target}"
+                )
+            raise ModelError(self._endpoint, status, said)
+
+    def _unload(self, model: Loaded) -> None:
+        """A failure is told; the model counts as unloaded all the same."""
+        deadline = time.monotonic() + self._rules["unload-time"].limit
+        try:
+            status, _ = self._ask("DELETE", f"/models/{model.name}", "unload-time", deadline)
+        except PlatformError as err:
+            self._journal.say(f"{self._container.name}: {model.target} could not be unloaded: {err}")
+        else:
+            if status not in (OK, NOT_FOUND):
+                self._journal.complain("unload-status", f"{self._container.name} answered {status} for {model.target}")
+        self._journal.count("unloads")
+        shutil.rmtree(self._folder / model.name, ignore_errors=True)
+
+    def _ask(
+        self, method: str, path: str, rule: str, deadline: float, body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, bytes]:  # fmt: skip
+        try:
+            reply = self._container.client.send(method, path, body, headers or {}, deadline)
+            return reply.status, reply.read()
+        except urllib3.exceptions.ReadTimeoutError as err:
+            limit = self._rules[rule].limit
+            self._journal.complain(rule, f"{self._container.name}: {method} {path} was not answered within {limit:g} s")
+            raise ModelError(self._endpoint, 0, f"{method} {path} was not answered in time") from err
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise InternalFailure(f"{method} {path} broke off: {err}") from err

@@ -1,0 +1,32 @@
+"""A folder that stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY."""
+
+import re
+from pathlib import Path
+
+from simulate.archives import find
+from simulate.errors import ValidationError
+
+_LOCATION = re.compile(r"s3://([^/]+)/(.+)")
+
+
+class Folder:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, location: str) -> Path | None:
+        """The file of an object; None where there is none. Raises ValidationError."""
+        return find(self.root, self._key(location))
+
+    def write(self, location: str, data: bytes) -> None:
+        """Whole or not at all: who looks for an object sees it when it is complete."""
+        path = self.root / self._key(location)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_bytes(data)
+        part.rename(path)
+
+    def _key(self, location: str) -> str:
+        match = _LOCATION.fullmatch(location)
+        if not match or ".." in Path(location).parts:
+            raise ValidationError(f"{location!r} is no location of an object in S3; s3://BUCKET/KEY is one")
+        return f"{match[1]}/{match[2]}"

@@ -1,0 +1,56 @@
+"""`python -m simulate` as a process."""
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.harness import ROOT, wait_until
+
+
+class Command:
+    """A running `python -m simulate` on a free port; its temporary files are below `folder`."""
+
+    def __init__(
+        self, folder: Path, *arguments: str, sudo: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.log, self.temporary = folder / "log", folder / "tmp"
+        self.temporary.mkdir()
+        self.mark = f"MARK={uuid.uuid4()}"
+        command = [*sudo, sys.executable, "-m", "simulate", "--port", "0", "--env", self.mark, *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log,
+                env={**os.environ, **(environment or {}), "TMPDIR": str(self.temporary)},
+            )  # fmt: skip
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_ready(self) -> str:
+        """The URL."""
+
+        def ready() -> re.Match[str] | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"it has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
+            return re.search(r"^in service: (\S+)", self.output(), re.M)
+
+        return str(wait_until(ready, 60, f"it is in service:\n{self.output()[-3000:]}")[1])
+
+    def stop(self, *numbers: int) -> int:
+        for number in numbers:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+    def left(self) -> list[int]:
+        """Processes of the container."""
+        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if self._is_ours(entry)]
+
+    def _is_ours(self, entry: Path) -> bool:
+        try:
+            return self.mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False

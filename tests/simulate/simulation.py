@@ -1,0 +1,93 @@
+"""A simulated endpoint in this process, around a container that is real, and boto3 for it."""
+
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from serving.machine import memory_limit
+from simulate.api import Api, Server
+from simulate.asynchronous import Queue
+from simulate.chaos import Chaos, Rates
+from simulate.endpoint import RANDOM, Endpoint
+from simulate.inplace import InPlace, can_isolate
+from simulate.instance import Plan
+from simulate.journal import Journal
+from simulate.rules import with_limits
+from simulate.s3 import Folder
+from tests.harness import wait_until
+
+MISBEHAVING = Path(__file__).with_name("misbehaving.py")
+QUICK = {"ping-interval": 0.2, "start-up": 60, "stop": 20}
+NO_CHAOS = Rates()
+
+
+def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> Any:
+    """A boto3 client that has changed nothing but its endpoint_url; it tries once."""
+    return boto3.client(
+        service, endpoint_url=url, region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none",
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=70, **config),
+    )  # type: ignore[call-overload]  # fmt: skip
+
+
+class Simulation:
+    """`lines` is all that it has said; `s3` the folder that stands for S3."""
+
+    def __init__(
+        self, program: Path = MISBEHAVING, *, instances: int = 1, name: str = "", routing: str = RANDOM,
+        limits: Mapping[str, float] | None = None, model: Path | None = None, models: Path | None = None,
+        memory: int = 0, chaos: Rates = NO_CHAOS, isolated: bool | None = None,
+        environment: Mapping[str, str] | None = None, **variables: str,
+    ) -> None:  # fmt: skip
+        self._scratch = tempfile.TemporaryDirectory(prefix="sim-")
+        folder = Path(self._scratch.name)
+        self.s3, self.lines = folder / "s3", list[str]()
+        self.journal = Journal(with_limits(QUICK | dict(limits or {})), self.lines.append)
+        runner = InPlace(program, can_isolate() if isolated is None else isolated)
+        plan = Plan(name, runner, {**(environment or {}), **variables}, folder, memory or memory_limit(), model, models)
+        self.endpoint = Endpoint(plan, instances, routing, self.journal, Chaos(chaos))
+        self._queue = Queue(self.endpoint, Folder(self.s3), "s3://bucket/out", instances)
+        self._server = Server("127.0.0.1", 0, Api(self.endpoint, self._queue).app())
+        self.url = f"http://127.0.0.1:{self._server.port}"
+        self.client = client_of(self.url)
+
+    def __enter__(self) -> "Simulation":
+        self.endpoint.start()
+        try:
+            wait_until(self.endpoint.settled, 90, "all instances are settled")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        self._queue.close()
+        self.endpoint.stop()
+        self._scratch.cleanup()
+
+    def invoke(self, body: bytes = b"{}", **arguments: Any) -> Any:
+        return self.client.invoke_endpoint(EndpointName="any", Body=body, **arguments)
+
+    def complained(self, rule: str) -> bool:
+        """Whether the simulator has named the rule, in words too."""
+        return self.journal.complaints[rule] > 0 and any(line.startswith(f"rule {rule}: ") for line in self.lines)
+
+    def wait_complaint(self, rule: str) -> None:
+        wait_until(lambda: self.complained(rule), 20, f"a complaint of {rule}; it has said {self.lines[-10:]}")
+
+
+def make_tar(path: Path, files: Mapping[str, str]) -> Path:
+    """A tar.gz of these files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            tar.addfile(entry, BytesIO(text.encode()))
+    return path

@@ -1,0 +1,162 @@
+"""Multi-model endpoints: archives in a folder that stands for S3, loaded at their first call, evicted for others."""
+
+import json
+import random
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from bench.platform import CONFIG, MODEL
+from bench.zipf import share_for
+from simulate.chaos import Rates
+from simulate.endpoint import LEAST_OUTSTANDING
+from tests.harness import ROOT
+from tests.simulate.simulation import Simulation, make_tar
+
+ARCHIVES, CALLERS = 50, 8
+MEGABYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 archives; each holds a model of Triton's python backend that multiplies by its number."""
+    folder = tmp_path_factory.mktemp("store")
+    for number in range(ARCHIVES):
+        files = {"multiply/config.pbtxt": CONFIG, "multiply/1/model.py": MODEL.replace("FACTOR", f"{number}.0")}
+        make_tar(folder / archive(number), files)
+    return folder
+
+
+def archive(number: int) -> str:
+    return f"team/multiply-{number}.tar.gz"
+
+
+def multiply(simulation: Simulation, number: int, x: float) -> float:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
+    reply = simulation.invoke(json.dumps({"inputs": [tensor]}).encode(), TargetModel=archive(number),
+                              ContentType="application/json")  # fmt: skip
+    return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])
+
+
+def wrong_answers(simulation: Simulation, numbers: Iterable[int]) -> list[tuple[int, float]]:
+    """Of calls to these models, by several callers at once."""
+    with ThreadPoolExecutor(CALLERS) as threads:
+        answers = threads.map(lambda number: (number, multiply(simulation, number, 3.0)), numbers)
+        return [(number, answer) for number, answer in answers if answer != 3.0 * number]
+
+
+def called() -> list[int]:
+    """Every model, and the first ones again and again between them."""
+    generator = random.Random(1)
+    return [each for number in range(ARCHIVES) for each in (number, generator.randrange(4))]
+
+
+def test_50_archives_are_answered_though_the_container_holds_half_of_them(store: Path) -> None:
+    own = {"SERVE_MODEL_MEMORY_SHARE": str(share_for(25)), "SERVE_LOG_LEVEL": "warning"}
+    with Simulation(ROOT / "serve", models=store, environment=own) as simulation:
+        assert wrong_answers(simulation, called()) == []
+        counts = simulation.journal.counts
+        assert counts["answers of 507"] > 0
+        assert counts["evictions for a 507"] >= 10
+        assert counts["loads"] >= ARCHIVES
+    assert simulation.journal.complaints.total() == 0, simulation.journal.summary()
+
+
+def plain(simulation: Simulation, target: str, **arguments: Any) -> str:
+    """What the stand-in for a container answers: the archive's name that it was given with the load."""
+    return str(simulation.invoke(TargetModel=target, **arguments)["Body"].read().decode())
+
+
+def test_the_platform_evicts_for_its_own_share_of_the_memory(store: Path) -> None:
+    with Simulation(models=store, memory=1000 * MEGABYTE, limits={"memory-share": 0.2}, HOLDS="30") as simulation:
+        for number in [*range(12), 11, 10, 9]:
+            assert plain(simulation, archive(number)) == archive(number)
+        counts = simulation.journal.counts
+        assert 4 <= counts["evictions for the memory share"] <= 8  # 200 MB hold about 6 of them, and Python
+        assert (counts["loads"], counts["answers of 507"]) == (12, 0)
+
+
+def test_the_least_recently_used_model_goes_first(store: Path) -> None:
+    with Simulation(models=store, CAPACITY="2") as simulation:
+        for number in (0, 1, 0, 2, 0):
+            assert plain(simulation, archive(number)) == archive(number)
+        assert simulation.journal.counts["loads"] == 3
+        plain(simulation, archive(1))
+        assert simulation.journal.counts["loads"] == 4
+
+
+def test_a_507_of_a_call_makes_room_too(store: Path) -> None:
+    with Simulation(models=store) as simulation:
+        plain(simulation, archive(0))
+        assert plain(simulation, archive(1), CustomAttributes="No-Room") == archive(1)
+        assert simulation.journal.counts["evictions for a 507"] == 1
+
+
+def test_a_model_that_never_fits_is_a_model_error(store: Path) -> None:
+    with Simulation(models=store, CAPACITY="0") as simulation:
+        with pytest.raises(ClientError) as caught:
+            plain(simulation, archive(0))
+        response: Any = caught.value.response
+        assert (response["OriginalStatusCode"], response["OriginalMessage"]) == (507, "no room")
+
+
+@pytest.mark.parametrize("target", ["absent.tar.gz", "../store.tar.gz", "/etc/passwd", "team"])
+def test_a_model_that_is_not_in_the_folder_is_a_mistake_of_the_caller(store: Path, target: str) -> None:
+    with Simulation(models=store) as simulation, pytest.raises(ClientError) as caught:
+        plain(simulation, target)
+    assert caught.value.response["Error"]["Code"] == "ValidationError"
+    assert "Failed to download model data" in caught.value.response["Error"]["Message"]
+
+
+def test_a_call_without_a_model_is_a_mistake(store: Path) -> None:
+    with Simulation(models=store) as simulation, pytest.raises(ClientError, match="a TargetModel is needed"):
+        simulation.invoke()
+
+
+def test_a_model_s_calls_go_to_an_instance_that_has_it(store: Path) -> None:
+    with Simulation(models=store, instances=2) as simulation:
+        for _ in range(10):
+            plain(simulation, archive(0))
+        assert simulation.journal.counts["loads"] == 1
+
+
+def test_an_archive_is_unpacked_for_the_container_and_removed_with_its_model(store: Path) -> None:
+    with Simulation(models=store, CAPACITY="1") as simulation:
+        folder = simulation.endpoint.plan.folder
+        plain(simulation, archive(0))
+        (first,) = folder.glob("1-1/models/*/model/multiply/config.pbtxt")
+        plain(simulation, archive(1))
+        (second,) = folder.glob("1-1/models/*/model/multiply/config.pbtxt")
+        assert first != second
+
+
+def test_a_storm_of_507_and_a_slow_disk_lose_no_call(store: Path) -> None:
+    rates = Rates(slow_disk=0.05, refuse=0.5, seed=3)
+    with Simulation(models=store, chaos=rates) as simulation:
+        plain(simulation, archive(0))
+        begun = time.monotonic()
+        for number in range(20):
+            assert plain(simulation, archive(number)) == archive(number)
+        assert simulation.journal.counts["answers of 507 by --chaos"] > 5
+        assert time.monotonic() - begun > 0.5
+
+
+def test_while_containers_are_killed_the_others_answer(store: Path) -> None:
+    with Simulation(models=store, instances=2, routing=LEAST_OUTSTANDING, chaos=Rates(kill=0.6, seed=5)) as simulation:
+        answered: set[int] = set()  # numbers of kills after which there was an answer
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and len(answered) < 4:
+            kills = simulation.journal.counts["kills"]
+            try:
+                assert plain(simulation, archive(0)) == archive(0)
+                answered.add(kills)
+            except ClientError as err:
+                assert err.response["Error"]["Code"] in ("ServiceUnavailable", "InternalFailure")
+                time.sleep(0.02)
+        assert len(answered) == 4
+        assert simulation.journal.complaints["exit"] == 0

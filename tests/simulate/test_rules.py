@@ -1,0 +1,287 @@
+"""Each rule of the platform is kept: a container, or a caller, that breaks it is stopped, and told of."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from simulate.inplace import can_isolate
+from simulate.rules import RULES, TABLE, markdown, with_limits
+from tests.harness import ROOT, wait_until
+from tests.simulate.simulation import Simulation, make_tar
+
+NOT_BROKEN = {"ping-interval", "memory-share"}  # limits of ours: test_models.py has the second
+
+
+def fails(code: str, call: Callable[[], object]) -> Any:
+    """The response of the ClientError with that code."""
+    with pytest.raises(ClientError) as caught:
+        call()
+    assert caught.value.response["Error"]["Code"] == code, caught.value.response
+    return caught.value.response
+
+
+def test_every_rule_is_broken_by_a_test_here() -> None:
+    text = Path(__file__).read_text()
+    assert [rule.id for rule in TABLE if f'"{rule.id}"' not in text] == []
+
+
+def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
+    assert markdown() in (ROOT / "docs/simulate.md").read_text()
+
+
+def test_a_container_that_is_never_healthy_fails_the_endpoint() -> None:
+    with Simulation(limits={"start-up": 3}, BREAKS="start-up") as simulation:
+        assert simulation.complained("start-up")
+        assert "did not pass the ping health check" in simulation.endpoint.failure
+        assert "ill on purpose" in simulation.endpoint.failure
+        assert "not found" in fails("ValidationError", simulation.invoke)["Error"]["Message"]
+
+
+def test_a_container_that_ends_at_once_fails_the_endpoint_at_once() -> None:
+    with Simulation(BREAKS="early-exit") as simulation:
+        assert simulation.complained("exit")
+        assert "exit code 1" in simulation.endpoint.failure
+        assert "instance 1 | it ends before it listens" in simulation.lines
+
+
+@pytest.mark.parametrize("rule", ["ping-time", "ping-status"])
+def test_a_container_that_falls_ill_is_replaced(rule: str) -> None:
+    with Simulation(limits={"ping-time": 0.3}, BREAKS=rule) as simulation:
+        simulation.wait_complaint(rule)
+        wait_until(lambda: "instance 1 is replaced" in simulation.lines, 20, "the instance is replaced")
+        wait_until(lambda: str(simulation.lines).count("in service after") == 2, 20, "a new one is in service")
+    assert simulation.journal.complaints["ping-status"] >= 3
+
+
+def test_a_ping_with_a_body_is_told_of_once() -> None:
+    with Simulation(BREAKS="ping-body") as simulation:
+        simulation.wait_complaint("ping-body")
+        time.sleep(0.5)
+        assert simulation.journal.complaints["ping-body"] == 1
+
+
+def test_a_container_that_dies_is_started_again() -> None:
+    with Simulation(BREAKS="exit") as simulation:
+        fails("InternalFailure", simulation.invoke)
+        simulation.wait_complaint("exit")
+        wait_until(lambda: str(simulation.lines).count("in service after") == 2, 20, "it is back")
+
+
+def test_a_container_that_ignores_sigterm_is_killed() -> None:
+    with Simulation(limits={"stop": 0.5}, BREAKS="stop") as simulation:
+        begun = time.monotonic()
+    assert simulation.complained("stop")
+    assert time.monotonic() - begun < 10
+
+
+def test_a_container_that_takes_no_connection_is_no_service() -> None:
+    with Simulation(limits={"ping-interval": 60}, BREAKS="listening") as simulation:
+        simulation.invoke()
+        fails("ServiceUnavailable", simulation.invoke)
+        simulation.wait_complaint("listening")
+
+
+def test_a_container_beyond_its_memory_is_killed_and_started_again() -> None:
+    with Simulation(memory=100 * 2**20, BREAKS="memory") as simulation:
+        with contextlib.suppress(ClientError):
+            simulation.invoke()
+        simulation.wait_complaint("memory")
+        wait_until(lambda: str(simulation.lines).count("in service after") == 2, 20, "it is back")
+        assert simulation.journal.complaints["exit"] == 0
+
+
+@pytest.mark.parametrize("isolated", sorted({False, can_isolate()}))
+def test_writing_to_opt_ml_model_fails_or_is_told_of(isolated: bool, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("1")
+    with (
+        Simulation(model=tmp_path, isolated=isolated, BREAKS="model-read-only") as simulation,
+        contextlib.suppress(ClientError),
+    ):
+        simulation.invoke()
+    assert simulation.complained("model-read-only") or "denied" in str(simulation.lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
+def test_nothing_outside_can_be_reached_where_namespaces_can_be_made() -> None:
+    with Simulation(BREAKS="network") as simulation:
+        if can_isolate():
+            assert "unreachable" in fails("ModelError", simulation.invoke)["OriginalMessage"]
+            simulation.wait_complaint("network")
+        else:
+            assert "the network is this machine's" in simulation.endpoint.plan.runner.describe()
+
+
+def test_a_port_outside_the_safe_range_is_told_of_where_the_network_is_the_container_s_own() -> None:
+    with Simulation(BREAKS="safe-ports") as simulation:
+        assert simulation.complained("safe-ports") == can_isolate()
+
+
+def test_an_answer_that_is_late_is_a_model_error_without_a_status() -> None:
+    with Simulation(limits={"time": 0.5}, BREAKS="time") as simulation:
+        response = fails("ModelError", simulation.invoke)
+        assert response["OriginalStatusCode"] == 0
+        assert "timed out" in response["OriginalMessage"]
+        assert simulation.complained("time")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, "client"), (500, "server"), (507, "server")])
+def test_errors_of_the_container_reach_the_caller_as_model_errors(status: int, kind: str) -> None:
+    with Simulation(BREAKS="status") as simulation:
+        response = fails("ModelError", lambda: simulation.invoke(str(status).encode()))
+        assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
+        assert response["OriginalStatusCode"] == status
+        assert response["OriginalMessage"] == "broken on purpose"
+        assert response["LogStreamArn"].startswith("arn:aws:logs:")
+        assert f"Received {kind} error ({status}) from primary" in response["Error"]["Message"]
+        assert simulation.complained("status") == (status >= 500)
+
+
+def test_a_reply_that_is_too_large_is_a_model_error() -> None:
+    with Simulation(limits={"reply-body": 1000}, BREAKS="reply-body") as simulation:
+        response = fails("ModelError", simulation.invoke)
+        assert "could not load the entire response body" in response["Error"]["Message"]
+        assert simulation.complained("reply-body")
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error() -> None:
+    with Simulation(limits={"stream-time": 0.7}, BREAKS="stream-time") as simulation:
+        body = simulation.client.invoke_endpoint_with_response_stream(EndpointName="any", Body=b"{}")["Body"]
+        received = []
+        with pytest.raises(ClientError) as caught:
+            received += [event["PayloadPart"]["Bytes"] for event in body]  # the list is lost with the exception
+        assert caught.value.response["Error"]["Code"] == "ModelStreamError"
+        assert simulation.complained("stream-time")
+
+
+def test_a_stream_that_is_cut_gives_its_parts_and_then_an_error() -> None:
+    with Simulation(BREAKS="stream") as simulation:
+        body = simulation.client.invoke_endpoint_with_response_stream(EndpointName="any", Body=b"{}")["Body"]
+        received = []
+        with pytest.raises(ClientError) as caught:
+            for event in body:
+                received.append(event["PayloadPart"]["Bytes"])
+        assert received == [b"one"]
+        assert "ModelStreamError" in str(caught.value)
+
+
+def test_an_asynchronous_call_that_takes_too_long_leaves_a_failure_in_s3() -> None:
+    with Simulation(limits={"async-time": 0.5}, BREAKS="async-time") as simulation:
+        accepted = simulation.client.invoke_endpoint_async(EndpointName="any", Body=b"{}")
+        failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
+        wait_until(failure.exists, 10, "a failure in S3")
+        assert "timed out" in failure.read_text()
+        assert simulation.complained("async-time")
+
+
+def test_what_callers_send_too_much_of_is_refused_or_dropped(tmp_path: Path) -> None:
+    """body, async-inline, async-body, headers, query, attributes."""
+    limits = {"body": 1000, "async-inline": 100, "async-body": 1000}
+    with Simulation(limits=limits) as simulation:
+        assert "at 'body'" in fails("ValidationError", lambda: simulation.invoke(bytes(1001)))["Error"]["Message"]
+        call = simulation.client.invoke_endpoint_async
+        fails("ValidationError", lambda: call(EndpointName="any", Body=bytes(101)))
+        large = simulation.s3 / "bucket/large"
+        large.parent.mkdir(parents=True)
+        large.write_bytes(bytes(1001))
+        accepted = call(EndpointName="any", InputLocation="s3://bucket/large")
+        failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
+        wait_until(failure.exists, 10, "a failure in S3")
+        for attributes in ("x" * 1025, "ü"):
+            fails("ValidationError", partial(raw, simulation, attributes))
+        simulation.client.meta.events.register("before-sign.*", add_what_is_dropped)
+        sent = json.loads(simulation.invoke()["Body"].read())
+        assert sent["path"] == "/invocations"
+        assert "X-Mine" not in sent["headers"]
+        for rule in ("body", "async-inline", "async-body", "headers", "query"):
+            assert simulation.complained(rule), rule
+
+
+def raw(simulation: Simulation, attributes: str) -> None:
+    """botocore checks nothing of it."""
+    import http.client
+
+    connection = http.client.HTTPConnection(simulation.url.removeprefix("http://"))
+    connection.request("POST", "/endpoints/any/invocations", b"{}", {"X-Amzn-SageMaker-Custom-Attributes": attributes})
+    reply = connection.getresponse()
+    assert reply.status == 400
+    raise ClientError({"Error": {"Code": reply.headers["x-amzn-ErrorType"]}}, "InvokeEndpoint")
+
+
+def add_what_is_dropped(request: Any, **_: object) -> None:
+    request.headers["X-Mine"] = "1"
+    request.url += "?model_name=resnet"
+
+
+@pytest.mark.parametrize("rule", ["attributes", "session"])
+def test_headers_of_a_reply_that_the_platform_does_not_take_are_told_of(rule: str) -> None:
+    with Simulation(BREAKS=rule) as simulation:
+        reply = simulation.invoke()
+        assert "CustomAttributes" not in reply or reply["CustomAttributes"] == ""
+        assert simulation.complained(rule)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Archives that this container takes: it looks into none."""
+    for name in ("a", "b", "c"):
+        make_tar(tmp_path / f"{name}.tar.gz", {"config.pbtxt": name})
+    make_tar(tmp_path / "wicked.tar.gz", {"../../escaped": "x"})
+    (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["wicked", "broken"])
+def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(store: Path, name: str) -> None:
+    with Simulation(models=store) as simulation:
+        fails("ValidationError", lambda: simulation.invoke(TargetModel=f"{name}.tar.gz"))
+        assert simulation.complained("archive")
+        assert not list(Path(simulation.endpoint.plan.folder).rglob("escaped"))
+
+
+def test_a_load_that_fails_is_a_model_error_and_a_status_beyond_the_contract_is_told_of(store: Path) -> None:
+    with Simulation(models=store, BREAKS="load-status") as simulation:
+        assert fails("ModelError", lambda: simulation.invoke(TargetModel="a.tar.gz"))["OriginalStatusCode"] == 500
+        assert simulation.complained("load-status")
+
+
+def test_a_load_that_is_slower_than_a_call_may_be_goes_on_and_is_found_done(store: Path) -> None:
+    with Simulation(models=store, limits={"time": 0.4}, BREAKS="load-time") as simulation:
+        response = fails("ModelNotReadyException", lambda: simulation.invoke(TargetModel="a.tar.gz"))
+        assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
+        wait_until(lambda: simulation.journal.counts["loads"] == 1, 10, "the load ends")
+        assert simulation.invoke(TargetModel="a.tar.gz")["Body"].read() == b"a.tar.gz"
+
+
+def test_a_load_beyond_its_limit_is_given_up(store: Path) -> None:
+    with Simulation(models=store, limits={"load-time": 0.4}, BREAKS="load-time") as simulation:
+        fails("ModelError", lambda: simulation.invoke(TargetModel="a.tar.gz"))
+        assert simulation.complained("load-time")
+
+
+@pytest.mark.parametrize("rule", ["unload-status", "unload-time"])
+def test_an_unload_that_fails_or_is_late_is_told_of_and_the_calls_go_on(store: Path, rule: str) -> None:
+    with Simulation(models=store, limits={"unload-time": 0.4}, BREAKS=rule, CAPACITY="1") as simulation:
+        simulation.invoke(TargetModel="a.tar.gz")
+        assert simulation.invoke(TargetModel="b.tar.gz")["Body"].read() == b"b.tar.gz"
+        assert simulation.complained(rule)
+
+
+def test_a_model_that_the_container_has_lost_is_loaded_again(store: Path) -> None:
+    with Simulation(models=store, BREAKS="lost-model") as simulation:
+        assert simulation.invoke(TargetModel="a.tar.gz")["Body"].read() == b"a.tar.gz"
+        assert simulation.complained("lost-model")
+        assert simulation.journal.counts["loads"] == 2
+
+
+def test_other_limits_are_taken_by_the_rules_names_only() -> None:
+    assert with_limits({"time": 5})["time"].limit == 5
+    assert RULES["time"].limit == 60
+    with pytest.raises(KeyError):
+        with_limits({"no-such": 5})
