@@ -3,10 +3,10 @@ PYTHON ?= python3
 PORT ?= 8080
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check
-BACKENDS := $(wildcard backends/*.py backends/*/model.py)
+BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test lint format lock clean
+.PHONY: run setup models dev test bench bench-quick image lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) $(BIN)/python serve
@@ -18,10 +18,24 @@ models: $(MODELS)
 dev: .venv/.dev
 
 test: setup models lint
+	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Compares with other servers, each in an environment of its own below .cache/bench (3 GB); docs/benchmarks.md is what
+# `bench` writes, `bench-quick` takes two minutes and writes .cache/bench/quick.md.
+bench: PART := run
+bench-quick: PART := quick
+bench bench-quick: setup models .venv/.dev
+	@PYTHON=$(PYTHON) sh scripts/debian-packages wrk
+	@$(BIN)/python -m bench $(PART)
+
+# IMAGE, TAG and ENGINE (docker, podman or buildah) say what and with what; TARGET=gpu is the one for NVIDIA GPUs.
+image:
+	@$(PYTHON) scripts/image/build.py $(TARGET)
 
 lint: .venv/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/mypy . serve
 
 format: .venv/.dev
@@ -34,6 +48,7 @@ lock: .venv/.dev
 	$(BIN)/uv pip compile requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
 	$(BIN)/uv pip compile requirements/deploy.in $(LOCK) -c requirements/dev.lock -o requirements/deploy.lock
 	$(BIN)/uv pip compile requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
+	$(BIN)/uv pip compile requirements/image.in $(LOCK) -c requirements/dev.lock -o requirements/image.lock
 	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
 LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
@@ -63,4 +78,4 @@ clean:
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/bert.py build_engines/bert_graph.py | .venv/.serving
-	@$(BIN)/python -m build_engines bert
+	@$(BIN)/python -m build_engines build bert --for cpu

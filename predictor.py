@@ -30,7 +30,7 @@ from serving.invocation import (
 )
 from serving.logs import REQUEST_ID
 from serving.management import is_management
-from serving.metrics import CONTENT_TYPE
+from serving.metrics import CONTENT_TYPE, NGINX_WRITING
 from serving.multimodel_routes import add_routes
 from serving.observe import observe
 from serving.registry import Registry
@@ -89,7 +89,8 @@ def metrics() -> Response:
         triton: bytes | None = services().gateway.metrics()
     except (TritonUnavailable, TritonTimeout):
         triton = None
-    return Response(services().metrics.render(triton), content_type=CONTENT_TYPE)
+    in_nginx = request.headers.get(NGINX_WRITING, type=int)
+    return Response(services().metrics.render(triton, in_nginx), content_type=CONTENT_TYPE)
 
 
 def execution_parameters() -> Response:

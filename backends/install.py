@@ -3,7 +3,8 @@
     python -m backends.install [DEST]
 
 DEST/python is Triton's own Python backend with the stub of the running Python; DEST/NAME is a copy of each
-folder here that has a model.py. Copies, because Triton refuses links that leave the backend's directory.
+folder here that has a model.py, and of what they share (_shared), for a backend sees its own folder only.
+Copies, because Triton refuses links that leave the backend's directory.
 Folders of DEST that are not ours stay as they are; a folder that is complete and equal is not touched; a
 folder that is replaced is built beside and renamed, so that an interrupted run leaves no half of one.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from serving import tritonserver
 
 OURS = Path(__file__).resolve().parent
+SHARED = "_shared"
 STUB = "triton_python_backend_stub"
 LIBRARY, UTILITIES = "libtriton_python.so", "triton_python_backend_utils.py"
 
@@ -69,8 +71,8 @@ def _version(text: str) -> tuple[int, ...]:
 
 def own_backends(folder: Path = OURS) -> dict[str, dict[str, Path]]:
     """Backend name -> its files, for every folder here with a model.py."""
-    models = sorted(folder.glob("*/model.py"))
-    return {model.parent.name: _files(model.parent) for model in models}
+    models, shared = sorted(folder.glob("*/model.py")), _files(folder / SHARED)
+    return {model.parent.name: shared | _files(model.parent) for model in models}
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -67,7 +67,9 @@ class Platform:
 
     def invoke(self, number: int, x: float) -> requests.Response:
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-        return requests.post(f"{self.url}/models/m{number}/invoke", json={"inputs": [tensor]}, timeout=400)
+        headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
+        url = f"{self.url}/models/m{number}/invoke"
+        return requests.post(url, json={"inputs": [tensor]}, headers=headers, timeout=400)
 
     def load(self, number: int) -> int:
         """The status."""
@@ -80,7 +82,8 @@ class Platform:
 
     def unload(self, number: int) -> int:
         """The status."""
-        reply = requests.delete(f"{self.url}/models/m{number}", timeout=400)
+        headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
+        reply = requests.delete(f"{self.url}/models/m{number}", headers=headers, timeout=400)
         if reply.status_code not in (200, 404):
             raise RuntimeError(reply.text)
         return reply.status_code

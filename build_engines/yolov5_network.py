@@ -1,13 +1,15 @@
 # mypy: allow-subclassing-any
-"""The YOLOv5 network, release 6, from its published structure.
+"""The YOLOv5 network, release 6, from its published structure, with its classic head and the anchor-free one.
 
 Conv, C3, SPPF and PANet as in the papers (CSPNet arXiv:1911.11929, SPP arXiv:1406.4729, PANet
-arXiv:1803.01534), anchors and strides as published with the release; the parameter counts of the sizes n, s, m
-and l are those published too.
+arXiv:1803.01534), anchors and strides as published with the release; the parameter counts of the sizes are those
+published too. The head of the "u" models, YOLOv8's, has branches for boxes and for classes; a box's sides are
+expectations over bins (Distribution Focal Loss, arXiv:2006.04388).
 """
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +21,10 @@ ANCHORS = (  # width, height in input pixels, found by k-means on COCO; one row 
     ((30, 61), (62, 45), (59, 119)),
     ((116, 90), (156, 198), (373, 326)),
 )
-SIZES = {"n": (1 / 3, 0.25), "s": (1 / 3, 0.5), "m": (2 / 3, 0.75), "l": (1.0, 1.0)}  # depth, width
+SIZES = {"n": (1 / 3, 0.25), "s": (1 / 3, 0.5), "m": (2 / 3, 0.75), "l": (1.0, 1.0), "x": (4 / 3, 1.25)}  # depth, width
 SIDE = 640
+BINS = 16  # of the anchor-free head, for each side of a box
+Anchors = Sequence[Sequence[Sequence[float]]]
 
 
 class Conv(nn.Module):
@@ -120,18 +124,34 @@ class PANet(nn.Module):
         return out3, out4, self.up5(torch.cat((self.step4(out4), five), 1))
 
 
-class YoloV5(nn.Module):
-    """forward: images [N,3,H,W] in 0-1 -> logits [N,3,H/s,W/s,5+classes] for each stride s."""
+class Network(nn.Module):
+    """Backbone and neck of one size; what is behind them is the subclasses'."""
 
-    def __init__(self, size: str = "n", classes: int = 80):
+    def __init__(self, size: str, classes: int):
         super().__init__()
         depth, width = SIZES[size]
-        widths = [math.ceil(channels * width / 8) * 8 for channels in (64, 128, 256, 512, 1024)]
+        self.widths = [math.ceil(channels * width / 8) * 8 for channels in (64, 128, 256, 512, 1024)]
         depths = [max(round(blocks * depth), 1) for blocks in (3, 6, 9, 3)]
-        self.backbone = Backbone(widths, depths)
-        self.neck = PANet(widths[2:], depths[0])
-        self.heads = nn.ModuleList(nn.Conv2d(channels, 3 * (5 + classes), 1) for channels in widths[2:])
+        self.backbone = Backbone(self.widths, depths)
+        self.neck = PANet(self.widths[2:], depths[0])
         self.classes = classes
+
+    def fuse(self) -> Self:
+        """The same network in eval mode with every batch norm folded away, in place."""
+        self.eval()
+        for module in self.modules():
+            if isinstance(module, Conv):
+                module.fuse()
+        return self
+
+
+class YoloV5(Network):
+    """forward: images [N,3,H,W] in 0-1 -> logits [N,3,H/s,W/s,5+classes] for each stride s."""
+
+    def __init__(self, size: str = "n", classes: int = 80, anchors: Anchors = ANCHORS):
+        super().__init__(size, classes)
+        self.heads = nn.ModuleList(nn.Conv2d(channels, 3 * (5 + classes), 1) for channels in self.widths[2:])
+        self.anchors = anchors
         self._set_prior()
 
     def _set_prior(self) -> None:
@@ -150,28 +170,66 @@ class YoloV5(nn.Module):
         height, width = map(int, logits.shape[2:])  # constants in the export
         return logits.reshape(-1, 3, 5 + self.classes, height, width).permute(0, 1, 3, 4, 2)
 
-    def fuse(self) -> "YoloV5":
-        """The same network in eval mode with every batch norm folded away, in place."""
-        self.eval()
-        for module in self.modules():
-            if isinstance(module, Conv):
-                module.fuse()
-        return self
+    def decoded(self, images: Tensor) -> Tensor:
+        """images -> [N,rows,5+classes]: cx, cy, w, h in input pixels, objectness, class scores."""
+        levels = zip(self(images), STRIDES, self.anchors, strict=True)
+        return torch.cat([decode(logits, stride, anchors) for logits, stride, anchors in levels], 1)
+
+
+class Branches(nn.Module):
+    """The anchor-free head of one stride: features -> logits of box bins [N,4*16,h,w] and of classes [N,C,h,w]."""
+
+    def __init__(self, channels: int, box_width: int, score_width: int, classes: int):
+        super().__init__()
+        self.boxes, self.scores = _branch(channels, box_width, 4 * BINS), _branch(channels, score_width, classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.boxes(x), self.scores(x)
+
+
+def _branch(channels: int, width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(Conv(channels, width, 3), Conv(width, width, 3), nn.Conv2d(width, outputs, 1))
+
+
+class YoloV5u(Network):
+    """forward: images [N,3,H,W] in 0-1 -> (box bins, class logits) for each stride."""
+
+    def __init__(self, size: str = "n", classes: int = 80):
+        super().__init__(size, classes)
+        first = self.widths[2]
+        box_width, score_width = max(16, first // 4, 4 * BINS), max(first, min(classes, 100))
+        self.heads = nn.ModuleList(Branches(n, box_width, score_width, classes) for n in self.widths[2:])
+        self._set_prior()
+
+    def _set_prior(self) -> None:
+        """Biases that begin with few objects: 5 on a 640×640 image, whatever the class."""
+        with torch.no_grad():
+            for head, stride in zip(self.heads, STRIDES, strict=True):
+                head.boxes[2].bias.fill_(1.0)
+                head.scores[2].bias.fill_(math.log(5 / self.classes / (SIDE / stride) ** 2))
+
+    def forward(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        maps = self.neck(*self.backbone(x))
+        return [head(features) for head, features in zip(self.heads, maps, strict=True)]
+
+    def decoded(self, images: Tensor) -> Tensor:
+        """images -> [N,4+classes,cells]: cx, cy, w, h in input pixels, class scores."""
+        levels = zip(self(images), STRIDES, strict=True)
+        return torch.cat([decode_free(boxes, scores, stride) for (boxes, scores), stride in levels], 2)
 
 
 class Decoded(nn.Module):
-    """images [N,3,H,W] -> [N,rows,5+classes]: cx, cy, w, h in input pixels, objectness, class scores."""
+    """A network as images [N,3,H,W] -> its decoded table."""
 
-    def __init__(self, network: YoloV5):
+    def __init__(self, network: YoloV5 | YoloV5u):
         super().__init__()
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        levels = zip(self.network(images), STRIDES, ANCHORS, strict=True)
-        return torch.cat([decode(logits, stride, anchors) for logits, stride, anchors in levels], 1)
+        return self.network.decoded(images)
 
 
-def decode(logits: Tensor, stride: int, anchors: Sequence[Sequence[int]]) -> Tensor:
+def decode(logits: Tensor, stride: int, anchors: Sequence[Sequence[float]]) -> Tensor:
     """One level's logits [N,3,h,w,5+C] -> rows [N,3hw,5+C], s = sigmoid: xy = (2s - 0.5 + cell) · stride,
     wh = (2s)² · anchor; the rest is s."""
     height, width, columns = map(int, logits.shape[2:])  # constants in the export
@@ -181,3 +239,17 @@ def decode(logits: Tensor, stride: int, anchors: Sequence[Sequence[int]]) -> Ten
     centre, span, scores = logits.sigmoid().split((2, 2, columns - 4), -1)
     rows = torch.cat(((2 * centre + corner) * stride, (2 * span) ** 2 * size, scores), -1)
     return rows.reshape(-1, 3 * height * width, columns)
+
+
+def decode_free(boxes: Tensor, scores: Tensor, stride: int) -> Tensor:
+    """One level's bins [N,64,h,w] and class logits [N,C,h,w] -> [N,4+C,hw]. The distances left, top, right, bottom
+    from a cell's middle are the bins' expectations, in cells."""
+    height, width = map(int, boxes.shape[2:])  # constants in the export
+    bins = boxes.reshape(-1, 4, BINS, height * width).softmax(2)
+    distances = (bins * torch.arange(BINS, dtype=torch.float32, device=boxes.device).view(1, 1, BINS, 1)).sum(2)
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    middle = (torch.stack((x, y)).reshape(1, 2, -1).float() + 0.5).to(boxes.device)
+    low, high = distances.split((2, 2), 1)
+    centre, span = middle + (high - low) / 2, low + high
+    flat = scores.reshape(-1, int(scores.shape[1]), height * width)
+    return torch.cat((centre * stride, span * stride, flat.sigmoid()), 1)

@@ -18,6 +18,8 @@ MAX_SERVERLESS_CONCURRENCY = 200
 TIMEOUTS = range(60, 3601)  # seconds
 KEPT_OF_CONFIG = ("AsyncInferenceConfig", "DataCaptureConfig", "KmsKeyId")
 KEPT_OF_MODEL = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
+# What asynchronous inference allows: bodies of 1 GB and an hour for an answer.
+ASYNCHRONOUS = {"SERVE_MAX_BODY_MB": "1024", "SERVE_REQUEST_TIMEOUT": "3600"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +87,8 @@ def creatable(described: Mapping[str, Any]) -> dict[str, Any]:
 def _pairs(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, str]:
     """What --env says, checked together with what there is."""
     mode = {"SAGEMAKER_MULTI_MODEL": "true"} if _is_multi_model(options, base) else {}
-    given = [*(f"{name}={value}" for name, value in base.get("Environment", {}).items()), *options.env]
+    before = {**(ASYNCHRONOUS if getattr(options, "output", None) else {}), **base.get("Environment", {})}
+    given = [*(f"{name}={value}" for name, value in before.items()), *options.env]
     return read_environment(given, mode)
 
 

@@ -32,8 +32,8 @@ from serving.invocation import (
     as_flat,
 )
 from serving.pipeline import Predictions
-from serving.registry import ServedModel
 from serving.replies import json_reply
+from serving.served_model import ServedModel
 from serving.services import services
 from serving.sessions import SEQUENCE_END, SESSION_ID, Session, open_session, says_end, session_errors
 from serving.stream_reply import stream_reply, wanted_format
@@ -96,7 +96,7 @@ def _query(
     if isinstance(body, Instances):
         client = served.require_client()
         _check_media_type(client, body.media_type)
-        given = _parameters(client, attributes) | dict(body.parameters)
+        given = _parameters(served, attributes) | dict(body.parameters)
     return Query(served, version, body, given, session, g.request_id)
 
 
@@ -139,7 +139,7 @@ def _predict(
     picture = _wanted_picture()
     if picture and len(body.items) != 1:
         raise NotAcceptable(f"Accept: {picture} takes one image at a time, got {len(body.items)} instances")
-    given = _parameters(client, attributes) | dict(body.parameters)
+    given = _parameters(served, attributes) | dict(body.parameters)
     done = services().pipeline.predict(served, version, body.items, given, g.request_id, session)
     g.model_version = done.version
     if picture:
@@ -160,7 +160,7 @@ def _transform(
         served,
         None if found.multi_model else served.model.name,
         version,
-        _parameters(served.client, attributes) if served.client else {},
+        _parameters(served, attributes) if served.client else {},
         _reply,
         flat=found.inference_type != "infer",
         request_id=g.request_id,
@@ -197,9 +197,9 @@ def _wanted_picture() -> str | None:
     return best if best in PICTURES else None
 
 
-def _parameters(client: ModelClient, attributes: Mapping[str, str]) -> dict[str, Any]:
-    """From Custom-Attributes those that the client knows (others are the caller's own), then the query's."""
-    known = {parameter.name for parameter in client.parameters}
+def _parameters(served: ServedModel, attributes: Mapping[str, str]) -> dict[str, Any]:
+    """From Custom-Attributes those that the model knows (others are the caller's own), then the query's."""
+    known = {parameter.name for parameter in served.parameters}
     ours = {key: value for key, value in attributes.items() if key in known}
     return ours | {key: value for key, value in request.args.items() if key not in {*RESERVED, SEQUENCE_END}}
 

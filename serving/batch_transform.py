@@ -21,7 +21,7 @@ import orjson
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TritonTimeout
 from serving.invocation import Body, FlatBody, Instances, Item, NpyBody, TensorBody, read_document, target_in
 from serving.pipeline import Pipeline, Predictions
-from serving.registry import ServedModel
+from serving.served_model import ServedModel
 from serving.streaming import Query, lines, only_line
 from serving.tensors import from_triton, to_triton
 
@@ -68,8 +68,8 @@ class Job:
     def run(self, body: bytes, seconds: float) -> bytes:
         """The reply's lines. Raises InvalidRequest when there is no line or a parameter is wrong, TritonTimeout
         after `seconds`, and what is nobody's mistake."""
-        if client := self.served.client:
-            client.read_parameters(self.given)
+        if self.served.client:
+            self.served.read_parameters(self.given)
         deadline = monotonic() + seconds
         written: list[bytes] = []
         for records in groups(map(self.read_record, records_in(body)), self._group_size()):

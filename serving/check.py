@@ -9,6 +9,7 @@ has the standard library only, and takes the settings from the environment.
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from serving import tritonserver
 from serving.codecs import Limits
 from serving.errors import InvalidRequest
 from serving.health import read_example
-from serving.registry import ServedModel, describe_model, make_client
+from serving.plans import onnx_stands_in
+from serving.registry import describe_model, make_client
 from serving.repositories import CONFIG, WEIGHTS, config_file, versions
+from serving.served_model import ServedModel
 from serving.settings import Settings
 from serving.triton.config import parse_config
 from serving.triton.tensors import numpy_dtype
@@ -33,6 +36,7 @@ PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constant
 }
 FILES = {backend: file for backend, file in PLATFORMS.values() if backend != "tensorflow"}
 FILES |= {"python": "model.py", "openvino": "model.xml", "dali": "model.dali"}
+DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
 GPU_ONLY = "a model of kind KIND_GPU does not load on a machine without a GPU"
 
 
@@ -80,16 +84,23 @@ def model_folders(settings: Settings) -> dict[str, Path]:
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Finding]:
     """All that is wrong with them, a model after the other."""
+    yield from check_files(settings, folders)
+    for folder in folders.values():
+        with suppress(_Unreadable):
+            yield from _check_here(_active(list(_candidates(folder)), folder, settings), settings)
+
+
+def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Finding]:
+    """What is wrong with them on any machine."""
     parsed: dict[str, list[Candidate]] = {}
     for name, folder in folders.items():
         try:
             parsed[name] = list(_candidates(folder))
         except _Unreadable as err:
             yield err.finding
-    for name, candidates in parsed.items():
+    for candidates in parsed.values():
         for candidate in candidates:
             yield from _check(candidate, settings, parsed)
-        yield from _check_here(_active(candidates, folders[name], settings), settings)
 
 
 class _Unreadable(Exception):
@@ -122,13 +133,15 @@ def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[C
         yield candidate.found(f"it says name: '{config.name}'", f"leave it out, or name the folder {config.name}")
     yield from _check_weights(candidate)
     yield from _check_steps(candidate, parsed)
-    yield from _check_label_files(candidate)
-    if config.input and config.output:  # else Triton completes them, by the model's own file
-        yield from _check_client(candidate, settings)
+    # without inputs and outputs Triton completes them, by the model's own file
+    wrong = list(_check_client(candidate, settings)) if config.input and config.output else []
+    yield from wrong or _check_label_files(candidate)  # the client says the same of its labels
 
 
 def _check_here(candidate: Candidate, settings: Settings) -> Iterator[Finding]:
     """What only counts on this machine: backend and device."""
+    if settings.device == "cpu" and onnx_stands_in(candidate.folder, settings):
+        return
     directory, backend = tritonserver.backend_directory(), _backend(candidate.config)
     if directory.is_dir() and backend and not (directory / backend).is_dir():
         there = ", ".join(sorted(path.name for path in directory.iterdir() if path.is_dir()))
@@ -173,7 +186,10 @@ def _expected_files(config: Any) -> tuple[str, ...]:
     if config.default_model_filename:
         return (config.default_model_filename,)
     if config.platform in PLATFORMS:
-        return (PLATFORMS[config.platform][1],)
+        backend, file = PLATFORMS[config.platform]
+        return (file, "model.onnx") if backend == "tensorrt" else (file,)  # a plan is built from it (serving/plans.py)
+    if config.backend == "dali":
+        return (FILES["dali"], DALI_SOURCE)
     if config.backend:
         return (FILES[config.backend],) if config.backend in FILES else ()
     return () if config.platform else (*WEIGHTS, FILES["python"])

@@ -3,13 +3,19 @@
 import os
 import re
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
+from serving.repositories import CONFIG, versions
 from serving.setting import LOG_LEVELS
 from serving.settings import Settings
 from serving.values import bracketed
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "nginx.conf"
+HERE = Path(__file__).resolve().parents[1]
+TEMPLATE, CLIENTS = HERE / "nginx.conf", HERE / "clients"
+NAMES_A_CLIENT = re.compile(r"""["']client["']""")
+NAMES_VERSIONS = re.compile(r"\bspecific\b")  # version_policy: { specific: { versions: [1, 3] } }
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",
@@ -22,6 +28,7 @@ NGINX_LOG_LEVELS = {
 def nginx_configuration(settings: Settings) -> str:
     """nginx.conf with every {{name}} replaced."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
+    models = _models(settings)
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
@@ -43,10 +50,57 @@ def nginx_configuration(settings: Settings) -> str:
         "load_timeout": _milliseconds(settings.load_timeout + 10),
         "stream_timeout": _milliseconds(settings.nginx_stream_timeout),
         "streams_by_default": int(settings.inference_type == "generate_stream"),
+        "triton_timeout": _milliseconds(settings.grpc_timeout),
+        "direct_log": settings.direct_log,
+        "direct": int(_direct(settings)),
+        "default_model": settings.default_model,
+        "latest_versions": _rows({name: _latest_version(folder) or '""' for name, folder in models.items()}),
+        "tensor_models": _rows({name: int(not _has_client(folder)) for name, folder in models.items()}),
+        "digits": "\n".join(map(_digits, range(4, 9))),
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
+
+
+def _direct(settings: Settings) -> bool:
+    """Whether tensors go to Triton past Python. In multi-model mode a model's name is not Triton's."""
+    return settings.direct_tensors and not settings.multi_model and settings.inference_type == "infer"
+
+
+def _models(settings: Settings) -> dict[str, Path]:
+    """The folders of the models that are loaded, by their names."""
+    places = [place / name for name in settings.load_models for place in reversed(settings.model_repositories)]
+    return {folder.name: folder for folder in places if PLAIN_NAME.fullmatch(folder.name) and folder.is_dir()}
+
+
+def _rows(values: Mapping[str, object]) -> str:
+    """The rows of a map."""
+    return "\n        ".join(f"{name} {value};" for name, value in values.items())
+
+
+def _latest_version(folder: Path) -> str:
+    """What answers when a request names no version; "" where the configuration's policy names versions."""
+    found = versions(folder)
+    return found[-1].name if found and not any(map(NAMES_VERSIONS.search, _configurations(folder))) else ""
+
+
+def _configurations(folder: Path) -> list[str]:
+    files = [folder / CONFIG, *folder.glob("configs/*.pbtxt")]
+    return [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+
+
+def _has_client(folder: Path) -> bool:
+    """By the text of its files; a model without one takes tensors only."""
+    modules = [folder / "client.py", CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
+    return any(module.exists() for module in modules) or any(map(NAMES_A_CLIENT.search, _configurations(folder)))
+
+
+def _digits(count: int) -> str:
+    """The map that finds a shape with so many digits, those of sizes of 1 not counted."""
+    size_one, no_digit = r"(?<![0-9])1(?![0-9])", r"[^\]0-9]"
+    shape = rf"\"shape\"\s*:\s*\[(?:(?:{no_digit}|{size_one})*+[0-9]){{{count}}}"
+    return f'    map $looked_at $has_{count}_digits {{\n        "~{shape}" 1;\n        default "";\n    }}'
 
 
 def _milliseconds(seconds: float) -> str:

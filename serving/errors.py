@@ -173,7 +173,7 @@ class ModelAlreadyLoaded(ServingError):
 
 
 class OutOfMemory(ServingError):
-    """Multi-model mode: no memory, or another resource that unloading other models frees."""
+    """No memory, or another resource that unloading other models frees."""
 
     status = 507
     code = "out_of_memory"

@@ -25,6 +25,10 @@ def on_starting(_server: Any) -> None:
     metrics.bury_others()
 
 
+def post_worker_init(worker: Any) -> None:
+    worker.wsgi.extensions["serving"].direct_log.start()
+
+
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
     metrics.bury(worker.pid)

@@ -17,7 +17,8 @@ from typing import Any
 from serving.errors import BackendDied, ModelNotReady, NotAcceptable, ServingError, TritonTimeout, TritonUnavailable
 from serving.invocation import Item
 from serving.pipeline import Pipeline
-from serving.registry import Registry, ServedModel
+from serving.registry import Registry
+from serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ class Health:
                 os.kill(process["pid"], signal.SIGKILL)
 
     def describe_triton(self) -> str:
-        """What the supervisor says of tritonserver, in words; "" where it says nothing."""
+        """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
+        if stage := self._stage():
+            return stage
         process = self._status().get("processes", {}).get("tritonserver", {})
         if not process:
             return ""
@@ -89,6 +92,13 @@ class Health:
             return dict(json.loads(self.status_file.read_text())) if self.status_file else {}
         except (OSError, ValueError):
             return {}
+
+    def _stage(self) -> str:
+        """What serving/rebuild.py says that it does."""
+        try:
+            return self.status_file.with_name("stage").read_text(encoding="utf-8") if self.status_file else ""
+        except OSError:
+            return ""
 
     def _generation(self) -> int:
         return int(self._status().get("processes", {}).get("tritonserver", {}).get("starts", 0))

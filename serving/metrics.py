@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+NGINX_WRITING = "X-Nginx-Writing"  # what nginx tells of itself with a scrape: requests in work, that one included
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 OTHER = "(other)"
 MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
@@ -78,14 +79,18 @@ class Metrics:
     def finished(self, request: Finished) -> None:
         """The end of what `started` began."""
         self._in_flight.dec()
+        self.count(request)
+
+    def count(self, request: Finished, times: int = 1) -> None:
+        """So many requests that were alike."""
         model, version = self._bounded(request.model, request.version)
-        self._requests.labels(model, version, str(request.status)).inc()
-        self._seconds.labels(model).observe(request.seconds)
+        self._requests.labels(model, version, str(request.status)).inc(times)
+        _observe(self._seconds.labels(model), request.seconds, times)
         for stage, seconds in request.stages.items():
-            self._stages.labels(model, stage).observe(seconds)
-        self._received.observe(request.received)
+            _observe(self._stages.labels(model, stage), seconds, times)
+        _observe(self._received, request.received, times)
         if request.sent is not None:
-            self._sent.observe(request.sent)
+            _observe(self._sent, request.sent, times)
 
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
@@ -95,10 +100,11 @@ class Metrics:
         """An unload of a model has ended: "ok", or the code of the ServingError."""
         self._unloads.labels(result).inc()
 
-    def render(self, triton: bytes | None) -> bytes:
-        """All of ours, then Triton's own text; None when it could not be had."""
+    def render(self, triton: bytes | None, in_nginx: int | None = None) -> bytes:
+        """All of ours, then Triton's own text; None when it could not be had. `in_nginx` is what NGINX_WRITING says,
+        None where no nginx is."""
         supervised = CollectorRegistry()
-        supervised.register(_Supervised(self._status_file, triton is not None))
+        supervised.register(_Supervised(self._status_file, triton is not None, in_nginx))
         folder = _folder()
         with _shared(folder):
             ours = generate_latest(_all_workers(folder) if folder else self._registry)
@@ -113,13 +119,23 @@ class Metrics:
         return pair
 
 
-class _Supervised(Collector):
-    """What the supervisor and Triton say at the moment of the scrape."""
+def _observe(histogram: Histogram, value: float, times: int) -> None:
+    """As Histogram.observe so many times, for which prometheus_client has no method."""
+    histogram._sum.inc(value * times)
+    bucket = next(i for i, bound in enumerate(histogram._upper_bounds) if value <= bound)
+    histogram._buckets[bucket].inc(times)
 
-    def __init__(self, status_file: Path | None, triton_up: bool) -> None:
-        self._status_file, self._triton_up = status_file, triton_up
+
+class _Supervised(Collector):
+    """What the supervisor, nginx and Triton say at the moment of the scrape."""
+
+    def __init__(self, status_file: Path | None, triton_up: bool, in_nginx: int | None) -> None:
+        self._status_file, self._triton_up, self._in_nginx = status_file, triton_up, in_nginx
 
     def collect(self) -> Iterable[Metric]:
+        if self._in_nginx is not None:
+            others = max(0, self._in_nginx - 1)
+            yield GaugeMetricFamily("serve_nginx_in_flight", "Requests in work, whoever works on them", value=others)
         yield GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=float(self._triton_up))
         starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
         for name, process in self._processes().items():

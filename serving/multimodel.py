@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from serving import memory
+from serving.archive_plans import ArchivePlans
 from serving.archives import Archive, locate
 from serving.errors import (
     InferenceFailed,
@@ -34,7 +35,8 @@ from serving.errors import (
 )
 from serving.loaded import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
 from serving.memory import Budget, is_out_of_memory
-from serving.registry import Registry, ServedModel
+from serving.registry import Registry
+from serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 ADMISSION, REPOSITORIES = "/admission", "/repositories"  # locks; no model has such a name
@@ -51,9 +53,17 @@ class MultiModel:
     load and an unload in seconds.
     """
 
-    def __init__(self, registry: Registry, loaded: LoadedModels, root: Path, budget: Budget, timeout: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        loaded: LoadedModels,
+        root: Path,
+        budget: Budget,
+        timeout: float,
+        plans: ArchivePlans,
+    ) -> None:
         self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
-        self.root, self.budget, self.timeout = root, budget, timeout
+        self.root, self.budget, self.timeout, self.plans = root, budget, timeout, plans
         self._clients = _Clients(registry, loaded)
 
     def load(self, name: str, url: str, target: str) -> None:
@@ -65,6 +75,7 @@ class MultiModel:
             model = self._admit(name, url, target, archive)
             try:
                 archive.stage(self._staged(model))
+                self.plans.fit(archive, self._staged(model))
                 self._hand_over(model)
             except TritonTimeout:  # it may still be loaded: the next call for it undoes that
                 raise

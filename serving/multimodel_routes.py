@@ -16,8 +16,8 @@ from serving.errors import InvalidRequest
 from serving.invocation import ATTRIBUTES, TARGET_MODEL, Body, Target, choose_target, read_attributes, target_in
 from serving.loaded import LoadedModel
 from serving.multimodel import LARGEST_PAGE, PAGE, MultiModel
-from serving.registry import ServedModel
 from serving.replies import json_reply
+from serving.served_model import ServedModel
 
 ReadRequest = Callable[[], tuple[Body, Target]]
 Answer = Callable[[ServedModel, str, Body, Mapping[str, str]], Response]

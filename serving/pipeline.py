@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from clients.base import ModelClient, Tensors
-from serving.codecs import Limits
+from serving.codecs import Codec, Limits
 from serving.errors import DecodingError, InferenceFailed, ServingError
 from serving.invocation import Item
-from serving.registry import ServedModel
+from serving.served_model import ServedModel
 from serving.sessions import Session
 from serving.timings import stage
 from serving.triton.calls import Call, Responses
@@ -54,6 +54,32 @@ class Part:
     predictions: list[Any]
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What a request asks for: a model, its parameters, and those of the model that follows it in a chain."""
+
+    served: ServedModel
+    client: ModelClient
+    parameters: Mapping[str, Any]
+    later: Mapping[str, Any]
+    request_id: str
+
+    @classmethod
+    def of(cls, served: ServedModel, given: Mapping[str, Any], request_id: str) -> "_Work":
+        own, later = served.read_parameters(given)
+        return cls(served, served.require_client(), own, later, request_id)
+
+
+@dataclass(frozen=True)
+class _Piece(Item):
+    """What a model found in an instance, an instance itself."""
+
+    instance: Any = None
+
+    def decode(self, codec: Codec, limits: Limits, index: int) -> Any:
+        return self.instance
+
+
 class Pipeline:
     """Runs requests against one gateway; `decoders` of them decode and preprocess at a time.
 
@@ -74,8 +100,8 @@ class Pipeline:
         session: Session | None = None,
     ) -> Predictions:
         """Raises a ServingError; what a client's own code raises becomes InferenceFailed."""
-        client = served.require_client()
-        checked = client.read_parameters(parameters)
+        work = _Work.of(served, parameters, request_id)
+        client = work.client
         waiting: deque[tuple[_Batch, Call]] = deque()
         done = Predictions("", [])
         steps = _Steps.of(served, items, session)
@@ -85,9 +111,9 @@ class Pipeline:
                 call = self.gateway.start(served.model.name, version, batch.inputs, request_id, flags)
                 waiting.append((batch, call))
                 if len(waiting) >= steps.ahead:
-                    done = self._finish(client, *waiting.popleft(), checked, done)
+                    done = self._finish(work, *waiting.popleft(), done)
             while waiting:
-                done = self._finish(client, *waiting.popleft(), checked, done)
+                done = self._finish(work, *waiting.popleft(), done)
         finally:
             for _, call in waiting:
                 call.cancel()
@@ -105,8 +131,8 @@ class Pipeline:
     ) -> Generator[Part, None, None]:
         """The same for a model that gives any number of responses: a part for each, as it comes; `started` is
         told of every batch that went to Triton, so that it can be closed by another thread."""
-        client = served.require_client()
-        checked = client.read_parameters(parameters)
+        work = _Work.of(served, parameters, request_id)
+        client = work.client
         steps = _Steps.of(served, items, session)
         for first, batch in self._batches(client, steps):
             flags = steps.flags(first, len(batch.instances))
@@ -114,7 +140,7 @@ class Pipeline:
             with closing(self.gateway.stream(served.model.name, version, inputs, request_id, flags)) as responses:
                 started(responses)
                 for reply in responses:
-                    yield Part(reply.version, first, self._postprocess(client, batch, reply, checked))
+                    yield Part(reply.version, first, self._predictions(work, batch, reply))
 
     def _batches(self, client: ModelClient, steps: "_Steps") -> Iterator[tuple[int, _Batch]]:
         """Each with the number of its first instance."""
@@ -154,13 +180,25 @@ class Pipeline:
         except DecodingError as err:  # a client counts within its batch, the caller within the request
             raise err.at(first + (err.instance or 0)) from err
 
-    def _finish(
-        self, client: ModelClient, batch: _Batch, call: Call, parameters: Mapping[str, Any], done: Predictions
-    ) -> Predictions:
+    def _finish(self, work: _Work, batch: _Batch, call: Call, done: Predictions) -> Predictions:
         reply = call.result()
-        predictions = self._postprocess(client, batch, reply, parameters)
+        predictions = self._predictions(work, batch, reply)
         instance = batch.instances[0] if not done.predictions else done.instance
         return Predictions(reply.version, done.predictions + predictions, instance)
+
+    def _predictions(self, work: _Work, batch: _Batch, reply: Reply) -> list[Any]:
+        """In a chain with what the second model says of each piece that the first has found, all pieces in batches."""
+        client, then = work.client, work.served.then
+        predictions = self._postprocess(client, batch, reply, work.parameters)
+        if then is None:
+            return predictions
+        found = [client.pieces(*pair) for pair in zip(batch.instances, predictions, strict=True)]
+        pieces = [_Piece("piece", instance=piece) for each in found for piece in each]
+        answers = iter(self.predict(then, "", pieces, work.later, work.request_id).predictions)
+        return [
+            client.joined(prediction, [next(answers) for _ in each])
+            for prediction, each in zip(predictions, found, strict=True)
+        ]
 
     def _postprocess(
         self, client: ModelClient, batch: _Batch, reply: Reply, parameters: Mapping[str, Any]

@@ -3,13 +3,15 @@
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^----------------------- a process dies ------------/
 
-A process that dies is started again after a growing pause. More than five deaths of one in a minute, or a
-start that is not ready in time, ends everything with the reason. The policy touches the world only through
+A process that dies is started again after a growing pause. More than five deaths of one in a minute, one that says
+that another try would not help (EX_CONFIG of sysexits.h), or a start that is not ready in time, ends everything with
+the reason. The policy touches the world only through
 a System (serving/system.py has the real one), so tests replay histories with a fake of it.
 """
 
 import json
 import math
+import os
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -172,6 +174,9 @@ class Supervisor:
             child.deaths.popleft()
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
+        if code == os.EX_CONFIG:
+            self._give_up(child, f"{child.process.name} cannot serve: {self._system.last_error(child.process)}")
+            return
         if len(child.deaths) > DEATHS_ALLOWED:
             self._give_up(child, self._describe_deaths(child))
             return

@@ -10,7 +10,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,66 +18,13 @@ from typing import Any
 import clients
 from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, VersionNotFound
+from serving.served_model import THEN, ServedModel
 from serving.sessions import Sequencing
 from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
 from serving.triton.gateway import IndexEntry, TritonGateway
 
 log = logging.getLogger(__name__)
 OWN_CLIENT = "_model_client_"
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model that Triton has loaded, and its client; without a client it serves tensors only.
-
-    `client_error` says why the client that the model names could not be made; `sequencing` is set for a
-    model whose requests belong to sequences.
-    """
-
-    model: Model
-    client: ModelClient | None = None
-    client_error: str = ""
-    sequencing: Sequencing | None = None
-
-    def describe(self) -> dict[str, Any]:
-        """What GET /models says of it."""
-        described: dict[str, Any] = {
-            "client": _client_name(self.client),
-            "max_batch_size": self.model.max_batch_size,
-            "inputs": [asdict(spec) for spec in self.model.inputs],
-            "outputs": [asdict(spec) for spec in self.model.outputs],
-        }
-        if self.client:
-            described["instance"] = self.client.codec.expected
-            described["parameters"] = [
-                {
-                    "name": p.name,
-                    "default": self.client.defaults[p.name],
-                    "expected": p.expected(),
-                    "help": p.help,
-                }
-                for p in self.client.parameters
-            ]
-        return described | ({"error": self.client_error} if self.client_error else {})
-
-    def require_client(self) -> ModelClient:
-        """The client; raises ModelNotReady or InvalidRequest that says what to send instead."""
-        if self.client_error:
-            raise ModelNotReady(self.client_error)
-        if self.client is None:
-            raise InvalidRequest(
-                f"model '{self.model.name}' has no client, so it takes tensors: send KServe v2 JSON "
-                '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or application/x-npy'
-            )
-        return self.client
-
-
-def _client_name(client: ModelClient | None) -> str | None:
-    """The module's name; client.py when it is the model folder's own."""
-    if client is None:
-        return None
-    module = type(client).__module__
-    return module.removeprefix("clients.") if module.startswith("clients.") else "client.py"
 
 
 class Registry:
@@ -97,7 +44,7 @@ class Registry:
     ) -> None:
         self.gateway, self.folders = gateway, folders
         self.default, self.own_clients, self.only = default, own_clients, only
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._served: dict[str, ServedModel] = {}
         self._versions: dict[str, dict[str, IndexEntry]] = {}
 
@@ -126,8 +73,28 @@ class Registry:
             self._require_ready(name)
         with self._lock:
             if name not in self._served:
-                self._served[name] = self.load(name, self._folder(name))
+                served = self.load(name, self._folder(name))
+                self._served[name] = replace(served, then=self._next(served))
             return self._served[name]
+
+    def _next(self, served: ServedModel) -> ServedModel | None:
+        """The second model of a chain; raises ModelNotFound, ModelNotReady, or InvalidRequest where it cannot be."""
+        name = served.model.parameters.get(THEN)
+        if not name or not served.client:
+            return None
+        if not self._ready_versions(name):
+            self._require_ready(name)
+        if THEN in describe_model(name, self._folder(name), self.gateway.config(name)).parameters:
+            raise InvalidRequest(
+                f"model '{served.model.name}' is followed by '{name}', itself a chain: a chain has two"
+            )
+        then = self.get(name)
+        if then.require_client().codec is not served.client.codec:
+            raise InvalidRequest(
+                f"model '{served.model.name}' is followed by '{name}', which takes "
+                f"{then.require_client().codec.name}s, and not {served.client.codec.name}s"
+            )
+        return then
 
     def _require_ready(self, name: str) -> None:
         index = self.index()

@@ -4,6 +4,7 @@ A repository is a folder of model folders; several lie over one another. Standar
 told without a protobuf is told before anything starts, the rest by `serve --check` (serving/check.py).
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ LISTED = 8
 _VERSION = re.compile(r"[1-9]\d*")
 _COMMENT = re.compile(r"(\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')|#[^\n]*")
 _PART = re.compile(r"\bmodel_name\s*:\s*[\"']([^\"']*)[\"']")
+_THEN = re.compile(r"\bkey\s*:\s*[\"']then[\"']\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*[\"']([^\"']*)[\"']")
 _OWN_NAME = re.compile(r"^\s*name\s*:\s*[\"']([\w.-]+)[\"']", re.MULTILINE)
 
 
@@ -44,6 +46,8 @@ def plan(folders: Sequence[Path], default: str = "", load: Sequence[str] = (), c
     other, unless `load` names them. With neither, all are loaded. `config_name` is Triton's --model-config-name.
     """
     warnings: list[str] = []
+    if mistakes := list(_mistakes_of_permission(folders)):
+        raise LayoutError(mistakes)
     final = tuple(_entered(folder, warnings) for folder in folders)
     models, mistakes = _collect(final, warnings)
     if mistakes:
@@ -100,8 +104,19 @@ def config_file(model: Path, config_name: str) -> Path:
 
 def parts_of(config: str) -> list[str]:
     """The models that the steps of an ensemble call, in order, by the text of its configuration."""
-    plain = _COMMENT.sub(lambda match: match[1] or "", config)
+    plain = without_comments(config)
     return list(dict.fromkeys(_PART.findall(plain))) if "ensemble_scheduling" in plain else []
+
+
+def without_comments(config: str) -> str:
+    """The text of a configuration; a # in quotation marks begins no comment."""
+    return _COMMENT.sub(lambda match: match[1] or "", config)
+
+
+def called_by(config: str) -> list[str]:
+    """The models that this one needs: an ensemble its parts, a chain the model that follows (parameter `then`)."""
+    plain = _COMMENT.sub(lambda match: match[1] or "", config)
+    return list(dict.fromkeys([*parts_of(config), *_THEN.findall(plain)]))
 
 
 def example(folder: Path) -> str:
@@ -111,6 +126,18 @@ def example(folder: Path) -> str:
         f"  {folder}/\n    resnet/\n      {CONFIG}\n      1/\n        model.onnx\n"
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
+
+
+def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
+    """What may not be read: an image's process is not root's, and an archive keeps its files' permissions."""
+    for folder in folders:
+        paths = [folder, *folder.rglob("*")] if folder.exists() else []
+        if closed := [str(path) for path in paths if not _may_read(path)]:
+            yield f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod -R a+rX {folder}"
+
+
+def _may_read(path: Path) -> bool:
+    return os.access(path, os.R_OK) and (not path.is_dir() or os.access(path, os.X_OK))
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
@@ -165,22 +192,22 @@ def _absent(name: str, load: Sequence[str], models: Iterable[str], folders: Sequ
 
 
 def _with_parts(names: Iterable[str], models: dict[str, Path], config_name: str) -> list[str]:
-    """The names and, below them, all parts of ensembles."""
+    """The names and, below them, all models that they call."""
     wanted: dict[str, None] = {}
     left = list(names)
     while left:
         name = left.pop(0)
         if name not in wanted:
             wanted[name] = None
-            left += parts_of(_text(config_file(models[name], config_name))) if name in models else []
+            left += called_by(_text(config_file(models[name], config_name))) if name in models else []
     return list(wanted)
 
 
 def _mistakes_of_loaded(names: Iterable[str], models: dict[str, Path], config_name: str) -> Iterator[str]:
     for name in names:
         if name not in models:
-            users = [n for n in names if n in models and name in parts_of(_text(config_file(models[n], config_name)))]
-            yield f"the ensemble '{users[0]}' calls '{name}', and there is no such model; there are {_list(models)}"
+            users = [n for n in names if n in models and name in called_by(_text(config_file(models[n], config_name)))]
+            yield f"the model '{users[0]}' calls '{name}', and there is no such model; there are {_list(models)}"
         elif not versions(models[name]):
             yield from _without_version(name, models[name], config_name)
 

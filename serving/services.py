@@ -2,7 +2,9 @@
 
 from flask import current_app
 
+from serving.archive_plans import ArchivePlans
 from serving.codecs import Limits
+from serving.direct import DirectLog
 from serving.hangups import HangUps
 from serving.health import Health
 from serving.loaded import LoadedModels
@@ -46,6 +48,7 @@ class Services:
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
+        self.direct_log = DirectLog(settings.direct_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.management = Management(settings.management, settings.management_secret)
 
@@ -54,7 +57,7 @@ def multi_model(settings: Settings, registry: Registry) -> MultiModel:
     """For SAGEMAKER_MULTI_MODEL=true."""
     loaded = LoadedModels(settings.models_folder, settings.status_file)
     budget = Budget(int(settings.model_memory_share * memory_limit()))
-    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout)
+    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, ArchivePlans(settings))
 
 
 def services() -> Services:

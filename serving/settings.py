@@ -20,6 +20,7 @@ from serving.repositories import holds_models
 from serving.setting import AUTO, LOG_LEVELS, Setting, SettingsError, format_value, parse_header_secret, parse_log_level
 
 CLOUDWATCH_AGENT = Path("/opt/aws/amazon-cloudwatch-agent/bin/start-amazon-cloudwatch-agent")
+ENGINE_CACHE = Path("/tmp/serve-engines")
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[1] / "model_repository"
 LOOPBACK = "127.0.0.1"
@@ -80,6 +81,17 @@ class Settings:
     device: str = _setting(
         "SERVE_DEVICE", default="auto", choices=("auto", "cpu", "gpu"),
         help="which of a model's configurations Triton takes; auto: gpu where one is found",
+    )  # fmt: skip
+    tensorrt: str = _setting(
+        "SERVE_TENSORRT", default="auto", choices=("auto", "rebuild", "onnxruntime", "onnxruntime_tensorrt", "off"),
+        help="what becomes of a TensorRT plan that is missing or was built for another GPU or TensorRT, where its ONNX "
+        "file lies beside it. rebuild: it is built again, or the start fails; onnxruntime, onnxruntime_tensorrt: ONNX "
+        "Runtime serves that file, with its CUDA or TensorRT provider; auto: rebuild, within three quarters of "
+        "SERVE_START_TIMEOUT, else onnxruntime; off: it is served as it is",
+    )  # fmt: skip
+    engine_cache: Path = _setting(  # noqa: RUF009
+        "SERVE_ENGINE_CACHE", default=ENGINE_CACHE,
+        help="folder of the TensorRT plans that were built at a start, for the next one",
     )  # fmt: skip
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT", "SAGEMAKER_MODEL_SERVER_TIMEOUT", "MODEL_SERVER_TIMEOUT",
@@ -180,6 +192,10 @@ class Settings:
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET", default="", parser=parse_header_secret, form="HEADER=VALUE", secret=True,
         help="the header, and its value, that SERVE_MANAGEMENT=secret asks for",
+    )  # fmt: skip
+    direct_tensors: bool = _setting(
+        "SERVE_DIRECT_TENSORS", default=True,
+        help="nginx hands tensors whose headers say all on to Triton, past Python",
     )  # fmt: skip
     kserve: str = _setting(
         "SERVE_KSERVE", default="auto", choices=("auto", "true", "false"), parser=str.lower,
@@ -393,8 +409,18 @@ class Settings:
         return self.run_dir / "models"
 
     @property
+    def stage_file(self) -> Path:
+        """What is done before tritonserver starts, in words; absent when nothing is (serving/rebuild.py)."""
+        return self.run_dir / "stage"
+
+    @property
     def gunicorn_socket(self) -> Path:
         return self.run_dir / "gunicorn.sock"
+
+    @property
+    def direct_log(self) -> Path:
+        """What nginx writes of the requests that it hands to Triton past Python."""
+        return self.run_dir / "direct.log"
 
     @property
     def status_file(self) -> Path:

@@ -16,7 +16,7 @@ import orjson
 
 from serving.invocation import Body, FlatBody, Instances, NpyBody, TensorBody
 from serving.pipeline import Pipeline
-from serving.registry import ServedModel
+from serving.served_model import ServedModel
 from serving.sessions import Session
 from serving.tensors import read_npy, write_json
 from serving.triton.calls import Responses

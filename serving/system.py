@@ -17,6 +17,7 @@ from typing import IO
 from serving.process import STOP_SIGNALS, Process
 
 LINE_LIMIT = 16 * 1024
+CHUNK = 64 * 1024  # what a pipe holds
 PING_TIMEOUT = 2.0
 LAST_WORDS_TIMEOUT = 1.0
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
@@ -32,9 +33,9 @@ class Output:
         self._descriptor = descriptor
         self._lock = threading.Lock()
 
-    def write(self, name: str, line: str) -> None:
+    def write(self, name: str, *lines: str) -> None:
         """A reader that went away must not stop the processes: they are read on, into nothing."""
-        data = (f"{line}\n" if is_json(line) else f"{name} | {line}\n").encode()
+        data = "".join(f"{line}\n" if is_json(line) else f"{name} | {line}\n" for line in lines).encode()
         with self._lock, contextlib.suppress(OSError):
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -51,13 +52,18 @@ class Pump(threading.Thread):
 
     def run(self) -> None:
         with self._stream:
-            for line in read_lines(self._stream):
-                if not any(pattern.search(line) for pattern in self._noise):
+            for lines in read_lines(self._stream):
+                kept = [line for line in lines if is_json(line) or not self._is_noise(line)]
+                for line in kept:
                     self._remember(line)
-                    self._output.write(self._source, line)
+                self._output.write(self._source, *kept)
+
+    def _is_noise(self, line: str) -> bool:
+        return any(pattern.search(line) for pattern in self._noise)
 
     def _remember(self, line: str) -> None:
-        line = json_message(line) if is_json(line) else line
+        if is_json(line) and not (line := json_message(line)):
+            return
         if line.strip():
             self._last_line = line.strip()
         if ERROR_LINE.search(line):
@@ -81,13 +87,19 @@ def json_message(line: str) -> str:
     return f"{document['level']}: {document['message']}" if {"level", "message"} <= document.keys() else ""
 
 
-def read_lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines without their end; cut after 16 kB, undecodable bytes replaced."""
-    while line := stream.readline(LINE_LIMIT):
-        rest = line
-        while len(rest) == LINE_LIMIT and not rest.endswith(b"\n"):
-            rest = stream.readline(LINE_LIMIT)
-        yield line.decode("utf-8", "replace").rstrip("\r\n")
+def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
+    """Lines without their end, as many at a time as have come; cut after 16 kB, undecodable bytes replaced."""
+    begun = b""
+    while data := os.read(stream.fileno(), CHUNK):
+        *whole, begun = (begun + data).split(b"\n")
+        begun = begun[: LINE_LIMIT + 1]
+        yield [_text(line) for line in whole]
+    if begun:
+        yield [_text(begun)]
+
+
+def _text(line: bytes) -> str:
+    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
 
 
 class LinuxSystem:

@@ -12,7 +12,8 @@ from tests.harness import ROOT
 
 ORDER = ["wsgi", "predictor", "serving.multimodel_routes", "serving.answers", "serving.replies", "serving.services",
          "serving.multimodel", "serving.loaded", "serving.archives", "serving.stream_reply", "serving.health",
-         "serving.batch_transform", "serving.streaming", "serving.pipeline", "serving.registry", "clients",
+         "serving.batch_transform", "serving.streaming", "serving.pipeline", "serving.registry",
+         "serving.served_model", "clients",
          "serving.wire", "serving.tensors", "serving.sessions", "serving.invocation", "serving.triton",
          "serving.codecs", "serving.errors", "serving.settings"]  # fmt: skip
 STANDARD = set(sys.stdlib_module_names)
@@ -48,7 +49,8 @@ def test_only_the_gateway_talks_to_triton(path: Path) -> None:
                                   "serving/machine.py", "serving/tritonserver.py",
                                   "serving/cloudwatch.py", "serving/repositories.py", "serving/ports.py",
                                   "serving/values.py", "serving/commandline.py", "serving/explain.py",
-                                  "serving/setting.py", "serving/contradictions.py", "serving/edge.py"])  # fmt: skip
+                                  "serving/setting.py", "serving/contradictions.py", "serving/edge.py",
+                                  "serving/plans.py", "serving/fingerprint.py", "serving/trtexec.py"])  # fmt: skip
 def test_pid_1_needs_nothing_but_the_standard_library(name: str) -> None:
     tops = {found.split(".")[0] for found in imports(ROOT / name)}
     assert tops - STANDARD <= {"serving"}

@@ -113,7 +113,7 @@ def test_another_name_than_the_folder_s(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("onnxruntime_onnx", "tensorrt_plan", "found model.onnx; lay model.plan there"),
+        ("onnxruntime_onnx", "pytorch_libtorch", "found model.onnx; lay model.pt there"),
         ('platform: "onnxruntime_onnx"', 'backend: "onnxruntime" default_model_filename: "a.onnx"', "lay a.onnx there"),
         ("all {}", "specific { versions: [7] }", "its version_policy names version 7, which is not there; add it"),
     ],
@@ -133,8 +133,16 @@ def test_a_backend_that_this_machine_does_not_have(repository: Path) -> None:
     (repository / "sleeper/1/model.plan").touch()
     change(repository / "sleeper" / CONFIG, 'backend: "python"', 'platform: "tensorrt_plan"')
     assert re.search(
-        r"there is no backend 'tensorrt' in .*; install it, or use one of onnxruntime, ", only(repository, "sleeper")
+        r"there is no backend 'tensorrt' in .*; install it, or use one of dali, onnxruntime, ",
+        only(repository, "sleeper"),
     )
+
+
+def test_a_plan_may_be_missing_where_its_onnx_file_lies_beside_it(repository: Path) -> None:
+    change(repository / "scale" / CONFIG, "onnxruntime_onnx", "tensorrt_plan")
+    assert findings(repository, "scale") == []
+    (repository / "scale/2/model.onnx").unlink()
+    assert "lay model.plan or model.onnx there" in "\n".join(map(str, findings(repository, "scale")))
 
 
 def test_a_model_for_gpus_only_where_there_is_none(repository: Path) -> None:

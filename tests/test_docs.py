@@ -1,11 +1,11 @@
-"""The README is true: its settings, errors and routes are complete, its example works as it stands."""
+"""The README is true: its settings, errors and routes are complete, and what it says to run does what it shows."""
 
-import json
+import os
 import re
-import shlex
 import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import pairwise
 
 import pytest
 
@@ -13,9 +13,22 @@ from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
 from serving.settings import Settings, markdown
-from tests.harness import ROOT, Server
+from tests.harness import ROOT
+from tests.readme import (
+    BLOCKS,
+    EXECUTED_BY,
+    NEEDS,
+    README,
+    SHELL,
+    Block,
+    Reader,
+    commands,
+    compare,
+    fresh_checkout,
+    read_blocks,
+)
 
-README = (ROOT / "README.md").read_text()
+TO_FOLLOW = [block for block in SHELL if not block.marker]
 
 
 def leaves(kind: type[ServingError]) -> list[type[ServingError]]:
@@ -43,60 +56,99 @@ def test_every_route_stands_in_the_readme() -> None:
     assert not [rule for rule in rules if rule not in README]
 
 
-def files_of_the_example() -> dict[str, str]:
-    return dict(re.findall(r"^`(iris/[\w.]+)`:\n\n```\w+\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+@pytest.mark.parametrize("name", ["resnet", "yolov5", "bert"])
+def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
+    page = (ROOT / "docs/calling.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]
+    client = import_module(f"clients.{name}").Client
+    assert {found for row in rows for found in re.findall(r"`(\w+)`", row.split("|")[2])} == {
+        parameter.name for parameter in client.parameters
+    }
 
 
-def test_the_example_of_an_own_model_works_as_it_stands(tmp_path: Path) -> None:
-    for name, text in files_of_the_example().items():
-        path = tmp_path / "models" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    subprocess.run([sys.executable, tmp_path / "models/iris/make_model.py"], check=True)
-    server = Server(tmp_path, tmp_path / "models").wait_ready()
-    try:
-        call = re.search(r"(curl [^\n]*model_name=iris.*?)\n```\n\n```json\n(.*?)\n```", README, re.DOTALL)
-        assert call
-        reply = subprocess.run(words(call[1], server), capture_output=True, check=True).stdout
-        shown, got = json.loads(call[2]), json.loads(reply)
-        assert got["predictions"][0].pop("score") == pytest.approx(shown["predictions"][0].pop("score"), abs=1e-4)
-        assert got == shown
-    finally:
-        assert server.stop() == 0
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]+))?\)", page.read_text()):
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in headings(file.read_text()), f"{page.name}: {target}#{anchor}"
 
 
-def words(command: str, server: Server) -> list[str]:
-    """A command of the README, for this server, as a shell would split it."""
-    return [*shlex.split(command.replace("\\\n", " ").replace("http://localhost:8080", server.url)), "-s"]
+def headings(page: str) -> set[str]:
+    """The anchors that GitHub makes of the headings."""
+    titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-CALLS = re.findall(r"(curl [^\n]*model_name=(resnet|yolov5|bert).*?)\n```\n\n```json\n(.*?)\n```", README, re.DOTALL)
+def test_the_readme_leads_from_the_first_run_to_the_endpoint() -> None:
+    order = ["Run", "Call", "Add your model", "Build for your GPU", "Image", "Deploy", "Simulate"]
+    assert re.findall(r"^## (.+)$", README, re.MULTILINE)[: len(order)] == order
+    assert {block.section for block in SHELL} == set(order)
 
 
-@pytest.mark.parametrize(("command", "name", "shown"), CALLS, ids=[name for _, name, _ in CALLS])
-def test_each_curl_line_gives_the_answer_that_the_readme_shows(
-    server: Server, command: str, name: str, shown: str
-) -> None:
-    reply = json.loads(subprocess.run(words(command, server), capture_output=True, check=True, cwd=ROOT).stdout)
-    assert_alike(reply, json.loads(shown.replace(", …]", "]")))
-
-
-def assert_alike(got: object, shown: object) -> None:
-    """Equal but for the last digits of numbers; a list that the README cuts short is compared as far as it goes."""
-    if isinstance(shown, dict):
-        assert isinstance(got, dict)
-        assert got.keys() == shown.keys()
-        for key in shown:
-            assert_alike(got[key], shown[key])
-    elif isinstance(shown, list):
-        assert isinstance(got, list)
-        for ours, theirs in zip(got, shown, strict=False):
-            assert_alike(ours, theirs)
-    elif isinstance(shown, float):
-        assert got == pytest.approx(shown, abs=0.02, rel=0.01)
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.section)
+def test_every_block_of_commands_is_executed_or_says_what_it_needs(block: Block) -> None:
+    if block.marker.startswith(EXECUTED_BY):
+        place = ROOT / block.marker.removeprefix(EXECUTED_BY)
+        files = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
+        text = "".join(file.read_text() for file in files)
+        assert f'commands("{block.section}")' in text or all(command in text for command in block.commands)
     else:
-        assert got == shown
+        assert block.marker in ("", *NEEDS)
+
+
+def test_a_block_with_an_unknown_marker_is_neither_executed_nor_excused() -> None:
+    (block,) = read_blocks("## Run\n\n<!-- needs luck -->\n```sh\ntrue\n```\n")
+    assert block.marker == "needs luck"
+    with pytest.raises(AssertionError):
+        test_every_block_of_commands_is_executed_or_says_what_it_needs(block)
+
+
+@pytest.mark.parametrize(
+    ("language", "shown", "output"),
+    [
+        ("json", '{"classes": [{"label": "6", "score": 0.95}]}', '{"classes": [{"label": "8", "score": 0.95}]}'),
+        ("json", '{"classes": [{"score": 0.95}]}', '{"classes": [{"score": 0.85}]}'),
+        ("json", '{"classes": [1.0]}', '{"classes": [1.0, 2.0]}'),
+        ("json", '{"classes": [1.0, …]}', '{"classes": [1.1, 2.0]}'),
+        ("text", "resnet version 1", "resnet version 1 and more"),
+        ("text", "6 0.9558", "6 0.8558"),
+    ],
+)  # fmt: skip
+def test_an_output_that_is_another_one_is_noticed(language: str, shown: str, output: str) -> None:
+    compare(shown.replace("…", "2.0"), Block("", language, shown))
+    with pytest.raises(AssertionError):
+        compare(output, Block("", language, shown))
+
+
+def test_no_block_escapes_the_reader() -> None:
+    assert len(BLOCKS) == README.count("\n```") / 2
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    one = Reader(fresh_checkout(tmp_path_factory.mktemp("reader")))
+    yield one
+    one.leave()
+
+
+@pytest.mark.parametrize("block", TO_FOLLOW, ids=[f"{block.section}: {block.commands[0][:60]}" for block in TO_FOLLOW])
+def test_what_the_readme_says_to_run_gives_what_it_shows(reader: Reader, block: Block) -> None:
+    reader.follow(block)
+
+
+@pytest.mark.parametrize("command", [command for command in commands("Deploy") if "-m deploy" in command])
+def test_deploy_takes_the_readme_s_command_lines(command: str) -> None:
+    environ = {**os.environ, "AWS_REGION": "eu-central-1"}
+    done = subprocess.run(
+        ["bash", "-ec", f"{command} --dry-run"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_shows_an_answer_of_each_bundled_model() -> None:
-    assert {name for _, name, _ in CALLS} == {"resnet", "yolov5", "bert"}
+    calls = [f"{block.text}{after.language}" for block, after in pairwise(BLOCKS)]
+    assert {found[1] for call in calls if (found := re.search(r"model_name=(\w+).*json$", call, re.DOTALL))} == {
+        "resnet", "yolov5", "bert", "iris",
+    }  # fmt: skip

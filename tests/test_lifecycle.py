@@ -55,6 +55,22 @@ def mixed(server: Server) -> Callable[[int], requests.Response]:
     return call
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has asked for that signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_a_signal_that_comes_before_anything_runs_ends_it_too(start: Start) -> None:
+    server = start()
+    pid = server.process.pid
+    while not catches(pid, signal.SIGTERM):
+        assert server.process.poll() is None
+    assert not server.run_dir.exists()
+    assert server.stop() == 0
+    assert not server.run_dir.exists()
+
+
 @pytest.mark.parametrize("name", ["tritonserver", "gunicorn"])
 def test_a_process_killed_under_load_gives_503s_and_then_200s_again(start: Start, name: str) -> None:
     server = start().wait_ready()

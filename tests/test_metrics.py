@@ -161,6 +161,18 @@ def test_requests_in_work_are_shown_and_a_scrape_needs_no_place_among_them(serve
     wait_until(lambda: value(scrape(server), "serve_in_flight") == 0, 5, "no request in work")
 
 
+def test_nginx_knows_of_requests_in_work_that_no_python_sees(server: Server) -> None:
+    tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.3]}
+
+    def infer(_: int) -> requests.Response:
+        return server.post("/v2/models/sleeper/infer", json={"inputs": [tensor]})
+
+    with Load(infer, callers=4), Load(lambda _: call(server, 0.3), callers=3):
+        wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 7, 10, "seven requests in work")
+        wait_until(lambda: value(scrape(server), "serve_in_flight") == 3, 10, "three in gunicorn")
+    wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 0, 5, "no request in work")
+
+
 def test_pings_and_scrapes_are_not_counted(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total")
     for _ in range(5):

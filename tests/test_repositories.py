@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.repositories import LayoutError, holds_models, parts_of, plan
+from serving.repositories import LayoutError, called_by, holds_models, parts_of, plan
 from serving.settings import BUILT_IN_MODELS, Settings
 from tests.harness import Server, make_identity, make_scale, make_sleeper
 from tests.test_serve import MACHINE, run
@@ -111,6 +111,22 @@ def test_comments_are_not_read_and_parts_are_named_once() -> None:
     assert parts_of("# ensemble_scheduling\nparameters { key: \"model_name: 'x'\" }") == []
 
 
+def test_the_model_that_follows_in_a_chain_is_loaded_with_it(repository: Path) -> None:
+    then = 'backend: "python" parameters {{ key: "then" value {{ string_value: "{}" }} }}'
+    make_model(repository, "finder", then.format("b"))
+    assert plan([repository], "finder").load == ("finder", "b")
+    make_model(repository, "lost", then.format("none"))
+    assert "the model 'lost' calls 'none', and there is no such model" in told(repository, default="lost")
+
+
+def test_the_parameter_that_names_what_follows_is_read_in_every_spelling() -> None:
+    for text in ('parameters { key: "then" value { string_value: "b" } }',
+                 "parameters: [ { key: 'then', value: { string_value: 'b' } } ]",
+                 'parameters {\n  key: "then"\n  value {\n    string_value: "b"\n  }\n}'):  # fmt: skip
+        assert called_by(text) == ["b"]
+    assert called_by('# parameters { key: "then" value { string_value: "b" } }') == []
+
+
 def test_one_folder_around_the_models_is_entered_and_the_log_says_so(tmp_path: Path, repository: Path) -> None:
     found = plan([tmp_path])
     assert (found.folders, found.load) == ((repository,), ("a", "b"))
@@ -173,9 +189,7 @@ def test_a_model_without_a_version_is_told(repository: Path) -> None:
 
 def test_an_ensemble_without_a_version_or_without_a_part_is_told(repository: Path) -> None:
     make_ensemble(repository)
-    assert "the ensemble 'sixfold' calls 'scale', and there is no such model; there are a, b, sixfold" in told(
-        repository
-    )
+    assert "the model 'sixfold' calls 'scale', and there is no such model; there are a, b, sixfold" in told(repository)
     make_model(repository, "scale")
     (repository / "sixfold/1").rmdir()
     assert f"make an empty folder {repository / 'sixfold'}/1" in told(repository)

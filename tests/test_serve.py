@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_a_port_in_use_is_a_settings_error() -> None:
 def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
     processes = table(tmp_path)
     assert list(processes) == ["tritonserver", "gunicorn", "nginx"]
-    assert processes["nginx"].stop_signal == serve.SIGQUIT
+    assert processes["nginx"].stop_signal == signal.SIGQUIT
 
 
 def test_triton_listens_on_loopback_only(tmp_path: Path) -> None:

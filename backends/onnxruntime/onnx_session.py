@@ -4,14 +4,18 @@ The parameters and their defaults are those of NVIDIA's backend (triton-inferenc
 src/onnxruntime.cc), except the number of threads, which follows the container and not the machine.
 """
 
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
+from instance import (  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+    default_threads,
+    given_parameters,
+    parse_bool,
+    read,
+)
 
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # of config.pbtxt's optimization.graph.level
@@ -39,7 +43,7 @@ class SessionSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
         """ValueError names a parameter that cannot be read."""
-        given = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        given = given_parameters(config)
         threads = read(given, "intra_op_thread_count", int, 0)
         return cls(
             intra_op_threads=threads if threads > 0 else default_threads(),
@@ -80,39 +84,6 @@ def run_options() -> ort.RunOptions:
     options = ort.RunOptions()
     options.log_severity_level = FATAL
     return options
-
-
-def read(given: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any) -> Any:
-    """A parameter's value; ValueError when it is wrong."""
-    try:
-        return parse(given[name]) if name in given else default
-    except (KeyError, ValueError):
-        raise ValueError(f"parameter '{name}' has a wrong value: '{given[name]}'") from None
-
-
-def parse_bool(text: str) -> bool:
-    """As NVIDIA's backend: 1, 0, true, false in any case."""
-    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-
-
-def default_threads() -> int:
-    """SERVE_INFERENCE_THREADS, else the processors of the control group's quota and the CPU affinity."""
-    threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
-    if threads.isdigit() and int(threads) > 0:
-        return int(threads)
-    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cgroup_quota())))
-
-
-def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors by cgroup v2's or v1's quota as a container sees it; infinity without one."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((root / name).read_text() for name in names).split()
-        except (OSError, ValueError):
-            continue
-        if quota.isdigit():  # neither "max" nor "-1"
-            return int(quota) / int(period)
-    return math.inf
 
 
 def providers(args: Mapping[str, str]) -> list[Any]:

@@ -15,11 +15,13 @@ from serving.errors import (
     InvalidRequest,
     ModelNotReady,
     NotAcceptable,
+    OutOfMemory,
     Overloaded,
     ServingError,
     TritonTimeout,
     TritonUnavailable,
 )
+from serving.memory import is_out_of_memory
 
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -73,7 +75,7 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
         return TritonTimeout(TOO_LATE)
     if ERRORS[code] is TritonUnavailable:
         return TritonUnavailable(NOT_ANSWERING)
-    return ERRORS[code](details)
+    return _of_kind(ERRORS[code], details)
 
 
 def to_http_error(status: int, body: bytes) -> ServingError:
@@ -88,7 +90,7 @@ def to_http_error(status: int, body: bytes) -> ServingError:
         return BackendDied(NOT_ANSWERING)
     if message.startswith(PARSE_ERRORS):
         return InvalidRequest(message)
-    return HTTP_ERRORS.get(status, InferenceFailed)(without_trace(message))
+    return _of_kind(HTTP_ERRORS.get(status, InferenceFailed), without_trace(message))
 
 
 def to_stream_error(message: str) -> ServingError:
@@ -97,7 +99,12 @@ def to_stream_error(message: str) -> ServingError:
         return ModelNotReady(message)
     if DEAD_BACKEND.search(message):
         return BackendDied(NOT_ANSWERING)
-    return (InvalidRequest if MISTAKES.match(message) else InferenceFailed)(without_trace(message))
+    return _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, without_trace(message))
+
+
+def _of_kind(kind: type[ServingError], message: str) -> ServingError:
+    """That error, unless it is one of the model whose text says that memory, or /dev/shm, was short."""
+    return (OutOfMemory if kind is InferenceFailed and is_out_of_memory(message) else kind)(message)
 
 
 def without_trace(message: str) -> str:

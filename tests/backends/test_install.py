@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.install import STUB, install, main, own_backends
+from backends.install import OURS, STUB, install, main, own_backends
 from serving import tritonserver
 
 PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
@@ -22,6 +22,8 @@ def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None
     folder = tmp_path / "new" / "backends"
     assert {path.name for path in (folder / "python").iterdir()} == PYTHON
     assert (folder / "onnxruntime" / "model.py").is_file()
+    shared = {path.name for path in (OURS / "_shared").glob("*.py")}
+    assert all(shared <= {path.name for path in (folder / name).iterdir()} for name in own_backends())
     assert os.access(folder / "python" / STUB, os.X_OK)
     assert not [path for path in folder.rglob("*") if path.is_symlink() or path.name == "__pycache__"]
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]

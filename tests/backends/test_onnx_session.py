@@ -1,4 +1,4 @@
-"""How many threads an instance takes, from machines laid out in a folder."""
+"""How many threads an instance takes, from machines laid out in a folder; the session's options."""
 
 import math
 import os
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.onnxruntime.onnx_session import SessionSettings, cgroup_quota, default_threads
+from backends._shared.instance import cgroup_quota, default_threads
+from backends.onnxruntime.onnx_session import SessionSettings
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from google.protobuf import text_format
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
-from tritonclient.grpc import model_config_pb2
 
-from build_engines import bert, bert_graph
+from build_engines import bert, bert_graph, building
+from build_engines.draft import BuildError, Draft
+from build_engines.recipes import Request
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -48,6 +48,11 @@ def random_model(task: str, **changes: Any) -> Any:
             if parameter.ndim == 1:
                 parameter.normal_(0.5, 0.3)
     return model
+
+
+def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> Draft:
+    """The files that Triton needs of it, without the configuration."""
+    return building.make_draft(Request("own", client="bert", task=task), checkpoint, folder)
 
 
 def batch(length: int = 11) -> Arrays:
@@ -89,14 +94,14 @@ def difference(ours: Array, theirs: Array, inputs: Arrays) -> float:
 def test_the_graph_answers_as_transformers_does(task: str, activation: str, tmp_path: Path) -> None:
     model = random_model(task, hidden_act=activation)
     model.save_pretrained(tmp_path / "checkpoint")
-    bert.build_checkpoint(tmp_path / "checkpoint", task, tmp_path / "model")
+    build_checkpoint(tmp_path / "checkpoint", task, tmp_path / "model")
     for length in (3, 11, 24):
         inputs = batch(length)
         assert difference(run_onnx(tmp_path / "model", inputs), run_torch(model, inputs), inputs) < 1e-4
 
 
 def test_minilm_answers_as_transformers_does(tmp_path: Path) -> None:
-    bert.build("bert", tmp_path)
+    building.make_draft(Request("bert"), None, tmp_path)
     inputs = batch(24)
     inputs["input_ids"] = inputs["input_ids"] * 400
     model = transformers.BertModel.from_pretrained(bert.minilm()).eval()
@@ -106,7 +111,7 @@ def test_minilm_answers_as_transformers_does(tmp_path: Path) -> None:
 def test_weights_are_stored_once(tmp_path: Path) -> None:
     model = random_model("fill-mask")
     model.save_pretrained(tmp_path / "checkpoint")
-    bert.build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
+    build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     spare = 4 * SMALL["vocab_size"] * SMALL["hidden_size"]
     stored = onnx.load(tmp_path / "1" / "model.onnx").graph.initializer
@@ -118,14 +123,14 @@ def test_a_decoder_of_its_own_is_honoured(tmp_path: Path) -> None:
     with torch.no_grad():
         model.cls.predictions.decoder.weight.normal_()
     model.save_pretrained(tmp_path / "checkpoint")
-    bert.build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
+    build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
     inputs = batch()
     assert difference(run_onnx(tmp_path, inputs), run_torch(model, inputs), inputs) < 1e-4
 
 
 def test_logits_are_given_at_the_positions_asked_for(tmp_path: Path) -> None:
     random_model("fill-mask").save_pretrained(tmp_path / "checkpoint")
-    bert.build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
+    build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
     session = onnxruntime.InferenceSession(str(tmp_path / "1" / "model.onnx"))
     positions = np.array([[1, 4], [2, 0], [0, 0]])
     some = session.run(None, batch() | {bert_graph.POSITIONS: positions})[0]
@@ -140,7 +145,7 @@ def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Pat
     for file in (tmp_path / "checkpoint").glob("*.safetensors"):
         old = {k.replace("Norm.weight", "Norm.gamma"): v for k, v in load_file(file).items()}
         save_file({k.replace("Norm.bias", "Norm.beta"): v for k, v in old.items()}, file)
-    bert.build_checkpoint(tmp_path / "checkpoint", "text-classification", tmp_path)
+    build_checkpoint(tmp_path / "checkpoint", "text-classification", tmp_path)
     inputs = batch()
     assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
     assert difference(run_onnx(tmp_path, inputs), run_torch(model.float(), inputs), inputs) < 1e-4
@@ -155,38 +160,32 @@ class Blocker:
             raise ImportError(name + " is blocked")
 sys.meta_path.insert(0, Blocker())
 import pathlib
-from build_engines import bert
-bert.build("bert", pathlib.Path(sys.argv[1]))
-sys.exit("torch" in sys.modules)
+from build_engines.__main__ import main
+code = main(["build", "bert", "--out", sys.argv[1]])
+sys.exit(code or "torch" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT, timeout=60)
-    assert (tmp_path / "1" / "model.onnx").stat().st_size > 80e6
-    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
-
-
-def test_the_committed_files_are_what_the_recipe_writes(tmp_path: Path) -> None:
-    bert.build("bert", tmp_path)
+    assert (tmp_path / "bert/1/model.onnx").stat().st_size > 80e6
+    assert (tmp_path / "bert/tokenizer/tokenizer.json").exists()
     for name in ("config.pbtxt", "configs/cpu.pbtxt", "example.txt"):
-        assert (ROOT / "model_repository" / "bert" / name).read_text() == (tmp_path / name).read_text()
+        assert (ROOT / "model_repository/bert" / name).read_text() == (tmp_path / "bert" / name).read_text()
 
 
 @pytest.mark.parametrize("task", MODELS)
-def test_the_configuration_names_the_graphs_tensors(task: str, tmp_path: Path) -> None:
+def test_the_draft_names_the_graphs_tensors(task: str, tmp_path: Path) -> None:
     random_model(task).save_pretrained(tmp_path / "checkpoint")
-    bert.build_checkpoint(tmp_path / "checkpoint", task, tmp_path)
+    draft = build_checkpoint(tmp_path / "checkpoint", "", tmp_path)
     graph = onnx.load(tmp_path / "1" / "model.onnx").graph
-    for name in ("config.pbtxt", "configs/cpu.pbtxt"):
-        config = text_format.Parse((tmp_path / name).read_text(), model_config_pb2.ModelConfig())
-        assert [i.name for i in config.input] == [i.name for i in graph.input]
-        assert [o.name for o in config.output] == [o.name for o in graph.output]
-        assert len(config.output[0].dims) == len(graph.output[0].type.tensor_type.shape.dim) - 1
-        assert config.parameters["task"].string_value == task
+    assert [spec.name for spec in draft.inputs] == [value.name for value in graph.input]
+    assert [spec.name for spec in draft.outputs] == [value.name for value in graph.output]
+    assert len(draft.outputs[0].shape) == len(graph.output[0].type.tensor_type.shape.dim) - 1
+    assert (draft.client, draft.settings["task"], draft.max_batch_size) == ("bert", task, 32)
 
 
 def test_the_graph_is_valid_for_onnxs_checker(tmp_path: Path) -> None:
     for task in MODELS:
         random_model(task).save_pretrained(tmp_path / task)
-        bert.build_checkpoint(tmp_path / task, task, tmp_path / "model")
+        build_checkpoint(tmp_path / task, task, tmp_path / "model")
         onnx.checker.check_model(onnx.load(tmp_path / "model" / "1" / "model.onnx"), full_check=True)
 
 
@@ -203,18 +202,8 @@ def test_the_stand_in_has_bert_bases_weights() -> None:
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
     random_model("embedding").save_pretrained(tmp_path)
-    with pytest.raises(bert_graph.CheckpointError, match=r"no tensor 'cls\.predictions"):
-        bert.build_checkpoint(tmp_path, "fill-mask", tmp_path / "model")
-
-
-def test_a_failed_build_leaves_the_model_that_was_there(tmp_path: Path) -> None:
-    random_model("embedding").save_pretrained(tmp_path / "checkpoint")
-    bert.build_checkpoint(tmp_path / "checkpoint", "embedding", tmp_path / "model")
-    before = (tmp_path / "model" / "1" / "model.onnx").read_bytes()
-    with pytest.raises(bert_graph.CheckpointError):
-        bert.build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path / "model")
-    assert (tmp_path / "model" / "1" / "model.onnx").read_bytes() == before
-    assert not list(tmp_path.rglob("*.part"))
+    with pytest.raises(BuildError, match=r"no tensor 'cls\.predictions"):
+        build_checkpoint(tmp_path, "fill-mask", tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -229,19 +218,40 @@ def test_another_architecture_is_refused(change: dict[str, str], message: str, t
     random_model("embedding").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(bert_graph.CheckpointError, match=message):
-        bert.build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+    with pytest.raises(BuildError, match=message):
+        build_checkpoint(tmp_path, "embedding", tmp_path / "model")
 
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(bert_graph.CheckpointError, match="none of: embedding, fill-mask, text-classification"):
-        bert.build_checkpoint(tmp_path, "translation", tmp_path / "model")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BuildError, match="none of: embedding, fill-mask, text-classification"):
+        build_checkpoint(tmp_path, "translation", tmp_path / "model")
 
 
 def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="save_pretrained"):
-        bert.build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+    with pytest.raises(BuildError, match="save_pretrained"):
+        build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("files", "settings"),
+    [
+        ({}, {}),
+        ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {"pooling": "cls"}),
+        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": []}, {"normalize": "false"}),
+        ({"modules.json": [{"type": "sentence_transformers.models.Normalize"}]}, {}),
+    ],
+)
+def test_a_sentence_encoders_pooling_is_the_clients(
+    files: dict[str, Any], settings: dict[str, str], tmp_path: Path
+) -> None:
+    random_model("embedding").save_pretrained(tmp_path / "checkpoint")
+    for name, content in files.items():
+        (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_text(json.dumps(content))
+    draft = build_checkpoint(tmp_path / "checkpoint", "", tmp_path / "model")
+    assert draft.settings == {"pad_to_multiple_of": "8", "task": "embedding"} | settings
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

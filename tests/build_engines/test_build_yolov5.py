@@ -1,6 +1,8 @@
 """The YOLOv5 network, its export, its training targets, the pages, and the folder that is committed."""
 
+import filecmp
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -13,11 +15,17 @@ from google.protobuf import text_format
 from PIL import Image
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
+from build_engines.building import build
 from build_engines.digit_pages import LARGEST, LETTERBOX, SMALLEST, Page, training_pages
 from build_engines.digits import split
+from build_engines.draft import UsageError
 from build_engines.held_out_pages import held_out_pages
-from build_engines.yolov5 import ROWS, config, export, stand_in
-from build_engines.yolov5_network import ANCHORS, STRIDES, Decoded, YoloV5, decode
+from build_engines.recipes import Request
+from build_engines.repository_models import open_model
+from build_engines.yolov5 import side_of
+from build_engines.yolov5_network import ANCHORS, STRIDES, Decoded, YoloV5, YoloV5u, decode, decode_free
+from build_engines.yolov5_random import network as random_network
+from build_engines.yolov5_random import write_onnx
 from build_engines.yolov5_training import Windows, assign, ciou, collate, letterboxed, loss
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"
@@ -26,12 +34,31 @@ Generator = Callable[[int], Iterator[Page]]
 
 
 @pytest.mark.parametrize(
-    ("size", "parameters"), [("n", 1_872_157), ("s", 7_235_389), ("m", 21_190_557), ("l", 46_563_709)]
+    ("size", "parameters"),
+    [("n", 1_867_405), ("s", 7_225_885), ("m", 21_172_173), ("l", 46_533_693), ("x", 86_705_005)],
 )
-def test_parameter_counts_are_those_published(size: str, parameters: int) -> None:
-    with torch.device("meta"):
-        network = YoloV5(size, classes=80)
+def test_parameter_counts_are_those_published_for_the_fused_release(size: str, parameters: int) -> None:
+    network = YoloV5(size, classes=80).fuse()
     assert sum(each.numel() for each in network.parameters()) == parameters
+
+
+@pytest.mark.parametrize(("size", "millions"), [("n", 2.6), ("s", 9.1), ("m", 25.1), ("l", 53.2), ("x", 97.2)])
+def test_parameter_counts_of_the_anchor_free_sizes_are_those_published(size: str, millions: float) -> None:
+    with torch.device("meta"):
+        network = YoloV5u(size, classes=80)
+    assert abs(sum(each.numel() for each in network.parameters()) / 1e6 - millions) < 0.1
+
+
+def test_anchor_free_decoding_follows_the_papers_formula() -> None:
+    """All weight on one bin: distances of 1, 2, 3 and 4 cells left of, above, right of and below the cell's middle."""
+    bins, scores = torch.full((1, 64, 2, 4), -100.0), torch.zeros(1, 3, 2, 4)
+    for side, distance in enumerate((1, 2, 3, 4)):
+        bins[0, 16 * side + distance, 1, 3] = 100.0
+    table = decode_free(bins, scores, 8)
+    assert table.shape == (1, 7, 8)
+    x1, y1, x2, y2 = 3.5 - 1, 1.5 - 2, 3.5 + 3, 1.5 + 4  # cell (3, 1)
+    expected = [8 * (x1 + x2) / 2, 8 * (y1 + y2) / 2, 8 * (x2 - x1), 8 * (y2 - y1), 0.5, 0.5, 0.5]
+    assert table[0, :, 7].tolist() == pytest.approx(expected)
 
 
 def test_decoding_follows_the_published_formula() -> None:
@@ -44,18 +71,38 @@ def test_decoding_follows_the_published_formula() -> None:
     assert decode(logits, 8, ANCHORS[0])[0, row, :4].tolist() == [36, 4, 64, 0]
 
 
-def test_the_exported_model_equals_the_network_at_any_batch_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [YoloV5, YoloV5u])
+def test_the_exported_model_equals_the_network_at_any_batch_size(kind: type[YoloV5 | YoloV5u], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = YoloV5("n", classes=10).eval()
-    images = torch.rand(3, 3, 640, 640)
+    network = kind("n", classes=10).eval()
+    images = torch.rand(3, 3, 320, 320)
     with torch.no_grad():
         expected = Decoded(network)(images).numpy()
-    export(network, tmp_path / "model.onnx")
+    write_onnx(network, 320, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     for count in (1, 3):
         (output,) = session.run(["output0"], {"images": images[:count].numpy()})
-        assert output.shape == (count, ROWS, 15)
+        assert output.shape == ((count, 6300, 15) if kind is YoloV5 else (count, 14, 2100))
         np.testing.assert_allclose(output, expected[:count], rtol=1e-4, atol=1e-3)
+
+
+def test_a_fixed_batch_and_another_size_are_the_clients_too(tmp_path: Path) -> None:
+    request = Request("yolov5nu", "random", max_batch_size=0, size=64, repository=tmp_path)
+    folder, _ = build(request)
+    stored = open_model("yolov5nu", tmp_path)
+    assert stored.model.max_batch_size == 0
+    assert [stored.model.inputs[0].shape, stored.model.outputs[0].shape] == [(1, 3, 64, 64), (1, 84, 84)]
+    client = stored.client()
+    assert client
+    inputs = client.preprocess([Image.open(folder / "example.jpg")])
+    outputs = {name: array[0] for name, array in stored.runner()({"images": inputs["images"][0]}).items()}
+    assert outputs["output0"].shape == (84, 84)
+
+
+@pytest.mark.parametrize("size", [0, 300, 31])
+def test_a_size_that_no_stride_divides_is_refused(size: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="multiple of 32") if size else nullcontext():
+        side_of(Request("yolov5n", size=size))
 
 
 def test_the_folder_is_complete_and_its_configs_agree_with_its_model() -> None:
@@ -64,7 +111,7 @@ def test_the_folder_is_complete_and_its_configs_agree_with_its_model() -> None:
     graph = onnx.load(FOLDER / "1" / "model.onnx").graph
     for file, kind in (("config.pbtxt", "KIND_GPU"), ("configs/cpu.pbtxt", "KIND_CPU")):
         parsed = text_format.Parse((FOLDER / file).read_text(), ModelConfig())
-        assert (FOLDER / file).read_text() == config(10, kind, parsed.instance_group[0].count)
+        assert parsed.instance_group[0].kind == parsed.instance_group[0].Kind.Value(kind)
         assert parsed.max_batch_size == 8
         assert parsed.parameters["client"].string_value == "yolov5"
         for mine, theirs in ((parsed.input, graph.input), (parsed.output, graph.output)):
@@ -76,12 +123,18 @@ def test_the_folder_is_complete_and_its_configs_agree_with_its_model() -> None:
 
 
 def test_the_stand_in_lets_a_few_boxes_of_each_page_pass_on_average() -> None:
-    network = Decoded(stand_in("n", 80)).eval()
+    network = Decoded(random_network("n", 80)).eval()
     pages = [letterboxed(page)[0].transpose(2, 0, 1) for page in islice(held_out_pages(1), 6)]
     with torch.no_grad():
         rows = network(torch.from_numpy(np.stack(pages)).float() / 255)
     passing = (rows[..., 4] * rows[..., 5:].amax(-1) > 0.25).sum() / len(pages)
     assert 1 < passing < 2000
+
+
+def test_the_committed_folder_is_what_the_recipe_writes(tmp_path: Path) -> None:
+    folder, _ = build(Request("yolov5", repository=tmp_path))
+    names = ["config.pbtxt", "configs/cpu.pbtxt", "labels.txt", "example.jpg", "1/model.onnx"]
+    assert filecmp.cmpfiles(FOLDER, folder, names, shallow=False)[0] == names
 
 
 @pytest.mark.parametrize("pages", GENERATORS)

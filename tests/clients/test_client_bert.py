@@ -16,7 +16,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from build_engines import bert
+from build_engines import bert, building
+from build_engines.recipes import Request
 from clients.base import Model, TensorSpec
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest
@@ -77,14 +78,15 @@ def _specs(values: Any) -> tuple[TensorSpec, ...]:
 
 
 def serve(tmp: Path, task: str, changes: dict[str, Any] | None = None, **settings: str) -> Served:
-    bert.build_checkpoint(save_checkpoint(tmp / "checkpoint", task, **(changes or {})), task, tmp / "bert")
+    checkpoint = save_checkpoint(tmp / "checkpoint", task, **(changes or {}))
+    building.make_draft(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
     return Served(tmp / "bert", task=task, **settings)
 
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("minilm") / "bert"
-    bert.build("bert", folder)
+    building.make_draft(Request("bert"), None, folder)
     return Served(folder, task="embedding")
 
 

@@ -118,6 +118,9 @@ def test_an_asynchronous_endpoint_and_a_multi_model_one_are_what_was_asked_for(a
     found = sagemaker.describe_endpoint_config(EndpointConfigName=config)["AsyncInferenceConfig"]
     assert found["OutputConfig"]["S3OutputPath"] == "s3://b/out/"
     assert found["ClientConfig"] == {"MaxConcurrentInvocationsPerInstance": 3}
+    (model,) = aws.inventory()["models"]
+    environment = sagemaker.describe_model(ModelName=model)["PrimaryContainer"]["Environment"]
+    assert environment == {"SERVE_MAX_BODY_MB": "1024", "SERVE_REQUEST_TIMEOUT": "3600"}
     assert aws.deploy("create", "--name", "many", "--image", IMAGE, "--multi-model", "s3://b/archives/") == 0
     (model,) = [name for name in aws.inventory()["models"] if name.startswith("many-")]
     container = sagemaker.describe_model(ModelName=model)["PrimaryContainer"]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from moto.sagemaker.responses import SageMakerResponse
 
+from deploy.specification import ASYNCHRONOUS
 from tests.deploy.conftest import Aws, update_endpoint
 from tests.deploy.shapes import IMAGE
 
@@ -20,8 +21,8 @@ def test_only_what_is_named_changes_and_the_old_ones_go(aws: Aws, capsys: pytest
     aws.calls.clear()
     assert aws.deploy("update", "--env", "SERVE_THREADS=4", "--env", "SERVE_WORKERS=") == 0
     container = the(aws, "CreateModel")["PrimaryContainer"]
-    assert container == {"Image": IMAGE, "ModelDataUrl": "s3://b/m.tar.gz",
-                         "Environment": {"SERVE_WORKERS": "", "SERVE_THREADS": "4"}}  # fmt: skip
+    environment = {**ASYNCHRONOUS, "SERVE_WORKERS": "", "SERVE_THREADS": "4"}
+    assert container == {"Image": IMAGE, "ModelDataUrl": "s3://b/m.tar.gz", "Environment": environment}
     config = the(aws, "CreateEndpointConfig")
     assert config["ProductionVariants"][0]["InitialInstanceCount"] == 3
     assert config["AsyncInferenceConfig"]["OutputConfig"]["S3OutputPath"] == "s3://b/out/"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.codecs import IMAGE, JSON, TEXT, Limits, decode_base64, encode_image
+from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64, encode_image
 from serving.errors import DecodingError
 from tests.harness import png_that_claims
 
@@ -141,3 +141,13 @@ def test_texts_and_json_values_are_read() -> None:
 def test_pictures_are_written_as_asked(media_type: str) -> None:
     written = Image.open(io.BytesIO(encode_image(Image.new("RGB", (5, 4), RED), media_type)))
     assert (written.get_format_mimetype(), written.size) == (media_type, (5, 4))
+
+
+def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
+    data = png_that_claims(8, 6)
+    assert ENCODED_IMAGE.from_bytes(data, Limits()) == data
+    assert ENCODED_IMAGE.from_json({"b64": base64.b64encode(data).decode()}, Limits()) == data
+    assert ENCODED_IMAGE.pixels(data) == 0
+    for wrong, message in ((b"", "empty"), (b"no image", "not an image"), (png_that_claims(10**5, 10**5), "more than")):
+        with pytest.raises(DecodingError, match=message):
+            ENCODED_IMAGE.from_bytes(wrong, Limits())

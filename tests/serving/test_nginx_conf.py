@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import socket
 import socketserver
 import subprocess
@@ -130,7 +131,7 @@ class Edge:
         return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
     def stop(self) -> int:
-        self.process.send_signal(serve.SIGQUIT)
+        self.process.send_signal(signal.SIGQUIT)
         return self.process.wait(10)
 
 
@@ -200,7 +201,7 @@ def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None
     requests.post(f"{edge.url}/invocations", data=bytes(1_900_000), timeout=5)
     opened = {str(path.readlink()) for path in Path(f"/proc/{edge.process.pid}/fd").iterdir()}
     files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/null")}
-    assert files == {str(edge.log)}
+    assert files == {str(edge.log), str(edge.settings.direct_log)}
     assert {path.name for path in edge.settings.run_dir.iterdir()} > {"nginx.pid", "nginx-client-body"}
 
 
@@ -344,3 +345,44 @@ def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> No
 def test_settings_are_the_only_names_of_the_template() -> None:
     settings = replace(Settings(), run_dir=Path("/run/x"))
     assert serve.nginx_configuration(settings.settled(MACHINE)).count('"/run/x/') >= 7
+
+
+def write_model(folder: Path, config: str, *files: str) -> None:
+    for file in ("config.pbtxt", "1/model.onnx", "10/model.onnx", *files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    (folder / "config.pbtxt").write_text(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "files", "version", "only_tensors"),
+    [
+        ("plain", 'platform: "onnxruntime_onnx"', (), "10", 1),
+        ("all", "version_policy: { all { } }", (), "10", 1),
+        ("chosen", "version_policy: { specific { versions: [1] } }", (), '""', 1),
+        ("own", "", ("client.py",), "10", 0),
+        ("named", 'parameters { key: "client" value { string_value: "resnet" } }', (), "10", 0),
+        ("quoted", "parameters { key: 'client' value { string_value: 'resnet' } }", (), "10", 0),
+        ("bert", "", (), "10", 0),
+    ],
+)
+def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(
+    tmp_path: Path, name: str, config: str, files: tuple[str, ...], version: str, only_tensors: int
+) -> None:
+    write_model(tmp_path / "models" / name, config, *files)
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
+    served = replace(settings, model_repositories=(tmp_path / "models",), load_models=(name,))
+    rendered = serve.nginx_configuration(served)
+    assert f"map $direct_model $latest_version {{\n        {name} {version};\n" in rendered
+    assert f"map $direct_model $only_tensors {{\n        {name} {only_tensors};\n" in rendered
+
+
+def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Path) -> None:
+    names = tuple(f"{'long-' * 20}{number}" for number in range(1000))
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
+    served = replace(settings, model_repositories=(tmp_path,), load_models=names)
+    for name in names:
+        (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / "nginx.conf").write_text(serve.nginx_configuration(served))
+    command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -14,7 +14,7 @@ from serving.codecs import IMAGE, Limits
 from serving.errors import DecodingError, InferenceFailed
 from serving.invocation import Item
 from serving.pipeline import Pipeline
-from serving.registry import ServedModel
+from serving.served_model import ServedModel
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import Reply
 

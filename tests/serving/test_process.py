@@ -1,6 +1,7 @@
 """The supervisor's policy, replayed against a world in which nothing is real but the status file."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM, Signals
@@ -168,6 +169,13 @@ def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
         "tritonserver died 6 times within 60 s, the last time it was killed by SIGKILL "
         "(often: out of memory): tritonserver's last words"
     )
+
+
+def test_one_that_says_that_it_cannot_serve_is_not_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.at(1.0, system.die("tritonserver", os.EX_CONFIG))
+    assert supervisor.run() == 1
+    assert len(system.starts("tritonserver")) == 1
+    assert system.said[-1] == "tritonserver cannot serve: tritonserver's last words"
 
 
 def test_deaths_of_different_processes_are_counted_apart(supervisor: Supervisor, system: FakeSystem) -> None:

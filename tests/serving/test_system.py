@@ -1,6 +1,5 @@
 """The supervisor's hands on real processes. What reaps runs in a process of its own: it reaps all there are."""
 
-import io
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUPERVISE = """
 import ctypes, json, os, sys
 from pathlib import Path
+from typing import IO
 from serving.process import Process, Supervisor
 from serving.system import LinuxSystem, Output
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
@@ -178,10 +179,27 @@ def test_a_group_of_the_terminal_is_not_the_childrens(supervise: Start) -> None:
     assert os.getpgid(running.pid("one")) == running.pid("one")
 
 
+def pipe_with(data: bytes) -> IO[bytes]:
+    """The reading end of a pipe into which a process has written that and ended."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    return os.fdopen(reading, "rb")
+
+
+def read(data: bytes) -> list[str]:
+    with pipe_with(data) as stream:
+        return [line for lines in read_lines(stream) for line in lines]
+
+
 def pump(data: bytes, *noise: str) -> tuple[str, Pump]:
     """What is written for `data`, and the pump that did it."""
     reading, writing = os.pipe()
-    reader = Pump("triton", io.BytesIO(data), Output(writing), noise)
+    reader = Pump("triton", pipe_with(data), Output(writing), noise)
     reader.start()
     reader.join()
     os.close(writing)
@@ -205,13 +223,11 @@ def test_noise_is_dropped_and_errors_are_not() -> None:
 
 
 def test_a_long_line_is_cut_and_the_next_one_is_whole() -> None:
-    lines = list(read_lines(io.BytesIO(b"x" * (3 * LINE_LIMIT + 5) + b"\nnext\n")))
-    assert lines == ["x" * LINE_LIMIT, "next"]
+    assert read(b"x" * (3 * LINE_LIMIT + 5) + b"\nnext\n") == ["x" * LINE_LIMIT, "next"]
 
 
 def test_a_line_of_exactly_the_limit_takes_nothing_of_the_next() -> None:
-    lines = list(read_lines(io.BytesIO(b"x" * (LINE_LIMIT - 1) + b"\nnext\n")))
-    assert lines == ["x" * (LINE_LIMIT - 1), "next"]
+    assert read(b"x" * LINE_LIMIT + b"\nnext\n") == ["x" * LINE_LIMIT, "next"]
 
 
 def test_undecodable_bytes_are_replaced() -> None:

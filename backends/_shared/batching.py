@@ -1,0 +1,125 @@
+"""Requests that the dynamic batcher merged -> one run -> one response each. Every backend here uses it.
+
+    requests --read--> calls --key--> groups --run--> arrays of each call --> responses
+
+A run that fails is made again for each of its requests alone: the error of one does not reach the others.
+`backends.install` puts a copy of this file into every backend's folder.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class InvalidInput(ValueError):
+    """The caller's fault, found before or by the run."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request: its place among the requests, its arrays, the names of the outputs that it asks for."""
+
+    index: int
+    feed: Arrays
+    outputs: tuple[str, ...]
+
+
+class Batcher:
+    """`read` makes a request's arrays and output names; calls of an equal `key` may share a `run`, which gives
+    the outputs of each, in order. `invalid` are the errors that are the caller's fault beside InvalidInput."""
+
+    def __init__(
+        self,
+        read: Callable[[Any], tuple[Arrays, tuple[str, ...]]],
+        run: Callable[[Sequence[Call]], Sequence[Arrays]],
+        key: Callable[[Call], Hashable],
+        invalid: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self.read, self.run, self.key = read, run, key
+        self.invalid: tuple[type[Exception], ...] = (InvalidInput, *invalid)
+
+    def answer(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request, in the same order."""
+        responses: dict[int, Any] = {}
+        groups: dict[Hashable, list[Call]] = {}
+        for index, request in enumerate(requests):
+            try:
+                call = Call(index, *self.read(request))
+            except Exception as err:
+                responses[index] = self._failure(err)
+            else:
+                groups.setdefault(self.key(call), []).append(call)
+        for calls in groups.values():
+            responses.update(self._answer(calls))
+        return [responses[index] for index in range(len(requests))]
+
+    def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """(index, response) of each call: from one run, or from one each where that fails."""
+        if len(calls) > 1:
+            try:
+                results = self.run(calls)
+            except Exception as err:  # the libraries' exceptions have no base of their own
+                pb_utils.Logger.log_verbose(f"a run of {len(calls)} requests failed, each runs again: {err}")
+            else:
+                yield from ((call.index, respond(found)) for call, found in zip(calls, results, strict=True))
+                return
+        for call in calls:
+            try:
+                yield call.index, respond(self.run([call])[0])
+            except Exception as err:
+                yield call.index, self._failure(err)
+
+    def _failure(self, error: Exception) -> Any:
+        """Triton's error response; wrong input is the caller's fault."""
+        invalid = isinstance(error, self.invalid)
+        code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+
+
+def same_shapes(call: Call) -> Hashable:
+    """The key of calls that can be concatenated along the first dimension."""
+    return tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items()))
+
+
+def alone(call: Call) -> Hashable:
+    """The key of a model without a batch dimension."""
+    return call.index
+
+
+def run_concatenated(
+    run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], calls: Sequence[Call]
+) -> list[Arrays]:
+    """`run(arrays, output names)` once, on all calls' rows; ValueError where its outputs cannot be split again."""
+    if len(calls) == 1:
+        return [dict(run(calls[0].feed, calls[0].outputs))]
+    sizes = [len(next(iter(call.feed.values()))) for call in calls]
+    feed = {name: np.concatenate([call.feed[name] for call in calls]) for name in calls[0].feed}
+    results = run(feed, tuple(dict.fromkeys(name for call in calls for name in call.outputs)))
+    if any(result.shape[:1] != (sum(sizes),) for result in results.values()):
+        raise ValueError("an output's first dimension is not the batch")
+    ends = np.cumsum(sizes)
+    return [
+        {name: results[name][end - size : end] for name in call.outputs}
+        for call, size, end in zip(calls, sizes, ends, strict=True)
+    ]
+
+
+def respond(arrays: Arrays) -> Any:
+    """Arrays -> Triton's response; a scalar goes as shape [1], since config.pbtxt knows no empty dims."""
+    tensors = [pb_utils.Tensor(name, array if array.ndim else array.reshape(1)) for name, array in arrays.items()]
+    return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def decode(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """BYTES as Triton has them -> str; InvalidInput where they are no UTF-8."""
+    try:
+        texts = [text.decode() for text in array.ravel()]
+    except UnicodeDecodeError as err:
+        raise InvalidInput(f"input '{name}' has bytes that are not UTF-8 ({err})") from err
+    return np.array(texts, dtype=np.object_).reshape(array.shape)

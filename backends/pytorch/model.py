@@ -1,0 +1,45 @@
+"""Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a python-based backend.
+
+It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same names of tensors (naming.py),
+parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend). Each instance is a process
+of its own. PyTorch is not among what the container serves with: where it is missing, the load says what to install.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import naming  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+
+
+class TritonPythonModel:
+    """One instance of one version of a model; the methods' names and arguments are Triton's."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """TorchScript says neither shapes nor datatypes: config.pbtxt has to be complete, as with NVIDIA's backend.
+
+        This runs in a process of its own, which ends with it: PyTorch, which takes seconds to import, is not needed.
+        """
+        naming.check(auto_complete_model_config.as_dict())
+        return auto_complete_model_config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """ValueError, or ModuleNotFoundError without PyTorch, fails the load."""
+        try:
+            from torch_instance import TorchInstance  # type: ignore[import-not-found]
+        except ModuleNotFoundError as err:
+            raise ModuleNotFoundError(
+                f"the platform pytorch_libtorch needs PyTorch, which Triton's Python environment lacks ({err}): "
+                "pip install torch there (a CPU build will do without a GPU), or serve the model as ONNX"
+            ) from err
+        self.instance = TorchInstance(json.loads(args["model_config"]), args)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """What the dynamic batcher merged -> one response per request, in the same order."""
+        responses: list[Any] = self.instance.batcher.answer(requests)
+        return responses
+
+    def finalize(self) -> None:
+        """Frees the weights before the process ends."""
+        del self.instance

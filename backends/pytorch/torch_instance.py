@@ -1,0 +1,113 @@
+"""One TorchScript module in this process: tensors in, tensors out. Needs PyTorch."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+import naming  # type: ignore[import-not-found]
+import numpy as np
+import torch
+import torch_module  # type: ignore[import-not-found]
+import triton_python_backend_utils as pb_utils
+from batching import Batcher, alone, decode, run_concatenated, same_shapes  # type: ignore[import-not-found]
+from numpy.typing import NDArray
+from torch_settings import TorchSettings  # type: ignore[import-not-found]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class TorchInstance:
+    """Loads the file and checks config.pbtxt against its forward(); ValueError where they do not agree."""
+
+    def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
+        self.settings = TorchSettings.from_config(config)
+        self.settings.apply()
+        self.device = device_of(args)
+        path = instance.version_folder(args) / (config.get("default_model_filename") or "model.pt")
+        self.module = torch_module.load(path, self.device)
+        self._name_tensors(config)
+        key = same_shapes if config["max_batch_size"] > 0 else alone
+        self.batcher = Batcher(self._read, partial(run_concatenated, self._run), key)
+        for warning in self.settings.warnings:
+            pb_utils.Logger.log_warn(f"{args['model_instance_name']}: {warning}")
+        pb_utils.Logger.log_info(
+            f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}{self._share(path)}"
+        )
+
+    def _name_tensors(self, config: Mapping[str, Any]) -> None:
+        naming.check(config)
+        forward, inputs = torch_module.Forward.of(self.module), naming.input_names(config)
+        self.takes_dictionary = forward.takes_dictionary
+        self.inputs = {} if forward.takes_dictionary else naming.input_places(inputs, forward.arguments)
+        self.outputs = naming.output_places([entry["name"] for entry in config["output"]])
+        self.datatypes = {entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])}
+
+    def _share(self, path: Path) -> str:
+        """ENABLE_WEIGHT_SHARING: instances are processes, which can share the pages of a file, and nothing on a GPU."""
+        if not self.settings.weight_sharing:
+            return ""
+        if self.device.type != "cpu":
+            return "; ENABLE_WEIGHT_SHARING has no effect on a GPU, each instance has a copy there"
+        shared, total = torch_module.share_weights(self.module, path)
+        return f"; {shared / 2**20:.1f} of {total / 2**20:.1f} MB of weights are shared between the instances"
+
+    def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
+        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        for name in feed:
+            if self.datatypes.get(name) == "TYPE_STRING":
+                feed[name] = decode(name, feed[name])
+        wanted = set(request.requested_output_names())
+        return feed, tuple(name for name in self.outputs if name in wanted)
+
+    def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
+        values = {name: self._value(array) for name, array in feed.items()}
+        with self.settings.running():
+            results = self._forward(values)
+        arrays = {name: self._array(name, results) for name in names}
+        if self.settings.cache_cleaning and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return arrays
+
+    def _forward(self, values: dict[str, Any]) -> Sequence[Any]:
+        if self.takes_dictionary:
+            result = self.module(values)
+        else:
+            result = self.module(*(values[name] for name in sorted(values, key=self.inputs.__getitem__)))
+        return result if isinstance(result, tuple) else (result,)
+
+    def _value(self, array: NDArray[Any]) -> Any:
+        """A tensor on the instance's device, or a list of strings."""
+        return array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
+
+    def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
+        """The output of that name; ValueError where forward() returned something else than config.pbtxt says."""
+        place = self.outputs[name]
+        if place >= len(results):
+            raise ValueError(f"output '{name}' is result {place} of the model, which returned {len(results)}")
+        result = results[place]
+        if isinstance(result, list) and all(isinstance(text, str) for text in result):
+            return np.array([text.encode() for text in result], dtype=np.object_)
+        if not isinstance(result, torch.Tensor):
+            raise ValueError(f"output '{name}' is a {type(result).__name__}; a tensor or a list of strings is served")
+        if not result.ndim:
+            raise ValueError(f"output '{name}' is a scalar, which is not supported")
+        return self._checked(name, result.contiguous().cpu().numpy())
+
+    def _checked(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
+        if array.dtype != expected:
+            raise ValueError(
+                f"output '{name}' is {self.datatypes[name]} in the configuration, the model gives {array.dtype}"
+            )
+        return array
+
+
+def device_of(args: Mapping[str, str]) -> Any:
+    """ValueError for an instance on a GPU that this PyTorch cannot use."""
+    if args["model_instance_kind"] != "GPU":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(f"an instance is on a GPU, and PyTorch {torch.__version__} here has none")
+    return torch.device("cuda", int(args["model_instance_device_id"]))

@@ -1,0 +1,86 @@
+"""config.pbtxt's `parameters`, by the names and meanings of NVIDIA's backend (pytorch_backend, README.md)."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from instance import (  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+    default_threads,
+    given_parameters,
+    parse_bool,
+    read,
+)
+
+ALLOWED = "true, false, 1, 0"
+IGNORED = {"ENABLE_NVFUSER": "nvFuser is no part of PyTorch any more (since 2.2)"}
+SWITCHES = {  # of TorchScript's executor, left as PyTorch has them unless config.pbtxt names them
+    "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
+    "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
+    "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
+}
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """The defaults are NVIDIA's, but for the number of threads, which follows the container and not the machine."""
+
+    inference_mode: bool = True
+    optimized_execution: bool = True
+    weight_sharing: bool = False
+    cache_cleaning: bool = False
+    cudnn: bool = True
+    intra_op_threads: int = 1
+    inter_op_threads: int = 0
+    switches: tuple[tuple[str, bool], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
+        """ValueError names a parameter that cannot be read, and what it may be."""
+        given = given_parameters(config)
+        threads = _threads(given, "INTRA_OP_THREAD_COUNT")
+        ignored = [name for name in IGNORED if _boolean(given, name, False)]
+        return cls(
+            inference_mode=_boolean(given, "INFERENCE_MODE", True),
+            optimized_execution=not _boolean(given, "DISABLE_OPTIMIZED_EXECUTION", False),
+            weight_sharing=_boolean(given, "ENABLE_WEIGHT_SHARING", False),
+            cache_cleaning=_boolean(given, "ENABLE_CACHE_CLEANING", False),
+            cudnn=not _boolean(given, "DISABLE_CUDNN", False),
+            intra_op_threads=threads if threads > 0 else default_threads(),
+            inter_op_threads=max(0, _threads(given, "INTER_OP_THREAD_COUNT")),
+            switches=tuple((name, _boolean(given, name, True)) for name in SWITCHES if name in given),
+            warnings=tuple(f"parameter '{name}' has no effect: {IGNORED[name]}" for name in ignored),
+        )
+
+    def apply(self) -> None:
+        """To this process, which serves one instance; before anything is run."""
+        torch.set_num_threads(self.intra_op_threads)
+        if self.inter_op_threads:
+            torch.set_num_interop_threads(self.inter_op_threads)
+        torch.backends.cudnn.enabled = self.cudnn
+        for name, value in self.switches:
+            getattr(torch._C, SWITCHES[name])(value)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around each run."""
+        without_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
+        with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
+            yield
+
+    def describe(self) -> str:
+        """For the log."""
+        mode = "inference mode" if self.inference_mode else "no inference mode"
+        optimized = "optimized" if self.optimized_execution else "not optimized"
+        switches = "".join(f", {name}={str(value).lower()}" for name, value in self.switches)
+        return f"{torch.get_num_threads()} intra-op threads, {mode}, execution {optimized}{switches}"
+
+
+def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    return bool(read(given, name, parse_bool, default, ALLOWED))
+
+
+def _threads(given: Mapping[str, str], name: str) -> int:
+    return int(read(given, name, int, 0, "a whole number; 0 or less: the default"))

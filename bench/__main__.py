@@ -1,0 +1,95 @@
+"""python -m bench [run | quick | profile | curves]: compares this project with other servers on this machine."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import environments, repository, scenarios
+from bench.platform import end_on_sigterm
+from bench.repository import CACHE, ROOT, Unprepared
+from bench.scenarios import Scope
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+COMMANDS = {
+    "run": "every server and scenario, about 12 minutes; writes docs/benchmarks.md",
+    "quick": "every server, five scenarios, about 2 minutes; writes .cache/bench/quick.md",
+    "tiny": "ours, the limit and Triton, seconds: proves that the bench works; its figures mean nothing",
+    "profile": "where the time of a request of ours goes",
+    "curves": "cost against body size, batch, callers and number of models",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or 1 with what to do."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--out", type=page_name, help="the page to write, NAME.md; pictures lie in NAME")
+        if name == "run":
+            command.add_argument("--peers", nargs="+", choices=scenarios.EVERYONE, default=scenarios.EVERYONE)
+            command.add_argument("--scenarios", nargs="+", choices=sorted(scenarios.BY_NAME), metavar="SCENARIO")
+            command.add_argument("--rounds", type=int, default=scenarios.FULL.rounds)
+            command.add_argument("--seconds", type=int, default=scenarios.FULL.seconds, help="of a round")
+    options = parser.parse_args(arguments)
+    end_on_sigterm()
+    try:
+        return run(options)
+    except Unprepared as err:
+        print(f"error: {err}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def page_name(text: str) -> Path:
+    """A page in markdown."""
+    if not text.endswith(".md"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end with .md")
+    return Path(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.command in ("profile", "curves"):
+        from bench import curves, profile
+
+        folder = repository.prepare(scenarios.FULL_MODELS, CACHE / "repository")
+        (profile.profile if options.command == "profile" else curves.curves)(folder, options.out)
+        return 0
+    compare(scope_of(options), options.command, options.out)
+    return 0
+
+
+def scope_of(options: argparse.Namespace) -> Scope:
+    """What a command covers."""
+    if options.command != "run":
+        return {"quick": scenarios.QUICK, "tiny": scenarios.TINY}[options.command]
+    full, chosen = scenarios.FULL, options.scenarios
+    peers = tuple(name for name in scenarios.EVERYONE if name == "ours" or name in options.peers)
+    followed = {scenarios.BY_NAME[name].rate_of for name in chosen or ()}
+    rows = tuple(s for s in full.scenarios if not chosen or s.name in {*chosen, *followed})
+    return Scope(
+        rows, peers, full.models, max(1, options.rounds), max(1, options.seconds),
+        full.starts, 0 if chosen else full.archives, full.calls,
+    )  # fmt: skip
+
+
+def compare(scope: Scope, command: str, out: Path | None) -> None:
+    from bench import measure, report
+
+    page = out or {"run": PAGE}.get(command, CACHE / f"{command}.md")
+    if command != "tiny":
+        environments.install(environments.REPORT)
+    begun = time.monotonic()
+    results = measure.run(scope, lambda text: print(f"{time.monotonic() - begun:4.0f} s  {text}", flush=True))
+    report.write(results, scope, f"python -m bench {command}", page)
+    for row in report.targets(results):
+        if row["value"] is not None:
+            print(f"{row['verdict']:6} {row['value']:8.2f}  {row['bound']:15} {row['target']}")
+    print(f"written: {page}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

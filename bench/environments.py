@@ -1,0 +1,52 @@
+"""The peers' environments: `.cache/bench/NAME/venv`, made from the folder's requirements.lock with pip.
+
+`report` is not a peer: matplotlib, which draws the pictures.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.repository import CACHE, ROOT, Unprepared
+
+LOCKS = ROOT / "bench" / "peers"
+REPORT = "report"
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of that environment; ours for a peer that has none of its own."""
+    return CACHE / name / "venv" / "bin" / "python" if name else Path(sys.executable)
+
+
+def lock_of(name: str) -> Path:
+    """The versions that the environment has."""
+    return ROOT / "bench" / "report.lock" if name == REPORT else LOCKS / name / "requirements.lock"
+
+
+def is_current(name: str) -> bool:
+    """Whether it is installed, with these versions."""
+    done = CACHE / name / "installed"
+    return not name or (done.is_file() and done.read_bytes() == lock_of(name).read_bytes())
+
+
+def install(name: str) -> None:
+    """Makes it anew unless it is current; Unprepared says why it cannot be."""
+    if is_current(name):
+        return
+    folder = CACHE / name / "venv"
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    _run([str(python_of(name)), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(lock_of(name))])
+    (CACHE / name / "installed").write_bytes(lock_of(name).read_bytes())
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-1:]
+        raise Unprepared("; ".join(lines) or f"{command[0]} fails")
+
+
+def versions(name: str) -> dict[str, str]:
+    """Package -> version, as the lock has them."""
+    lines = (line for line in lock_of(name).read_text().splitlines() if "==" in line)
+    return dict(line.split("==", 1) for line in lines)

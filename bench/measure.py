@@ -1,0 +1,208 @@
+"""One run: every peer is started, then the scenarios go round and round among them, A B C A B C."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import environments, repository
+from bench.limit import Limit
+from bench.load import Sample, Wrong, percentile
+from bench.multimodel import MultiModel, multi_model
+from bench.peer_table import PEERS, Peer
+from bench.repository import CACHE, Unprepared
+from bench.scenarios import OPEN_SHARE, Driven, Scenario, Scope
+from bench.servers import Server
+from bench.workload import Workload, images, tensor, text
+
+STAGED = 5  # requests of a quiet caller
+Say = Callable[[str], None]
+
+
+@dataclass
+class Start:
+    """Seconds until ready and until each model has answered; bytes of memory then."""
+
+    ready: float
+    answered: float
+    memory: int
+
+
+@dataclass
+class Results:
+    """Samples by scenario and peer, and what was measured once; `missing` says why a peer has none."""
+
+    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # of the limit, by scenario
+    starts: dict[str, list[Start]] = field(default_factory=dict)
+    loaded: dict[str, int] = field(default_factory=dict)  # bytes after the load
+    missing: dict[str, str] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)  # scenario and peer -> what it answered
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)  # ms of ours, by scenario
+    multi_model: dict[str, MultiModel] = field(default_factory=dict)
+
+
+def run(scope: Scope, say: Say) -> Results:
+    """All of it; Unprepared when ours cannot be measured."""
+    models = repository.prepare({*scope.models, *scope.bundled}, CACHE / "repository")
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
+        bench = Run(scope, say, models, Path(name))
+        bench.install()
+        bench.measure_starts()
+        with bench.started():
+            for scenario in scope.scenarios:
+                bench.go_round(scenario)
+        if scope.archives:
+            say("multi-model archives")
+            bench.results.multi_model = multi_model(scope.archives, scope.calls, bench.scratch)
+    return bench.results
+
+
+@dataclass
+class Run:
+    """What one run works with; a server that fails is missing from then on."""
+
+    scope: Scope
+    say: Say
+    models: Path
+    scratch: Path
+    results: Results = field(default_factory=Results)
+    servers: list[Server] = field(default_factory=list)
+    _limits: list[Limit] = field(default_factory=list)
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Those of the scope that are not missing."""
+        return [peer for peer in PEERS if peer.name in self.scope.peers and peer.name not in self.results.missing]
+
+    @property
+    def limit(self) -> Limit:
+        return self._limits[0]
+
+    @property
+    def ours(self) -> Server:
+        return next(server for server in self.servers if server.peer.name == "ours")
+
+    def install(self) -> None:
+        """The environments that are not there, or have other versions."""
+        for peer in self.peers:
+            if not environments.is_current(peer.environment):
+                self.say(f"installing {peer.title}")
+                with self._missing(peer, "it cannot be installed: "):
+                    environments.install(peer.environment)
+
+    @contextmanager
+    def _missing(self, peer: Peer, what: str = "") -> Iterator[None]:
+        """Notes why a peer has no figures; without ours there is nothing to compare."""
+        try:
+            yield
+        except Unprepared as err:
+            if peer.name == "ours":
+                raise
+            self.results.missing[peer.name] = f"{what}{err}"
+
+    def measure_starts(self) -> None:
+        """Starts each in turn with the bundled models, and ends it again."""
+        for number in range(self.scope.starts):
+            for peer in self.peers:
+                if peer.name != "sagemaker":
+                    self.say(f"start {number + 1} of {peer.name}")
+                    with self._missing(peer):
+                        self._one_start(peer)
+
+    def _one_start(self, peer: Peer) -> None:
+        server = Server(peer, self.models, self.scope.bundled, self.scratch)
+        try:
+            server.wait([probe(model) for model in self.scope.bundled])
+            start = Start(server.started, server.answered, server.memory())
+            self.results.starts.setdefault(peer.name, []).append(start)
+        finally:
+            server.end()
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Inside, all servers that start are there, held, and the limit; at the end their memory is noted."""
+        with ExitStack() as stack:
+            self._limits.append(Limit(self.models))
+            stack.callback(self.limit.end)
+            for peer in self.peers:
+                self.say(f"starting {peer.name}")
+                with self._missing(peer):
+                    server = Server(peer, self.models, self.scope.models, self.scratch)
+                    stack.callback(server.end)
+                    server.wait([probe(model) for model in self.scope.models]).hold()
+                    self.servers.append(server)
+            yield
+            self.results.loaded = {server.peer.name: server.memory() for server in self.servers}
+
+    def go_round(self, scenario: Scenario) -> None:
+        """The rounds of one scenario; a server whose answer is not the limit's, before or after, has no figures."""
+        works = scenario.works()
+        answers = [(work, self.limit.predict(work)) for work in works]
+        servers = [s for s in self.servers if s.peer.name in scenario.peers and self._is_right(scenario, answers, s)]
+        rate, seconds = self._open_rate(scenario), self.scope.seconds * scenario.longer
+        for number in range(self.scope.rounds):
+            self.say(f"{scenario.name}, round {number + 1}")
+            if "limit" in scenario.peers:
+                self._note(scenario, "limit", scenario.drive(Driven(self.limit), works, seconds))
+                self.results.settings[scenario.name] = self.limit.setting
+            for server in servers:
+                with server.awake(), self._wrong(scenario, server):
+                    self._note(scenario, server.peer.name, scenario.drive(Driven(server, rate), works, seconds))
+        for server in servers:
+            if not self._is_right(scenario, answers, server):
+                self.results.samples.get(scenario.name, {}).pop(server.peer.name, None)
+        self._note_stages(scenario, works[0])
+
+    def _note(self, scenario: Scenario, name: str, found: Sample) -> None:
+        self.results.samples.setdefault(scenario.name, {}).setdefault(name, []).append(found)
+
+    def _is_right(self, scenario: Scenario, answers: Sequence[tuple[Workload, Any]], server: Server) -> bool:
+        with server.awake(), self._wrong(scenario, server):
+            for work, expected in answers:
+                server.check(work, expected)
+        return f"{scenario.name}, {server.peer.name}" not in self.results.wrong
+
+    @contextmanager
+    def _wrong(self, scenario: Scenario, server: Server) -> Iterator[None]:
+        """Notes what a server did instead of answering."""
+        try:
+            yield
+        except Wrong as err:
+            self.results.wrong[f"{scenario.name}, {server.peer.name}"] = str(err)
+
+    def _open_rate(self, scenario: Scenario) -> float:
+        """Requests per second of an open loop."""
+        samples = self.results.samples.get(scenario.rate_of, {}).get("limit", [])
+        return OPEN_SHARE * percentile([sample.rate for sample in samples], 0.5)
+
+    def _note_stages(self, scenario: Scenario, work: Workload) -> None:
+        """Where a request of ours spends its time when it is alone (the median of a few), and how long the image
+        takes to decode as a whole."""
+        with self.ours.awake():
+            found = [stages(self.ours, work) for _ in range(STAGED)]
+        names = dict.fromkeys(name for each in found for name in each)
+        middle = {name: percentile([each.get(name, 0.0) for each in found], 0.5) for name in names}
+        if work.media_type.startswith("image/"):
+            middle["whole_decode"] = 1000 * self.limit.decode_seconds(work)
+        self.results.stages[scenario.name] = middle
+
+
+def probe(model: str) -> Workload:
+    """What a server that has just started is asked of a model."""
+    return {"bert": text(8), "mean": tensor(4)}.get(model) or images(model)
+
+
+def stages(server: Server, work: Workload) -> dict[str, float]:
+    """Milliseconds by stage, out of Server-Timing; `total` as the caller saw it."""
+    request = server.peer.request(work)
+    if request is None:
+        return {}
+    begun = time.monotonic()
+    _, _, headers = server.ask(request)
+    total = 1000 * (time.monotonic() - begun)
+    parts = (part.strip().split(";dur=") for part in headers.get("server-timing", "").split(",") if ";dur=" in part)
+    return {name: float(value) for name, value in parts} | {"total": total}

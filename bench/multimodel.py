@@ -1,0 +1,102 @@
+"""Multi-model mode, ours and Triton's own: archives called by a Zipf distribution, loads, calls during loads."""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from bench import zipf
+from bench.load import percentile
+from bench.many import calls_during_loads, seconds
+from bench.peer_table import Peer
+from bench.peers.context import Context, Start
+from bench.peers.triton import start_multi_model
+from bench.platform import Platform, make_archive
+from bench.repository import ROOT
+from bench.servers import Server
+
+CALLERS, EXTRA, LOADS, QUIET_CALLS = 4, 4, 3, 200
+NAMES = ("ours", "sagemaker")
+
+
+@dataclass
+class MultiModel:
+    """`calls_per_second` with the loads that the calls made necessary; seconds of a load and an unload; the 99th
+    percentile of calls, in milliseconds, alone and while others are loaded; bytes per loaded model."""
+
+    calls_per_second: float
+    wrong: int
+    load: float
+    unload: float
+    quiet_p99: float
+    loading_p99: float
+    per_model: float
+
+
+def multi_model(archives: int, calls: int, scratch: Path) -> dict[str, MultiModel]:
+    """Of both, one after the other."""
+    root = scratch / "archives"
+    for number in range(archives + EXTRA):
+        make_archive(root, number)
+    return {name: _measured(name, root, archives, calls, scratch) for name in NAMES}
+
+
+def _measured(name: str, root: Path, archives: int, calls: int, scratch: Path) -> MultiModel:
+    with _running(name, root, scratch) as server:
+        platform = Platform(f"http://127.0.0.1:{server.port}", root)
+        empty = server.memory()
+        called = zipf.numbers(archives, calls, 1.1)
+        begun = time.monotonic()
+        outcome = zipf.drive(platform, called, CALLERS)
+        took = time.monotonic() - begun
+        per_model = (server.memory() - empty) / len(set(called))
+        platform.load(0)
+        loads, unloads = zip(*(_load_and_unload(platform, archives + n) for n in range(LOADS)), strict=True)
+        quiet = [seconds(lambda: platform.invoke(0, 1.0)) for _ in range(QUIET_CALLS)]
+        during = calls_during_loads(platform, range(archives, archives + EXTRA))
+        return MultiModel(
+            calls / took, len(outcome.wrong), statistics.median(loads), statistics.median(unloads),
+            1000 * percentile(quiet, 0.99), 1000 * percentile(during, 0.99), per_model,
+        )  # fmt: skip
+
+
+def _load_and_unload(platform: Platform, number: int) -> tuple[float, float]:
+    return seconds(lambda: platform.load(number)), seconds(lambda: platform.unload(number))
+
+
+@contextmanager
+def _running(name: str, root: Path, scratch: Path) -> Iterator[Server]:
+    start = {"ours": _ours, "sagemaker": start_multi_model}[name]
+    peer = Peer(name, name, "", start, "/ping", lambda _: None, lambda _: [])
+    server = Server(peer, root, (), scratch)
+    try:
+        yield server.wait([])
+    finally:
+        server.end()
+
+
+def _ours(context: Context) -> Start:
+    variables = {
+        "PORT": str(context.port), "SERVE_HOST": "127.0.0.1", "SERVE_RUN_DIR": str(context.scratch / "run"),
+        "SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(context.repository), "SERVE_LOG_LEVEL": "warning",
+    }  # fmt: skip
+    return Start((str(context.python), str(ROOT / "serve")), variables)
+
+
+def memory_by_models(name: str, counts: Sequence[int], scratch: Path) -> dict[int, float]:
+    """Megabytes of all processes with so many archives loaded."""
+    root = scratch / "archives"
+    for number in range(max(counts)):
+        make_archive(root, number)
+    found: dict[int, float] = {}
+    with _running(name, root, scratch) as server:
+        platform = Platform(f"http://127.0.0.1:{server.port}", root)
+        for before, count in pairwise((0, *counts)):
+            with ThreadPoolExecutor(CALLERS) as threads:
+                list(threads.map(platform.load, range(before, count)))
+            found[count] = server.memory() / 2**20
+    return found

@@ -1,0 +1,95 @@
+"""The limit: ONNX Runtime in one process, the same preprocessing, no server.
+
+Reads one JSON order per line, answers one JSON line. `best` searches the thread setting first: threads of a run,
+runs at once, spinning or not; the fastest of a short trial is then kept for that model and number of callers.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from bench.load import Sample, filled_up, sample
+from bench.subject import Subject
+
+TRIAL_SECONDS = 0.7
+
+
+@cache
+def subject(model: str, threads: int, spinning: bool) -> Subject:
+    """Made at its first use, as every setting takes memory."""
+    return Subject(Path(os.environ["BENCH_REPOSITORY"]) / model, threads, spinning)
+
+
+def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: int, seconds: float) -> Sample:
+    """`callers` threads, of which no more than `at_once` work."""
+    slots, lock, latencies = threading.Semaphore(at_once), threading.Lock(), list[float]()
+    model.predict(bodies)
+    begun = time.monotonic()
+
+    def call() -> None:
+        while (started := time.monotonic()) < begun + seconds:
+            with slots:
+                model.predict(bodies)
+            with lock:
+                latencies.append(time.monotonic() - started)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - begun
+    found = sample(filled_up(latencies, took * callers / len(latencies)), took, 0)
+    return Sample(len(latencies), took, found.p50, found.p99)
+
+
+@cache
+def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[int, int, bool]:
+    """(threads of a run, runs at once, spinning) of the highest throughput."""
+    cores = len(os.sched_getaffinity(0))
+    settings = product(sorted({1, cores}), range(1, min(callers, cores) + 1), (False, True))
+
+    def rate(setting: tuple[int, int, bool]) -> float:
+        threads, at_once, spinning = setting
+        return closed_loop(subject(model, threads, spinning), bodies, callers, at_once, TRIAL_SECONDS).rate
+
+    return max(settings, key=rate)
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """{"measure": seconds} gives a Sample and the setting, {"predict": true} the predictions, {"decode": true}
+    the seconds of decoding one instance wholly."""
+    bodies = tuple(bytes.fromhex(text) for text in order["bodies"])
+    if order.get("predict"):
+        return {"predictions": subject(order["model"], 0, False).predict(bodies)}
+    if order.get("decode"):
+        return {"seconds": min(_decode(bodies[0]) for _ in range(5))}
+    threads, at_once, spinning = best(order["model"], bodies, order["callers"])
+    found = closed_loop(subject(order["model"], threads, spinning), bodies, order["callers"], at_once, order["measure"])
+    words = f"{at_once} at once, {threads} threads{', spinning' if spinning else ''}"
+    return {"sample": asdict(found), "setting": words}
+
+
+def _decode(body: bytes) -> float:
+    from serving.codecs import IMAGE, Limits
+
+    begun = time.monotonic()
+    IMAGE.from_bytes(body, Limits())
+    return time.monotonic() - begun
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

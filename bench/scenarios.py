@@ -1,0 +1,162 @@
+"""What is measured: each scenario is a row of SCENARIOS, data and one of the functions here.
+
+A scenario of load takes one round of one peer: `drive(server or limit, rate)` -> Sample.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from bench import workload
+from bench.limit import Limit
+from bench.load import Sample
+from bench.servers import Server
+from bench.workload import Workload
+
+ALL = ("limit", "ours", "triton", "litserve", "bentoml", "rayserve", "mlserver")
+TENSORS = ("sagemaker", "ours", "triton", "litserve", "bentoml", "rayserve", "mlserver")
+OPEN_SHARE = 0.6  # of the limit's throughput
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`works` are made when they are needed; the first is what is checked. `quick`: bench-quick has it too.
+
+    `rate_of` names the scenario whose throughput of the limit an open loop follows.
+    """
+
+    name: str
+    title: str
+    works: Callable[[], tuple[Workload, ...]]
+    drive: Callable[["Driven", tuple[Workload, ...], int], Sample]
+    peers: tuple[str, ...] = ALL
+    quick: bool = False
+    rate_of: str = ""
+    longer: int = 1  # times the seconds of a round, where a request takes long
+
+
+@dataclass(frozen=True)
+class Driven:
+    """One of both, and for an open loop the rate."""
+
+    target: Server | Limit
+    rate: float = 0.0
+
+    @property
+    def server(self) -> Server:
+        if not isinstance(self.target, Server):
+            raise TypeError("the limit has no such scenario")
+        return self.target
+
+
+def closed(callers: int, driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
+    """So many callers, each with one request under way."""
+    return driven.target.closed(works[0], callers, seconds)
+
+
+def open_loop(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
+    """Requests come at random times, whether or not others are answered."""
+    return driven.server.open_loop(works[0], driven.rate, seconds)
+
+
+def mix(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
+    """8 callers; of 13 requests 8 go to the first model, 1 to the second, 4 to the third, the light one."""
+    first, second, third = works
+    deck = [first, third, first, first, third, first, first, second, third, first, first, third, first]
+    decks = [deck[start:] + deck[:start] for start in range(8)]
+    return driven.server.mixed(decks, third.model, seconds)
+
+
+def saturated(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
+    """4 callers keep the heavy model busy, one calls the light one."""
+    heavy, light = works
+    return driven.server.mixed([[heavy]] * 4 + [[light]], light.model, seconds)
+
+
+def _one(make: Callable[..., Workload], *arguments: object) -> Callable[[], tuple[Workload, ...]]:
+    return lambda: (make(*arguments),)
+
+
+def _closed(
+    name: str, title: str, works: Callable[[], tuple[Workload, ...]], callers: int, quick: bool = False,
+    peers: tuple[str, ...] = ALL,
+) -> Scenario:  # fmt: skip
+    noun = "caller" if callers == 1 else "callers"
+    return Scenario(f"{name}-{callers}", f"{title}, {callers} {noun}", works, partial(closed, callers), peers, quick)
+
+
+RESNET = "ResNet-50, a JPEG of 768×576 in, five classes out"
+YOLO = "YOLOv5n at 640, a JPEG of 768×576 in, boxes out"
+SHORT_TEXT, LONG_TEXT = "Sentence embedding, 8 tokens", "Sentence embedding, 128 tokens"
+SMALL, LARGE = "A tensor of 4 floats", "A tensor of 150,528 floats"
+RESNET_WORK, YOLO_WORK = _one(workload.images, "resnet50"), _one(workload.images, "yolov5")
+SHORT_WORK, LONG_WORK = _one(workload.text, 8), _one(workload.text, 128)
+PIXELS = 3 * 224 * 224
+FP32_AND_INT8 = ("limit", "ours", "triton")
+BINARY_PEERS = ("sagemaker", "ours", "triton")
+
+SCENARIOS = (
+    _closed("resnet50", RESNET, RESNET_WORK, 1, quick=True),
+    _closed("resnet50", RESNET, RESNET_WORK, 8, quick=True),
+    _closed("resnet50-int8", f"INT8: {RESNET}", _one(workload.images, "resnet50_int8"), 8, False, FP32_AND_INT8),
+    _closed("yolov5n", YOLO, YOLO_WORK, 1),
+    _closed("yolov5n", YOLO, YOLO_WORK, 8),
+    _closed("text-8", SHORT_TEXT, SHORT_WORK, 1),
+    _closed("text-8", SHORT_TEXT, SHORT_WORK, 16, quick=True),
+    _closed("text-128", LONG_TEXT, LONG_WORK, 1),
+    _closed("text-128", LONG_TEXT, LONG_WORK, 16),
+    _closed("floats-4-json", f"{SMALL}, JSON", _one(workload.tensor, 4), 8, True, TENSORS),
+    _closed("floats-4-binary", f"{SMALL}, binary", _one(workload.tensor, 4, True), 8, False, BINARY_PEERS),
+    _closed("floats-150k-json", f"{LARGE}, JSON", _one(workload.tensor, PIXELS), 8, False, TENSORS),
+    _closed("floats-150k-binary", f"{LARGE}, binary", _one(workload.tensor, PIXELS, True), 8, True, BINARY_PEERS),
+    Scenario(
+        "images-25-1", "ResNet-50, 25 JPEGs of 320×240 in one request, 1 caller",
+        _one(workload.images, "resnet50", 25, (320, 240)), partial(closed, 1), longer=4,
+    ),
+    Scenario(
+        "photo-12mp-1", "ResNet-50, a JPEG of 12 megapixels, 1 caller",
+        _one(workload.images, "resnet50", 1, workload.TWELVE_MEGAPIXELS), partial(closed, 1),
+        ("limit", "ours", "triton"), longer=3,
+    ),
+    Scenario(
+        "open", f"{RESNET}; open loop at {OPEN_SHARE:g} of the limit's throughput", RESNET_WORK, open_loop,
+        ALL[1:], rate_of="resnet50-8",
+    ),
+    Scenario(
+        "mix", "ResNet-50, YOLOv5n and short texts as 8 : 1 : 4, 8 callers",
+        lambda: (*RESNET_WORK(), *YOLO_WORK(), *SHORT_WORK()), mix, ALL[1:],
+    ),
+    Scenario(
+        "saturated", "Short texts, 1 caller, while 4 callers keep YOLOv5n busy",
+        lambda: (*YOLO_WORK(), *SHORT_WORK()), saturated, ("ours", "triton"),
+    ),
+)  # fmt: skip
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+@dataclass
+class Scope:
+    """What a run covers; `tiny` is what the tests run."""
+
+    scenarios: tuple[Scenario, ...]
+    peers: tuple[str, ...]
+    models: tuple[str, ...]
+    rounds: int
+    seconds: int
+    starts: int
+    archives: int
+    calls: int
+    bundled: tuple[str, ...] = ("resnet", "yolov5", "bert")
+
+
+EVERYONE = ("limit", "ours", "triton", "sagemaker", "litserve", "bentoml", "rayserve", "mlserver")
+FULL_MODELS = ("resnet50", "resnet50_int8", "yolov5", "bert", "mean")
+QUICK_MODELS = ("resnet50", "bert", "mean")
+FULL = Scope(SCENARIOS, EVERYONE, FULL_MODELS, rounds=3, seconds=1, starts=2, archives=100, calls=200)
+QUICK = Scope(
+    tuple(s for s in SCENARIOS if s.quick), EVERYONE, QUICK_MODELS, rounds=2, seconds=1, starts=1, archives=0, calls=0
+)
+TINY = Scope(
+    tuple(BY_NAME[name] for name in ("text-8-1", "floats-4-json-8")), ("limit", "ours", "triton"),
+    ("bert", "mean"), rounds=1, seconds=1, starts=0, archives=0, calls=0, bundled=(),
+)  # fmt: skip

@@ -1,0 +1,128 @@
+"""config.pbtxt, through Triton's own protobuf: what can be written there is what Triton can read.
+
+`Serving` is what a user may choose; the rest follows from the draft and the engine.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from build_engines.draft import Draft, UsageError
+from clients.base import TensorSpec
+
+HEADER = "# Written by python -m build_engines.\n"
+CONTROLS = {"start": "CONTROL_SEQUENCE_START", "end": "CONTROL_SEQUENCE_END", "ready": "CONTROL_SEQUENCE_READY",
+            "corrid": "CONTROL_SEQUENCE_CORRID"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How Triton is to run the model. 0, "" and () leave a choice to the family, or to Triton.
+
+    `versions` is "latest:N", "all" or numbers with commas between; `sequence_idle` is in seconds.
+    """
+
+    instances: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
+    queue_delay: int = -1
+    warm_up: bool = False
+    response_cache: bool = False
+    versions: str = ""
+    sequence_idle: float = 0.0
+
+
+def model_config(draft: Draft, platform: str, kind: str, count: int, serving: Serving) -> Any:
+    """The ModelConfig of the draft on `platform`, `count` instances on `kind` (KIND_CPU, KIND_GPU)."""
+    config = model_config_pb2.ModelConfig(platform=platform, max_batch_size=draft.max_batch_size)
+    for spec in draft.inputs:
+        _tensor(config.input.add(), spec, draft.max_batch_size)
+    for spec in draft.outputs:
+        _tensor(config.output.add(), spec, draft.max_batch_size)
+    if draft.labels:
+        config.output[0].label_filename = draft.labels
+    group = config.instance_group.add(count=serving.instances or count)
+    group.kind = group.Kind.Value(kind)
+    _set_batching(config, draft, serving)
+    _set_versions(config, serving.versions)
+    if serving.response_cache:
+        config.response_cache.enable = True
+    if serving.warm_up:
+        _set_warm_up(config, draft)
+    parameters = ({"client": draft.client} if draft.client else {}) | dict(draft.settings)
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
+    """config.pbtxt knows no scalars: to callers one is [1], and of a batch each, to the model nothing."""
+    target.name, target.data_type = spec.name, data_type(spec.datatype)
+    target.dims.extend(spec.shape or (1,))
+    if not spec.shape and max_batch_size:
+        target.reshape.SetInParent()
+
+
+def data_type(datatype: str) -> int:
+    """Triton's enum of a datatype: FP32, INT64, BYTES …"""
+    return int(model_config_pb2.DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
+
+
+def _set_batching(config: Any, draft: Draft, serving: Serving) -> None:
+    if draft.controls:
+        _set_sequences(config.sequence_batching, draft, serving)
+        return
+    if not draft.max_batch_size:
+        return
+    delay = draft.queue_delay if serving.queue_delay < 0 else serving.queue_delay
+    config.dynamic_batching.SetInParent()
+    config.dynamic_batching.preferred_batch_size.extend(serving.preferred_batch_sizes)
+    if delay:
+        config.dynamic_batching.max_queue_delay_microseconds = delay
+
+
+def _set_sequences(batching: Any, draft: Draft, serving: Serving) -> None:
+    batching.direct.SetInParent()
+    batching.max_sequence_idle_microseconds = round(serving.sequence_idle * 1e6)
+    for kind, spec in draft.controls.items():
+        control = batching.control_input.add(name=spec.name).control.add()
+        control.kind = control.Kind.Value(CONTROLS[kind])
+        if kind == "corrid":
+            control.data_type = data_type(spec.datatype)
+        elif spec.datatype in _FALSE_TRUE:
+            getattr(control, _FALSE_TRUE[spec.datatype]).extend([0, 1])
+        else:
+            raise UsageError(f"the control input '{spec.name}' is {spec.datatype}; Triton has FP32, INT32 and BOOL")
+
+
+_FALSE_TRUE = {"FP32": "fp32_false_true", "INT32": "int32_false_true", "BOOL": "bool_false_true"}
+
+
+def _set_versions(config: Any, versions: str) -> None:
+    """ "latest:2", "all", "1,3"; "" leaves Triton's own, the latest."""
+    kind, _, number = versions.partition(":")
+    if versions == "all":
+        config.version_policy.all.SetInParent()
+    elif kind == "latest" and number.isdecimal():
+        config.version_policy.latest.num_versions = int(number)
+    elif versions and all(part.isdecimal() for part in versions.split(",")):
+        config.version_policy.specific.versions.extend(map(int, versions.split(",")))
+    elif versions:
+        raise UsageError(f"the version policy '{versions}' is none of: all, latest:2, 1,3")
+
+
+def _set_warm_up(config: Any, draft: Draft) -> None:
+    """One request of zeros when the model is loaded."""
+    warm_up = config.model_warmup.add(name="zeros", batch_size=1 if draft.max_batch_size else 0)
+    for spec in draft.inputs:
+        entry = warm_up.inputs[spec.name]
+        entry.data_type, entry.zero_data = data_type(spec.datatype), True
+        entry.dims.extend(draft.lengths[1] if size == -1 else size for size in spec.shape or (1,))
+
+
+def render(config: Any, note: str = "") -> str:
+    """A ModelConfig as a config.pbtxt, `note` as a comment at its top."""
+    comment = "".join(f"# {line}\n" for line in note.splitlines())
+    text: str = text_format.MessageToString(config, use_short_repeated_primitives=True)
+    return HEADER + comment + text

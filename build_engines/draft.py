@@ -1,0 +1,82 @@
+"""What a family of models hands to the engine builders: a folder with an fp32 model, and what must be known of it.
+
+weights --family--> Draft --engine--> 1/model.onnx or 1/model.plan --config--> config.pbtxt
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from clients.base import TensorSpec
+
+ONNX, TORCHSCRIPT, PLAN = "onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan"  # Triton's platforms
+MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
+
+
+class BuildError(Exception):
+    """What is wrong and what to do, in one line for the caller; the command ends with `code`."""
+
+    code: ClassVar[int] = 1
+
+
+class UsageError(BuildError):
+    """The command itself cannot be meant so."""
+
+    code: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of one input that an engine is made for, the batch dimension included."""
+
+    minimum: tuple[int, ...]
+    optimum: tuple[int, ...]
+    maximum: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A model whose files lie in its folder already: 1/model.onnx in fp32 (or 1/model.pt), labels, an example.
+
+    `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters` tell it;
+    `max_batch_size` 0 means no batch dimension; `queue_delay` is dynamic batching's, in microseconds; `lengths` are
+    the least, the usual and the most that a dimension of -1 is. `note` is a comment for config.pbtxt, `controls` are
+    the inputs that sequence batching fills: {kind as Triton names it: input}.
+    """
+
+    client: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    platform: str = ONNX
+    cpu_instances: int = 2
+    queue_delay: int = 0
+    lengths: tuple[int, int, int] = (1, 128, 512)
+    labels: str = ""
+    note: str = ""
+    controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    def profile(self) -> dict[str, Shapes]:
+        """By input: what an engine with fixed bounds, such as TensorRT's, is made for."""
+        return {spec.name: self._shapes(spec) for spec in self.inputs}
+
+    def _shapes(self, spec: TensorSpec) -> Shapes:
+        batches = (1, max(self.max_batch_size // 2, 1), self.max_batch_size) if self.max_batch_size else ()
+        shapes = [tuple(length if size == -1 else size for size in spec.shape) for length in self.lengths]
+        least, usual, most = ((batch, *shape) for batch, shape in zip(batches or (0, 0, 0), shapes, strict=True))
+        return Shapes(least, usual, most) if batches else Shapes(*shapes)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine builder made of a draft's 1/model.onnx.
+
+    `facts` go into build.json as "engine": what the engine is bound to. `cpu_only`: it is for a CPU wherever it runs.
+    """
+
+    platform: str
+    precision: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    preferred_batch_sizes: tuple[int, ...] = ()
+    cpu_only: bool = False

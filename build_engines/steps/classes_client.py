@@ -1,0 +1,41 @@
+"""The client of an ensemble that takes an encoded image and gives the probabilities of its classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients.base import Model, ModelClient, Parameter, Tensors, labels_of
+from clients.resnet import Client as Classifier
+from serving.codecs import ENCODED_IMAGE
+
+LABELS = "labels.txt"
+
+
+class Client(ModelClient):
+    """INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]: `{"classes": [{"label", "class_id", "score"}, …]}`."""
+
+    codec = ENCODED_IMAGE
+    example = Classifier.example
+    parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1),)
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.labels = labels_of(model, LABELS)
+
+    def preprocess(self, instances: Sequence[bytes]) -> Tensors:
+        """Padded with zeros to the longest, which decoders ignore."""
+        longest = max(map(len, instances))
+        rows = [np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in instances]
+        return {"INPUT": np.stack(rows)}
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[bytes], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        best = np.argsort(-outputs["OUTPUT"], axis=1, kind="stable")[:, : parameters["top_k"]]
+        rows = zip(best.tolist(), outputs["OUTPUT"].tolist(), strict=True)
+        return [{"classes": [self._class(index, scores[index]) for index in row]} for row, scores in rows]
+
+    def _class(self, index: int, score: float) -> dict[str, Any]:
+        label = self.labels[index] if index < len(self.labels) else str(index)
+        return {"label": label, "class_id": index, "score": score}

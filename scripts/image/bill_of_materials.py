@@ -1,0 +1,48 @@
+"""A step of the Dockerfile: what an image consists of, as CycloneDX JSON.
+
+    python bill_of_materials.py ENVIRONMENT DPKG_FOLDER OUTPUT
+
+Python's packages are cyclonedx-bom's to list; Debian's are added to them.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+FIELDS = r"${db:Status-Status}\t${Package}\t${Version}\t${Architecture}\n"
+
+
+def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
+    """The environment's packages and those that the dpkg folder has as installed."""
+    tool = Path(sys.executable).with_name("cyclonedx-py")
+    listing = [tool, "environment", "--output-reproducible", environment / "bin/python"]
+    bill: dict[str, Any] = json.loads(_output(listing))
+    bill["components"] += debian_packages(_output(["dpkg-query", "--admindir", dpkg, "--show", "-f", FIELDS]))
+    return bill
+
+
+def debian_packages(listing: str) -> list[dict[str, str]]:
+    """CycloneDX components of dpkg-query's lines of FIELDS."""
+    rows = (line.split("\t") for line in listing.splitlines())
+    return [_component(*row) for status, *row in rows if status == "installed"]
+
+
+def _component(name: str, version: str, architecture: str) -> dict[str, str]:
+    purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={architecture}"
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def _output(command: list[Any]) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
+def main() -> None:
+    environment, dpkg, output = map(Path, sys.argv[1:])
+    output.write_text(json.dumps(bill_of_materials(environment, dpkg), indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

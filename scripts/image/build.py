@@ -1,0 +1,191 @@
+"""make image: builds the image with docker, podman or buildah, whichever works here.
+
+usage: python scripts/image/build.py [cpu | gpu]
+
+It is named IMAGE:TAG and IMAGE:latest, for gpu IMAGE:TAG-gpu and IMAGE:gpu; the cpu image's bill of materials is
+written to dist/sbom.json.
+Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker, podman or buildah),
+BASE_IMAGE and TRITON_IMAGE (what the Dockerfile says).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINES = ("docker", "podman", "buildah")
+TARGETS = ("cpu", "gpu")
+DEBIAN = "docker.io/library/debian:bookworm-slim"
+LOOK_ALIKE = "localhost/debian:bookworm-slim"
+BILL = "/opt/program/sbom.json"
+
+
+class ImageError(Exception):
+    """Why there is no image, and what to do."""
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0, 1 after a failure, 2 when the arguments are wrong."""
+    target = arguments[0] if arguments else "cpu"
+    if len(arguments) > 1 or target not in TARGETS:
+        sys.stderr.write(f"unknown arguments: {' '.join(arguments)}\nusage: build.py [{' | '.join(TARGETS)}]\n")
+        return 2
+    try:
+        engine = find_engine(os.environ.get("ENGINE", ""))
+        name = build(engine, target, os.environ)
+        write_bill(engine, target, name)
+    except ImageError as err:
+        sys.stderr.write(f"error: {err}\n")
+        return 1
+    print(f"built {name} with {engine}")  # noqa: T201
+    return 0
+
+
+def find_engine(wanted: str) -> str:
+    """`wanted`, or the first of ENGINES that is installed and works; ImageError."""
+    names = [wanted] if wanted else list(ENGINES)
+    if wanted and wanted not in ENGINES:
+        raise ImageError(f"ENGINE={wanted}: it must be one of {', '.join(ENGINES)}")
+    for name in names:
+        if shutil.which(name) and _succeeds([name, "info"]):
+            return name
+    raise ImageError(
+        f"none of {', '.join(names)} works here; on Debian as root: apt-get install podman runc mmdebstrap"
+    )
+
+
+def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
+    """The name of the image that was built; ImageError."""
+    image = environ.get("IMAGE") or "triton-multi-model"
+    tag = environ.get("TAG") or _git("describe", "--tags", "--always", "--dirty") or "unknown"
+    name, newest = (f"{image}:{tag}", f"{image}:latest") if target == "cpu" else (f"{image}:{tag}-gpu", f"{image}:gpu")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*building(engine, environ), *secrets(Path(folder), environ)]
+        if target == "cpu":
+            command += ["--build-arg", f"BASE_IMAGE={base_image(engine, environ)}"]
+        elif environ.get("TRITON_IMAGE"):
+            command += ["--build-arg", f"TRITON_IMAGE={environ['TRITON_IMAGE']}"]
+        for key, value in labels(tag).items():
+            command += ["--build-arg", f"{key}={value}"]
+        command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
+        if subprocess.run(command, check=False).returncode:
+            raise ImageError(f"{engine} cannot build the image; its last lines say why")
+    return name
+
+
+def building(engine: str, environ: Mapping[str, str]) -> list[str]:
+    """The engine's command that builds, with what makes two builds of a commit the same."""
+    if engine == "docker":
+        return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
+    # Docker's format, for OCI's has no HEALTHCHECK. A chroot needs less of the machine than a container does.
+    command = ["podman", "build"] if engine == "podman" else ["buildah", "bud"]
+    command += ["--format", "docker", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm"]
+    return [*command, "--timestamp", _epoch()]
+
+
+def labels(tag: str) -> dict[str, str]:
+    """Build arguments of the Dockerfile."""
+    created = datetime.fromtimestamp(int(_epoch()), UTC).isoformat().replace("+00:00", "Z")
+    return {"VERSION": tag, "REVISION": _git("rev-parse", "HEAD") or "unknown", "CREATED": created}
+
+
+def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
+    """What pip needs to know on this machine, for the build only: its index and its certificates."""
+    certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
+    lines = ["[global]"]
+    lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
+    found = []
+    if certificates and Path(certificates).is_file():
+        lines.append("cert = /run/secrets/ca")
+        found = ["--secret", f"id=ca,src={certificates}"]
+    (folder / "pip.conf").write_text("\n".join(lines) + "\n")
+    return [*found, "--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
+
+
+INDEXES = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "proxy": "PIP_PROXY"}
+
+
+def base_image(engine: str, environ: Mapping[str, str]) -> str:
+    """BASE_IMAGE, or Debian's image, or where no registry is reachable one that is made of Debian's packages."""
+    if wanted := environ.get("BASE_IMAGE"):
+        return wanted
+    for name in (LOOK_ALIKE, DEBIAN):
+        if _succeeds([engine, "inspect", name]):
+            return name
+    if _succeeds([engine, "pull", DEBIAN]):
+        return DEBIAN
+    sys.stderr.write(f"{DEBIAN} cannot be pulled: making {LOOK_ALIKE} of Debian's packages …\n")
+    return make_base(engine)
+
+
+def make_base(engine: str) -> str:
+    """Makes LOOK_ALIKE; ImageError."""
+    if not shutil.which("mmdebstrap") or os.geteuid() != 0:
+        raise ImageError("it takes root and mmdebstrap (apt-get install mmdebstrap), or set BASE_IMAGE to a Debian 12")
+    with tempfile.TemporaryDirectory() as folder:
+        archive = f"{folder}/debian.tar"
+        if not _succeeds(["sh", f"{ROOT}/scripts/image/debian", archive]):
+            raise ImageError("scripts/image/debian has failed: run it with a file's name to see why")
+        commands = _importing(engine, archive)
+        if not all(map(_succeeds, commands)):
+            raise ImageError(f"{engine} cannot import {archive}")
+    return LOOK_ALIKE
+
+
+def _importing(engine: str, archive: str) -> list[list[str]]:
+    if engine != "buildah":
+        return [[engine, "import", "--change", 'CMD ["bash"]', archive, LOOK_ALIKE]]
+    return [
+        ["buildah", "from", "--name", "debian-base", "scratch"],
+        ["buildah", "add", "debian-base", archive, "/"],
+        ["buildah", "commit", "--rm", "debian-base", LOOK_ALIKE],
+    ]
+
+
+def write_bill(engine: str, target: str, name: str) -> None:
+    """The image's bill of materials as dist/sbom.json; ImageError. NVIDIA's image brings no such thing."""
+    if target == "gpu":
+        return
+    (ROOT / "dist").mkdir(exist_ok=True)
+    (ROOT / "dist/sbom.json").write_text(_read_file(engine, name, BILL))
+
+
+def _read_file(engine: str, image: str, path: str) -> str:
+    if engine != "buildah":
+        return _output([engine, "run", "--rm", "--network", "none", "--entrypoint", "cat", image, path])
+    container = _output(["buildah", "from", image]).strip()
+    try:
+        return _output(["buildah", "run", "--isolation", "chroot", container, "cat", path])
+    finally:
+        _succeeds(["buildah", "rm", container])
+
+
+def _epoch() -> str:
+    """Seconds of the time that files and the image get."""
+    return os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or "0"
+
+
+def _git(*arguments: str) -> str:
+    """git's answer; "" outside a repository."""
+    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ImageError(f"{' '.join(command[:2])}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

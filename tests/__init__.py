@@ -1,0 +1,1 @@
+"""A package, for others install a package of this name."""

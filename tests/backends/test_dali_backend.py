@@ -1,0 +1,188 @@
+"""Triton's dali backend as served here, through the real tritonserver, against DALI in process."""
+
+import io
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+from nvidia import dali
+from nvidia.dali import fn, types
+from PIL import Image
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from build_engines.__main__ import main
+from tests.backends.triton_process import Server, start
+from tests.build_engines.test_build_ensembles import tiny_network
+
+SOURCE = """
+import nvidia.dali as dali
+from nvidia.dali import types
+from nvidia.dali.plugin.triton import autoserialize
+
+
+@autoserialize
+@dali.pipeline_def(batch_size=3, num_threads=4, device_id=0)
+def pipe():
+    image = dali.fn.external_source(device="cpu", name="DALI_INPUT_0")
+    image = dali.fn.decoders.image(image, device="cpu", output_type=types.RGB)
+    return dali.fn.resize(image, resize_x=32, resize_y=24), dali.fn.shapes(image)
+"""
+CONFIG = """
+backend: "dali"
+max_batch_size: 8
+input { name: "DALI_INPUT_0" data_type: TYPE_UINT8 dims: [ -1 ] allow_ragged_batch: true }
+output { name: "DALI_OUTPUT_0" data_type: TYPE_UINT8 dims: [ 24, 32, 3 ] }
+output { name: "DALI_OUTPUT_1" data_type: TYPE_INT64 dims: [ 3 ] }
+instance_group { count: 1 kind: KIND_CPU }
+dynamic_batching { max_queue_delay_microseconds: 200000 }
+"""
+
+
+@dali.pipeline_def(batch_size=8, num_threads=1, device_id=None)  # type: ignore[untyped-decorator]
+def pipeline() -> Any:
+    image = fn.external_source(device="cpu", name="DALI_INPUT_0")
+    image = fn.decoders.image(image, device="cpu", output_type=types.RGB)
+    return fn.resize(image, resize_x=32, resize_y=24), fn.shapes(image)
+
+
+def write(folder: Path, config: str, file: str, content: str | bytes) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "1" / file).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@pytest.fixture(scope="module")
+def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("dali")
+    models = folder / "models"
+    write(models / "from_source", CONFIG, "dali.py", SOURCE)
+    other = 'default_model_filename: "resize.dali"\nparameters { key: "num_threads" value: { string_value: "2" } }\n'
+    write(models / "serialized", CONFIG + other, "resize.dali", pipeline().serialize())
+    write(models / "bad_gpu", CONFIG, "dali.py", SOURCE.replace('decoders.image(image, device="cpu"',
+                                                                'decoders.image(image, device="mixed"'))  # fmt: skip
+    write(models / "bad_source", CONFIG, "dali.py", SOURCE.replace("@autoserialize\n", ""))
+    write(models / "bad_empty", CONFIG, "other.txt", "")
+    tiny_network(folder / "tiny.onnx", (299, 299, 3))
+    for name, decoder in (("on_dali", "dali"), ("on_python", "python")):
+        arguments = ["build", "inception", "--for", "cpu", "--out", str(models), "--name", name]
+        assert main([*arguments, "--weights", str(folder / "tiny.onnx"), "--set", f"decoder={decoder}"]) == 0
+        (models / f"{name}_v3/configs/cpu.pbtxt").replace(models / f"{name}_v3/config.pbtxt")
+    running = start(models, backends, folder / "log", ["--exit-on-error=false"], SERVE_INFERENCE_THREADS="1")
+    try:
+        if not running.wait_until_started():
+            pytest.fail(f"tritonserver did not start:\n{running.text()[-4000:]}")
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return server.client()
+
+
+def jpeg(seed: int) -> NDArray[np.uint8]:
+    """A picture of its own size and length."""
+    random, buffer = np.random.default_rng(seed), io.BytesIO()
+    small = Image.fromarray(random.integers(0, 255, (6, 8, 3), dtype=np.uint8))
+    small.resize((80 + 10 * seed, 60 + 10 * seed)).save(buffer, "JPEG")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def infer(client: Client, model: str, images: NDArray[Any], name: str = "DALI_INPUT_0") -> list[NDArray[Any]]:
+    tensor = grpcclient.InferInput(name, list(images.shape), np_to_triton_dtype(images.dtype))
+    tensor.set_data_from_numpy(images)
+    result = client.infer(model, [tensor], client_timeout=30)
+    return [result.as_numpy(output.name) for output in result.get_response().outputs]
+
+
+def reference(images: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
+    made = pipeline()
+    made.feed_input("DALI_INPUT_0", images)
+    return [output.as_array() for output in made.run()]
+
+
+def assert_equal(found: list[NDArray[Any]], expected: list[NDArray[Any]]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("model", ["from_source", "serialized"])
+def test_an_encoded_image_is_processed_as_dali_in_process_does_it(client: Client, model: str) -> None:
+    assert_equal(infer(client, model, jpeg(1)[None]), reference([jpeg(1)]))
+
+
+def test_a_batch_is_padded_with_zeros_and_each_row_is_its_own_image(client: Client) -> None:
+    images = [jpeg(seed) for seed in (1, 2, 3)]
+    longest = max(map(len, images))
+    padded = np.stack([np.pad(image, (0, longest - len(image))) for image in images])
+    assert_equal(infer(client, "from_source", padded), reference(images))
+
+
+def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
+    before = client.get_inference_statistics("serialized").model_stats[0].execution_count
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda seed: infer(client, "serialized", jpeg(seed)[None]), range(6)))
+    for seed, answer in enumerate(answers):
+        assert_equal(answer, reference([jpeg(seed)]))
+    assert client.get_inference_statistics("serialized").model_stats[0].execution_count - before < 6
+
+
+def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client) -> None:
+    images = [jpeg(1), np.frombuffer(b"this is no image", np.uint8), jpeg(2), np.zeros(9, np.uint8)]
+
+    def one(image: NDArray[np.uint8]) -> list[NDArray[Any]] | InferenceServerException:
+        try:
+            return infer(client, "serialized", image[None])
+        except InferenceServerException as err:
+            return err
+
+    with ThreadPoolExecutor(len(images)) as pool:
+        answers = list(pool.map(one, images))
+    for index in (1, 3):
+        failed = answers[index]
+        assert isinstance(failed, InferenceServerException)
+        assert "DALI cannot process the input: fn.decoders.image" in failed.message()
+        assert failed.status() == "StatusCode.INVALID_ARGUMENT"
+    for index in (0, 2):
+        served = answers[index]
+        assert isinstance(served, list)
+        assert_equal(served, reference([images[index]]))
+    assert_equal(infer(client, "serialized", jpeg(3)[None]), reference([jpeg(3)]))
+
+
+def test_the_ensemble_on_dali_equals_its_parts_called_one_by_one(client: Client) -> None:
+    images = jpeg(3)[None]
+    (pixels,) = infer(client, "on_dali_decoder", images)
+    assert pixels.shape == (1, 299, 299, 3)
+    assert_equal(infer(client, "on_dali", images, "INPUT"), infer(client, "on_dali_v3", pixels, "image"))
+
+
+def test_the_step_in_python_gives_what_the_one_on_dali_gives(client: Client) -> None:
+    """Two decoders and two ways to resize: a grey level apart, as a rule."""
+    for seed in range(3):
+        (ours,) = infer(client, "on_python_decoder", jpeg(seed)[None])
+        (theirs,) = infer(client, "on_dali_decoder", jpeg(seed)[None])
+        assert np.abs(ours - theirs).mean() < 1 / 127.5
+
+
+REASONS = {
+    "bad_gpu": "DALI cannot build the pipeline here: .*device_id=None and operators of device='cpu'",
+    "bad_source": "has 0 pipelines with @autoserialize; exactly one is served",
+    "bad_empty": "unable to find '.*model.dali' or '.*dali.py'",
+}
+
+
+@pytest.mark.parametrize("model", sorted(REASONS))
+def test_a_model_that_cannot_be_served_is_refused_with_the_reason(client: Client, server: Server, model: str) -> None:
+    assert not client.is_model_ready(model)
+    index = client.get_model_repository_index(as_json=True)["models"]
+    reason = next(entry["reason"] for entry in index if entry["name"] == model)
+    assert re.search(REASONS[model], reason)

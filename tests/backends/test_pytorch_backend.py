@@ -1,0 +1,218 @@
+"""Triton's pytorch_libtorch platform as served here, through the real tritonserver, against PyTorch in process."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
+from tests.backends.triton_process import Server, start
+
+Arrays = dict[str, NDArray[Any]]
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serves every model of torch_models.py that can be loaded; those named bad_* fail."""
+    folder = tmp_path_factory.mktemp("torch")
+    write_repository(folder / "models")
+    options = ["--exit-on-error=false", "--model-load-thread-count=2"]
+    running = start(folder / "models", backends, folder / "log", options, SERVE_INFERENCE_THREADS="1")
+    try:
+        if not running.wait_until_started():
+            pytest.fail(f"tritonserver did not start:\n{running.text()[-4000:]}")
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return server.client()
+
+
+def infer(client: Client, model: str, feed: Arrays, *outputs: str) -> Arrays:
+    tensors = []
+    for name, array in feed.items():
+        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
+    result = client.infer(model, tensors, outputs=requested, client_timeout=30)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def together(client: Client, model: str, feeds: list[Arrays]) -> list[Arrays | Exception]:
+    """Sent at once; the delay in these models' dynamic batcher merges them."""
+
+    def one(feed: Arrays) -> Arrays | Exception:
+        try:
+            return infer(client, model, feed)
+        except InferenceServerException as err:
+            failed: Exception = err
+            return failed
+
+    with ThreadPoolExecutor(len(feeds)) as pool:
+        return list(pool.map(one, feeds))
+
+
+def floats(*shape: int) -> NDArray[np.float32]:
+    return RANDOM.random(shape, dtype=np.float32)
+
+
+def refusal(client: Client, model: str) -> str:
+    models = client.get_model_repository_index(as_json=True)["models"]
+    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
+    assert states[model][0] == "UNAVAILABLE"
+    return str(states[model][1])
+
+
+def executions(client: Client, model: str) -> tuple[int, int]:
+    """(inferences, executions) since the start."""
+    statistics = client.get_inference_statistics(model).model_stats[0]
+    return statistics.inference_count, statistics.execution_count
+
+
+def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) -> None:
+    x = floats(3, 512)
+    with torch.inference_mode():
+        product, successor = torch.jit.script(SERVED["weighted"][0])(torch.from_numpy(x))
+    answer = infer(client, "weighted", {"INPUT__0": x})
+    np.testing.assert_allclose(answer["OUTPUT__0"], product.numpy(), rtol=1e-6, atol=1e-5)
+    np.testing.assert_array_equal(answer["OUTPUT__1"], successor.numpy())
+
+
+def test_only_the_outputs_that_were_asked_for_are_sent(client: Client) -> None:
+    assert infer(client, "weighted", {"INPUT__0": floats(1, 512)}, "OUTPUT__1").keys() == {"OUTPUT__1"}
+
+
+def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+    feeds = [{"minuend": floats(n, 4), "subtrahend": floats(n, 4)} for n in (1, 2, 1, 1, 3, 1, 2, 1)]
+    before = executions(client, "by_argument")
+    for feed, answer in zip(feeds, together(client, "by_argument", feeds), strict=True):
+        assert isinstance(answer, dict)
+        np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
+    after = executions(client, "by_argument")
+    assert after[0] - before[0] == 12
+    assert after[1] - before[1] < 8
+
+
+def test_requests_of_different_shapes_at_the_same_time_are_all_answered_right(client: Client) -> None:
+    feeds = [{"minuend": floats(1, n), "subtrahend": floats(1, n)} for n in (2, 3, 2, 7)]
+    for feed, answer in zip(feeds, together(client, "by_argument", feeds), strict=True):
+        assert isinstance(answer, dict)
+        np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
+
+
+def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client) -> None:
+    feeds = [{"INPUT__0": np.array([[index]])} for index in (0, 99, 3, 2)]
+    answers = together(client, "lookup", feeds)
+    assert [answer["OUTPUT__0"].item() for answer in answers if isinstance(answer, dict)] == [10, 13, 12]
+    assert isinstance(answers[1], InferenceServerException)
+    assert "index 99 is out of bounds" in answers[1].message()
+
+
+def test_a_dictionary_of_tensors_has_the_names_of_the_inputs_as_keys(client: Client) -> None:
+    feed = {"minuend": floats(5), "subtrahend": floats(5)}
+    answer = infer(client, "by_dictionary", feed)
+    np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
+
+
+def test_datatypes_come_back_as_they_went_in_by_the_order_in_the_configuration(client: Client) -> None:
+    dtypes = {"BOOL": np.bool_, "FP16": np.float16, "INT64": np.int64, "UINT8": np.uint8}
+    feed = {f"in_{name}": (100 * floats(2, 3)).astype(dtypes[name]) for name in FOUR}
+    answer = infer(client, "datatypes", feed)
+    for name in FOUR:
+        assert answer[f"out_{name}"].dtype == dtypes[name]
+        np.testing.assert_array_equal(answer[f"out_{name}"], feed[f"in_{name}"])
+
+
+def test_lists_of_strings_are_served_and_merged(client: Client) -> None:
+    texts = (["a", "grüße"], ["b"], ["日本", "c", ""])
+    feeds = [{"INPUT__0": np.array([[text] for text in each], dtype=np.object_)} for each in texts]
+    for each, answer in zip(texts, together(client, "texts", feeds), strict=True):
+        assert isinstance(answer, dict)
+        assert [[text.decode()] for (text,) in answer["OUTPUT__0"]] == [[f"{text}!"] for text in each]
+
+
+def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server) -> None:
+    expected = (
+        "weighted_shared_0_1: cpu, 3 intra-op threads, inference mode, execution not optimized, "
+        "ENABLE_JIT_EXECUTOR=false, ENABLE_JIT_PROFILING=false, ENABLE_TENSOR_FUSER=false"
+    )
+    assert expected in server.text()
+    assert "weighted_shared_0_0: parameter 'ENABLE_NVFUSER' has no effect" in server.text()
+    assert "weighted_0_0: cpu, 1 intra-op threads, inference mode, execution optimized" in server.text()
+
+
+def test_instances_share_the_pages_of_their_weights_and_answer_alike(client: Client, server: Server) -> None:
+    assert server.text().count("1.0 of 1.0 MB of weights are shared between the instances") == 2
+    maps = [maps for maps in mapped(server) if "weighted_shared/1/model.pt" in maps]
+    assert len(maps) == 2
+    x = floats(4, 512)
+    shared = infer(client, "weighted_shared", {"x": x})["OUTPUT__0"]
+    np.testing.assert_allclose(shared, infer(client, "weighted", {"INPUT__0": x})["OUTPUT__0"], rtol=1e-5, atol=1e-5)
+
+
+def mapped(server: Server) -> list[str]:
+    """The files that each child of the server has mapped into its memory."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(status.read_text().rpartition(")")[2].split()[1]) == server.process.pid:
+                found.append((status.parent / "maps").read_text())
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+REASONS = {
+    "bad_file": r"PyTorch cannot load .*bad_file/1/model\.pt' as TorchScript",
+    "bad_config": "config.pbtxt must say at least one input",
+}
+
+
+@pytest.mark.parametrize("model", sorted(REASONS))
+def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
+    assert re.search(REASONS[model], refusal(client, model))
+
+
+def test_without_pytorch_the_load_says_what_to_install(backends: Path, tmp_path: Path) -> None:
+    """Triton's stub with an environment that has NumPy and nothing else."""
+    environment = tmp_path / "environment"
+    packages = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    for package in Path(np.__file__).parent.parent.glob("numpy*"):
+        (packages / package.name).symlink_to(package)
+    (environment / "bin").mkdir()
+    (environment / "bin/python3").symlink_to(Path(sys.executable).resolve())
+    (environment / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    model = tmp_path / "models/lone"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(
+        f'platform: "pytorch_libtorch"\n{ONE}{port("input", "INPUT__0")}{port("output", "OUTPUT__0")}'
+    )
+    torch.jit.script(SERVED["lookup"][0]).save(str(model / "1/model.pt"))
+    running = start(
+        tmp_path / "models",
+        backends,
+        tmp_path / "log",
+        ["--exit-on-error=false"],
+        PATH=f"{environment}/bin:{os.environ['PATH']}",
+    )
+    try:
+        assert running.wait_until_started()
+        assert "pip install torch" in refusal(running.client(), "lone")
+    finally:
+        running.stop()

@@ -1,0 +1,74 @@
+"""The rules by which config.pbtxt's tensors are a TorchScript module's, and its parameters."""
+
+import pytest
+
+from backends.pytorch.naming import check, input_names, input_places, output_places
+from backends.pytorch.torch_settings import TorchSettings
+
+
+def entry(name: str, datatype: str = "FP32", *dims: int) -> dict[str, object]:
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": list(dims)}
+
+
+@pytest.mark.parametrize(
+    ("names", "places"),
+    [
+        (["x", "y"], {"x": 0, "y": 1}),
+        (["y", "x"], {"y": 1, "x": 0}),
+        (["INPUT__1", "INPUT__0"], {"INPUT__1": 1, "INPUT__0": 0}),
+        (["a", "b"], {"a": 0, "b": 1}),
+        (["a__x", "b__0"], {"a__x": 0, "b__0": 1}),  # an index that is none: the order decides
+        (["x", "INPUT__1"], {"x": 0, "INPUT__1": 1}),
+    ],
+)
+def test_inputs_are_named_as_arguments_or_by_index_or_stand_in_order(names: list[str], places: dict[str, int]) -> None:
+    assert input_places(names, ["x", "y"]) == places
+
+
+@pytest.mark.parametrize("names", [["x"], ["x", "y", "z"], ["INPUT__0", "INPUT__2"], ["INPUT__1", "OTHER__1"]])
+def test_inputs_that_are_not_all_arguments_are_refused_with_both_lists(names: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"has the inputs {', '.join(names)}, the model's forward takes 2: x, y"):
+        input_places(names, ["x", "y"])
+
+
+def test_outputs_go_by_index_or_in_order() -> None:
+    assert output_places(["OUTPUT__1", "OUTPUT__0"]) == {"OUTPUT__1": 1, "OUTPUT__0": 0}
+    assert output_places(["logits", "OUTPUT__0"]) == {"logits": 0, "OUTPUT__0": 1}
+
+
+def test_the_control_tensors_of_a_sequence_are_inputs() -> None:
+    controls = {"control_input": [{"name": "START__1"}]}
+    assert input_names({"input": [entry("INPUT__0")], "sequence_batching": controls}) == ["INPUT__0", "START__1"]
+
+
+def test_datatypes_that_pytorch_has_not_are_refused() -> None:
+    config = {"input": [entry("INPUT__0", "UINT32")], "output": [entry("OUTPUT__0")], "max_batch_size": 0}
+    with pytest.raises(ValueError, match="input 'INPUT__0' is UINT32, which is none of: BOOL"):
+        check(config)
+
+
+def test_strings_with_two_dimensions_are_refused() -> None:
+    config = {"input": [entry("INPUT__0", "STRING", 1)], "output": [entry("OUTPUT__0")], "max_batch_size": 8}
+    with pytest.raises(ValueError, match="one dimension, and not 2"):
+        check(config)
+
+
+def settings(**given: str) -> TorchSettings:
+    return TorchSettings.from_config({"parameters": {name: {"string_value": text} for name, text in given.items()}})
+
+
+def test_the_defaults_are_those_of_nvidias_backend() -> None:
+    found = settings()
+    assert (found.inference_mode, found.optimized_execution, found.cudnn) == (True, True, True)
+    assert (found.weight_sharing, found.cache_cleaning, found.switches, found.warnings) == (False, False, (), ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["INFERENCE_MODE", "DISABLE_OPTIMIZED_EXECUTION", "ENABLE_WEIGHT_SHARING", "ENABLE_CACHE_CLEANING",
+     "ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER", "ENABLE_NVFUSER", "DISABLE_CUDNN",
+     "INTER_OP_THREAD_COUNT", "INTRA_OP_THREAD_COUNT"],
+)  # fmt: skip
+def test_a_wrong_parameter_is_named_with_its_value_and_what_is_allowed(name: str) -> None:
+    with pytest.raises(ValueError, match=f"parameter '{name}' has a wrong value: 'maybe'; allowed: (true|a whole)"):
+        settings(**{name: "maybe"})

@@ -1,0 +1,121 @@
+"""Small TorchScript models, scripted here, and the repository that the tests' tritonserver serves."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+class Weighted(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    """y = x W, z = x + 1; a megabyte of weights, so that what is shared can be told from what is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(512, 512, generator=generator))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x @ self.weight, x + 1
+
+
+class Difference(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    def forward(self, minuend: Tensor, subtrahend: Tensor) -> Tensor:
+        return minuend - subtrahend
+
+
+class OfDictionary(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    def forward(self, tensors: dict[str, Tensor]) -> Tensor:
+        return tensors["minuend"] - tensors["subtrahend"]
+
+
+class Lookup(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    """The row of a table; an index outside of it is an error, and so is one that asks for a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(10.0, 15.0))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.table[index]
+
+
+class Datatypes(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return a, b, c, d
+
+
+class Texts(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    def forward(self, texts: list[str]) -> list[str]:
+        return [text + "!" for text in texts]
+
+
+ONE = "instance_group { count: 1 kind: KIND_CPU }\n"
+MERGED = "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
+BATCHES = f'platform: "pytorch_libtorch"\nmax_batch_size: 8\n{MERGED}'
+
+
+def port(side: str, name: str, datatype: str = "FP32", dims: str = "-1") -> str:
+    return f'{side} {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {dims} ] }}\n'
+
+
+def parameter(name: str, value: str) -> str:
+    return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}\n'
+
+
+# What TorchScript calls a, b, c and d.
+FOUR = ("BOOL", "FP16", "INT64", "UINT8")
+TEXT = '{} {{ name: "{}" data_type: TYPE_STRING dims: [ 1 ] reshape {{ shape: [ ] }} }}\n'
+SHARING = "".join(
+    parameter(*pair)
+    for pair in (("ENABLE_WEIGHT_SHARING", "true"), ("INTRA_OP_THREAD_COUNT", "3"), ("INTER_OP_THREAD_COUNT", "2"),
+                 ("ENABLE_JIT_EXECUTOR", "false"), ("ENABLE_JIT_PROFILING", "0"), ("ENABLE_TENSOR_FUSER", "False"),
+                 ("DISABLE_OPTIMIZED_EXECUTION", "TRUE"), ("ENABLE_CACHE_CLEANING", "1"), ("ENABLE_NVFUSER", "true"))
+)  # fmt: skip
+
+# Name -> (module, config.pbtxt)
+SERVED: dict[str, tuple[nn.Module, str]] = {
+    "weighted": (
+        Weighted(),
+        BATCHES + ONE + port("input", "INPUT__0", dims="512")
+        + port("output", "OUTPUT__1", dims="512") + port("output", "OUTPUT__0", dims="512"),
+    ),
+    "weighted_shared": (
+        Weighted(),
+        BATCHES + "instance_group { count: 2 kind: KIND_CPU }\n" + SHARING
+        + port("input", "x", dims="512") + port("output", "OUTPUT__0", dims="512"),
+    ),
+    "by_argument": (
+        Difference(), BATCHES + ONE + port("input", "subtrahend") + port("input", "minuend") + port("output", "result"),
+    ),
+    "by_dictionary": (
+        OfDictionary(),
+        'backend: "pytorch"\n' + ONE + 'default_model_filename: "other.pt"\n'
+        + port("input", "subtrahend") + port("input", "minuend") + port("output", "result"),
+    ),
+    "lookup": (
+        Lookup(), BATCHES + ONE + port("input", "INPUT__0", "INT64", "1") + port("output", "OUTPUT__0", dims="1"),
+    ),
+    "datatypes": (
+        Datatypes(),
+        BATCHES + ONE + "".join(port("input", f"in_{name}", name) for name in FOUR)
+        + "".join(port("output", f"out_{name}", name) for name in FOUR),
+    ),
+    "texts": (Texts(), BATCHES + ONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0")),
+}  # fmt: skip
+
+# Name -> (module, None for a file that is no TorchScript, config.pbtxt) of models that must not load.
+REFUSED: dict[str, tuple[nn.Module | None, str]] = {
+    "bad_file": (None, BATCHES + ONE + port("input", "INPUT__0") + port("output", "OUTPUT__0")),
+    "bad_config": (Difference(), BATCHES + ONE),
+}  # fmt: skip
+
+
+def write_repository(folder: Path) -> None:
+    for name, (module, config) in (SERVED | REFUSED).items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+        file = folder / name / "1" / ("other.pt" if "other.pt" in config else "model.pt")
+        if module is None:
+            torch.save({"weight": torch.zeros(3)}, file)
+        else:
+            torch.jit.script(module).save(str(file))

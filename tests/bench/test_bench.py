@@ -1,0 +1,201 @@
+"""The bench works: on the smallest run it has, with the real servers, for working and not for figures."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import figures, report, scenarios
+from bench.load import Sample, Wrong, filled_up, percentile, sample
+from bench.measure import Results, Start
+from bench.peer_table import PEERS, Peer
+from bench.peers.context import Context
+from bench.peers.context import Start as Command
+from bench.peers.limit import best, closed_loop
+from bench.repository import Unprepared, prepare
+from bench.servers import Server, alike
+from bench.subject import Subject
+from bench.workload import Request, images, instances_json, tensor, text
+from tests.harness import ROOT
+
+MARK = secrets.token_hex(8)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `python -m bench tiny` writes."""
+    target = tmp_path_factory.mktemp("bench") / "page.md"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "tiny", "--out", str(target)], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"BENCH_TEST": MARK},
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def test_a_tiny_run_measures_every_server_without_an_error(page: Path) -> None:
+    results = json.loads((page.with_suffix("") / "results.json").read_text())["results"]
+    assert results["missing"] == {} and results["wrong"] == {}
+    for scenario in scenarios.TINY.scenarios:
+        found = results["samples"][scenario.name]
+        assert set(found) == set(scenario.peers) & set(scenarios.TINY.peers)
+        assert all(s["replies"] > 0 and s["errors"] == 0 for samples in found.values() for s in samples)
+
+
+def test_the_page_has_a_table_for_each_scenario_and_each_target(page: Path) -> None:
+    text = page.read_text()
+    assert all(f"## {scenario.title}\n" in text for scenario in scenarios.TINY.scenarios)
+    assert all(target.text in text for target in figures.TARGETS)
+    assert "| this project |" in text and "| the limit |" in text
+
+
+def test_a_tiny_run_leaves_no_process(page: Path) -> None:
+    assert [entry for entry in Path("/proc").glob("[0-9]*") if MARK.encode() in _environ(entry)] == []
+
+
+def _environ(entry: Path) -> bytes:
+    try:
+        return (entry / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_wrong_command_is_a_usage_error() -> None:
+    command = [sys.executable, "-m", "bench", "run", "--scenarios", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "nonsense" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_every_peer_has_its_versions_pinned() -> None:
+    for peer in PEERS:
+        if peer.environment:
+            lock = (ROOT / "bench/peers" / peer.environment / "requirements.lock").read_text()
+            assert all("==" in line for line in lock.splitlines() if line and not line.startswith("#"))
+
+
+def test_every_peer_runs_the_onnxruntime_that_serves() -> None:
+    locks = [*(ROOT / "bench/peers").glob("*/requirements.lock"), ROOT / "requirements/serving.lock"]
+    found = {
+        line.split()[0] for lock in locks for line in lock.read_text().splitlines() if line.startswith("onnxruntime==")
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_a_peer_takes_what_the_scenarios_that_name_it_ask(peer: Peer) -> None:
+    for scenario in scenarios.SCENARIOS:
+        if peer.name in scenario.peers:
+            assert peer.request(scenario.works()[0]) is not None, scenario.name
+
+
+def test_texts_have_the_tokens_that_their_names_say() -> None:
+    from clients.bert import TextTokenizer
+
+    tokenizer = TextTokenizer(ROOT / "model_repository/bert/tokenizer", 0)
+    for count in (8, 128):
+        encoded = tokenizer.encode([text(count).instances[0].decode()], 1)
+        assert encoded["input_ids"].shape == (1, count)
+
+
+def test_a_subject_answers_raw_and_json_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = prepare(["bert", "mean"], tmp_path)
+    monkeypatch.setenv("BENCH_REPOSITORY", str(folder))
+    bert, work = Subject(folder / "bert"), text(8)
+    assert alike(bert.predict(work.instances), bert.predict_json(instances_json(work)))
+    mean = Subject(folder / "mean").predict_json(instances_json(tensor(4)))
+    assert alike(mean, [[float(tensor(4).tensor.mean())]])  # type: ignore[union-attr]
+    assert closed_loop(bert, work.instances, callers=2, at_once=1, seconds=0.05).replies >= 2
+    assert best("bert", work.instances, 1)[1] == 1
+
+
+def test_pictures_of_a_workload_differ_and_stay_the_same() -> None:
+    first, second = images("resnet50", 2).instances
+    assert first != second and images("resnet50", 2).instances == (first, second)
+
+
+def test_percentiles_and_rates() -> None:
+    found = sample([0.010] * 98 + [0.5] * 2, seconds=10, errors=0)
+    assert (found.rate, found.p50, found.p99) == (10.0, 10.0, 500.0)
+    assert percentile([], 0.5) == 0.0
+
+
+def test_a_long_wait_stands_for_the_callers_that_would_have_come() -> None:
+    assert filled_up([0.1, 0.1], 0.1) == [0.1, 0.1]
+    assert filled_up([0.5], 0.1) == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+def test_answers_are_alike_up_to_the_last_digits() -> None:
+    assert alike({"score": 0.12345, "more": 1}, {"score": 0.12346})
+    assert not alike({"score": 0.2}, {"score": 0.1})
+    assert not alike([], [1.0])
+    assert not alike({"label": "a"}, {"label": "b"})
+
+
+def test_a_ratio_is_taken_within_each_round() -> None:
+    fast, slow = Sample(200, 1.0, 5.0, 9.0), Sample(100, 1.0, 10.0, 20.0)
+    results = Results(samples={"resnet50-8": {"ours": [fast, slow], "limit": [fast, slow]}})
+    assert figures.ratio("resnet50-8", "limit", lambda s: s.rate)(results) == 1.0
+    assert figures.ratio("resnet50-8", "triton", lambda s: s.rate)(results) is None
+
+
+def test_a_target_says_met_missed_or_not_measured() -> None:
+    target = next(t for t in figures.TARGETS if t.unit == "s")
+    assert target.verdict(target.measure(Results())) == "not measured"
+    assert target.verdict(target.measure(Results(starts={"ours": [Start(3.0, 4.0, 1)]}))) == "met"
+    assert target.verdict(target.measure(Results(starts={"ours": [Start(5.0, 6.0, 1)]}))) == "missed"
+
+
+def test_a_peer_that_cannot_run_is_named_with_the_reason() -> None:
+    results = Results(samples={}, missing={"mlserver": "it cannot be installed: no wheel"})
+    lines = list(report.lines(results, scenarios.QUICK, "python -m bench quick", "quick", []))
+    assert any("MLServer" in line and "no wheel" in line for line in lines)
+
+
+def _peer(*command: str) -> Peer:
+    """A server of no use: it answers every POST with 501."""
+    given = command or ("-m", "http.server", "--bind", "127.0.0.1")
+
+    def start(context: Context) -> Command:
+        return Command((sys.executable, *given, str(context.port)))
+
+    return Peer("useless", "useless", "", start, "/", lambda _: Request("/", b"{}", {}), lambda _: [])
+
+
+def test_a_server_that_answers_with_errors_has_no_figures(tmp_path: Path) -> None:
+    server = Server(_peer(), tmp_path, ("mean",), tmp_path)
+    try:
+        server.wait([])
+        with pytest.raises(Wrong, match="501"):
+            server.check(tensor(4), [[0.5]])
+        found = server.closed(tensor(4), callers=2, seconds=1)
+        assert found.errors >= found.replies > 0
+    finally:
+        server.end()
+    results = Results(samples={"resnet50-8": {"ours": [found], "limit": [found]}})
+    assert figures.ratio("resnet50-8", "limit", lambda s: s.rate)(results) is None
+
+
+def test_a_server_that_is_held_takes_no_processor_time_and_answers_again(tmp_path: Path) -> None:
+    server = Server(_peer(), tmp_path, ("mean",), tmp_path)
+    try:
+        server.wait([]).hold()
+        states = {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in server.pids()}
+        assert states == {"T"}
+        with server.awake():
+            assert server.ask(Request("/", b"{}", {}))[0] == 501
+        assert server.memory() > 0
+    finally:
+        server.end()
+    assert server.pids() in ([], [server.process.pid])
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    server = Server(_peer("-c", "raise SystemExit('no such model')"), tmp_path, ("mean",), tmp_path)
+    with pytest.raises(Unprepared, match="no such model"):
+        server.wait([])
+    server.end()

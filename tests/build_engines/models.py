@@ -1,0 +1,49 @@
+"""Small ONNX files and model folders that the tests build from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Dims = Sequence[str | int]
+
+
+def save_scale(path: Path, shape: Dims = ("batch", 4), kind: int = TensorProto.FLOAT, external: bool = False) -> Path:
+    """y = 2 x."""
+    two = numpy_helper.from_array(np.full((1,), 2, helper.tensor_dtype_to_np_dtype(kind)), "two")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "two"], ["y"])], "scale",
+        [helper.make_tensor_value_info("x", kind, shape)], [helper.make_tensor_value_info("y", kind, shape)], [two],
+    )  # fmt: skip
+    return save(graph, path, external)
+
+
+def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
+    """images [batch,3,side,side] -> two convolutions, the mean, a matrix: logits [batch,classes]."""
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "m": (8, classes)}
+    weights = [numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), n) for n, s in shapes.items()]
+    nodes = [
+        helper.make_node("Conv", ["images", "w1"], ["a"], pads=[1] * 4, name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], pads=[1] * 4, name="last"),
+        helper.make_node("GlobalAveragePool", ["c"], ["d"], name="mean"),
+        helper.make_node("Flatten", ["d"], ["e"], name="flat"),
+        helper.make_node("MatMul", ["e", "m"], ["logits"], name="matrix"),
+    ]
+    graph = helper.make_graph(
+        nodes, "classifier",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])], weights,
+    )  # fmt: skip
+    return save(graph, path)
+
+
+def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:
+    """Opset 17; with `external` the weights lie beside it, in weights.bin."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    return path

@@ -1,0 +1,45 @@
+"""The image, built once, and its containers."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.image.container import Container, build_image, podman
+from tests.readme import commands
+
+Start = Callable[..., Container]
+
+
+@pytest.fixture(scope="session")
+def image() -> Iterator[str]:
+    build, _run = commands("Image")
+    name = build_image(build)
+    yield name
+    podman("untag", name)  # of all its names; the layers stay, for the next time
+
+
+@pytest.fixture(scope="session")
+def server(image: str, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """A container with a user's models in a read-only /opt/ml/model, for all tests that leave it as it was."""
+    repository.chmod(0o755)
+    options = ("--volume", f"{repository}:/opt/ml/model:ro", "--shm-size", "256m")
+    folder = tmp_path_factory.mktemp("container")
+    container = Container(folder, image, *options, memory="3g", SERVE_REQUEST_TIMEOUT="10").wait_ready()
+    yield container
+    assert container.stop() == 0
+    container.remove()
+
+
+@pytest.fixture
+def start(image: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts containers, which are removed after the test."""
+    running: list[Container] = []
+
+    def starter(*options: str, memory: str = "2g", arguments: tuple[str, ...] = (), **variables: str) -> Container:
+        running.append(Container(tmp_path, image, *options, memory=memory, arguments=arguments, **variables))
+        return running[-1]
+
+    yield starter
+    for container in running:
+        container.remove()

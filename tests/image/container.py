@@ -1,0 +1,147 @@
+"""The image as a container: as locked up as any platform does it, and always without a network."""
+
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.harness import ROOT, Server, free_port, wait_until
+
+# Layers are kept here from one run of the tests to the next; outside of the repository.
+HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
+RELAY = ROOT / "tests/image/relay.py"
+SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
+LOCKED_UP = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+             "--pids-limit", "512", "--network", "none")  # fmt: skip
+STORAGE = """[storage]
+driver = "overlay"
+graphroot = "{home}/storage"
+runroot = "{home}/run"
+"""
+ENGINE = """[containers]
+default_ulimits = ["nofile={files}:{files}", "nproc=20000:20000"]
+[engine]
+cgroup_manager = "cgroupfs"
+runtime = "runc"
+events_logger = "file"
+tmp_dir = "{home}/libpod"
+"""
+
+
+def podman_environment() -> dict[str, str]:
+    """Variables with which podman keeps everything in HOME; writes the files that they name."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    HOME.joinpath("tmp").mkdir(parents=True, exist_ok=True)
+    for name, text in (("storage.conf", STORAGE), ("containers.conf", ENGINE)):
+        # More than our own limit could only be given by a process with CAP_SYS_RESOURCE.
+        (HOME / name).write_text(text.format(home=HOME, files=min(20000, files) if files > 0 else 20000))
+    return {
+        "CONTAINERS_STORAGE_CONF": str(HOME / "storage.conf"),
+        "CONTAINERS_CONF": str(HOME / "containers.conf"),
+        "TMPDIR": str(HOME / "tmp"),
+    }
+
+
+def podman(*arguments: str) -> str:
+    """What podman prints; fails with what it says."""
+    command = [*SUDO, "podman", *arguments]
+    done = subprocess.run(command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    return done.stdout
+
+
+def build_image(command: str) -> str:
+    """Builds the working tree with a command of the README; the image's name."""
+    name = f"localhost/test-{os.getpid()}"
+    environ = (
+        os.environ | podman_environment() | {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}
+    )
+    done = subprocess.run(
+        [*SUDO, *shlex.split(command)],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return f"{name}:1"
+
+
+class Container(Server):
+    """A Server whose `serve` is PID 1 of a container, with the ways of tests/harness.py to ask and to stop it.
+
+    `options` are podman's, `arguments` those of the image, `variables` the container's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        image: str,
+        *options: str,
+        memory: str = "2g",
+        arguments: Sequence[str] = (),
+        **variables: str,
+    ) -> None:
+        self.name = f"test-{uuid.uuid4().hex[:12]}"
+        self.log, self.run_dir = folder / f"{self.name}.log", Path("/tmp/run")
+        command = [*SUDO, "podman", "run", "--name", self.name, *LOCKED_UP, "--memory", memory, "--memory-swap", memory]
+        for key, value in ({"SERVE_RUN_DIR": str(self.run_dir)} | variables).items():
+            command += ["--env", f"{key}={value}"]
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, *options, image, *arguments],
+                env=os.environ | podman_environment(), cwd=HOME, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.port, self.relay = free_port(), None
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    relay: subprocess.Popen[bytes] | None
+
+    def connect(self) -> "Container":
+        """Makes the container reachable at `url`."""
+        state = wait_until(self.state, 90, f"{self.name} runs")
+        command = [*SUDO, sys.executable, str(RELAY), str(self.port), str(state["Pid"])]
+        self.relay = subprocess.Popen(command)
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """podman's words for it; empty while there is no process."""
+        command = [*SUDO, "podman", "inspect", "--format", "{{json .State}}", self.name]
+        done = subprocess.run(command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True)
+        if done.returncode:
+            return {}
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found if found["Pid"] or found["Status"] in ("exited", "stopped") else {}
+
+    def wait_ready(self, seconds: float = 90) -> "Container":
+        if self.relay is None:
+            self.connect()
+        super().wait_ready(seconds)
+        return self
+
+    def run(self, *command: str) -> str:
+        """What a command prints in the container."""
+        return podman("exec", self.name, *command)
+
+    def pid(self, name: str) -> int:
+        """In the container's own numbers."""
+        pid: int = json.loads(self.run("cat", f"{self.run_dir}/status.json"))["processes"][name]["pid"]
+        return pid
+
+    def kill(self, pid: int) -> None:
+        self.run("sh", "-c", f"kill -9 {pid}")
+
+    def remove(self) -> None:
+        podman("rm", "--force", "--time", "0", self.name)
+        self.process.wait(20)
+        if self.relay:
+            self.relay.kill()
+            self.relay.wait()

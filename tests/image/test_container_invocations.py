@@ -1,0 +1,3 @@
+"""tests/test_invocations.py against a container."""
+
+from tests.test_invocations import *  # noqa: F403

@@ -1,0 +1,79 @@
+"""The gpu image as far as it can be tested here: `serve` on NVIDIA's layout, and what the Dockerfile says of it.
+
+NVIDIA's registry and a GPU can't be had here: folders with empty files stand for its image.
+"""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving import tritonserver
+from serving.machine import Machine
+from serving.settings import Settings
+from tests.harness import ROOT
+from tests.test_serve import serve
+
+FILES = (
+    "bin/tritonserver", "backends/python/libtriton_python.so", "backends/python/triton_python_backend_stub",
+    "backends/onnxruntime/libtriton_onnxruntime.so", "backends/tensorrt/libtriton_tensorrt.so",
+    "backends/tensorflow/libtriton_tensorflow.so", "backends/vllm/model.py",
+)  # fmt: skip
+STAGE = re.compile(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", re.MULTILINE | re.DOTALL)
+STAGES = {name: (base, text) for base, name, text in STAGE.findall((ROOT / "Dockerfile").read_text())}
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tritonserver"
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
+    return folder
+
+
+def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(layout: Path, tmp_path: Path) -> None:
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
+    process = serve.triton(replace(settings, load_models=("resnet",)), {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"})
+    assert process.command[0] == str(layout / "bin/tritonserver")
+    assert f"--backend-directory={layout}/backends" in process.command
+    assert "--model-config-name=cpu" not in process.command
+    assert "--backend-config=tensorflow,version=2" in process.command
+    shared = {word.split(",")[0] for word in process.command if "shm-region-prefix-name" in word}
+    assert shared == {"--backend-config=python", "--backend-config=vllm"}
+    assert process.environment["PATH"] == "/bin"
+    assert process.environment["LD_LIBRARY_PATH"] == "/nvidia"
+
+
+def test_its_multi_model_mode_finds_the_library_that_the_dockerfile_puts_there(
+    layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "triton/loopback.so /opt/program/.venv/triton/" in STAGES["gpu"][1]
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton/loopback.so").touch()
+    environ = tritonserver.on_loopback(tritonserver.environment({}), 8123)
+    assert environ["LD_PRELOAD"] == str(tmp_path / "triton/loopback.so")
+
+
+def test_both_images_say_the_same_of_themselves_but_for_the_name_and_nvidia_s_start_script() -> None:
+    cpu, gpu = (text.partition("WORKDIR")[2] for _, text in (STAGES["cpu"], STAGES["gpu"]))
+    told = [line for line in gpu.splitlines() if line not in cpu.splitlines() and not line.startswith("#")]
+    assert [line.split("=")[0].split("[")[0].strip() for line in told] == [
+        "ENTRYPOINT", "org.opencontainers.image.description",
+    ]  # fmt: skip
+    assert 'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/program/serve"]' in told
+
+
+def test_no_stage_of_the_cpu_image_needs_nvidia_s() -> None:
+    needed, seen = ["cpu"], set()
+    while needed:
+        name = needed.pop()
+        seen.add(name)
+        base, text = STAGES[name]
+        needed += [other for other in (base, *re.findall(r"--from=(\S+)", text)) if other in STAGES]
+    assert not [name for name in seen if "gpu" in name]
+    assert seen >= {"cpu-base", "builder", "models", "backends", "program"}

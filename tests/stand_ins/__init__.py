@@ -1,0 +1,56 @@
+"""Stand-ins for NVIDIA's programs, which need a GPU: nvidia-smi, trtexec and Triton's TensorRT backend."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from backends.install import install
+
+HERE = Path(__file__).resolve().parent
+GPU, DRIVER, CAPABILITY = "Stand-in T4", "550.54.15", "7.5"
+
+
+class Nvidia:
+    """A machine with a GPU, as far as programs on PATH tell: `environ` has what `serve` and others must be started
+    with. Its TensorRT is `code` as NvInferVersion.h packs it."""
+
+    def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800, version: str = "10.8.0") -> None:
+        self.folder, self.log = folder, folder / "trtexec.log"
+        folder.mkdir(parents=True)
+        self._program("nvidia-smi", f"""case "$*" in
+            *name,driver_version,compute_cap*) echo "{gpu}, {DRIVER}, {CAPABILITY}";;
+            *) echo "unknown query" >&2; exit 2;;
+        esac""")  # fmt: skip
+        self._program("trtexec", f'exec {sys.executable} {HERE / "trtexec.py"} "$@"')
+        (folder / f"libnvinfer.so.{version}").touch()
+        self.environ = {
+            "PATH": f"{folder}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(folder), "CUDA_VERSION": "12.8.0",
+            "STAND_IN_TENSORRT": str(code), "STAND_IN_LOG": str(self.log), "SERVE_DEVICE": "gpu",
+            "SERVE_ENGINE_CACHE": str(folder / "cache"),
+        }  # fmt: skip
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def without_trtexec(self) -> "Nvidia":
+        (self.folder / "trtexec").unlink()
+        return self
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The options of each build, and its process id."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+def tensorrt_backend(folder: Path) -> Path:
+    """A backend directory whose `tensorrt` is our ONNX Runtime backend, reading model.plan: the stand-in trtexec's
+    plans are ONNX files."""
+    install(folder)
+    shutil.copytree(folder / "onnxruntime", folder / "tensorrt")
+    for path in (folder / "tensorrt").rglob("*.py"):
+        path.write_text(path.read_text().replace("model.onnx", "model.plan"))
+    return folder

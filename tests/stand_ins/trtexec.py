@@ -1,0 +1,136 @@
+"""A stand-in for NVIDIA's trtexec, recorded: it cannot run here, for it needs an NVIDIA GPU.
+
+It takes the options that trtexec of that version documents (NVIDIA/TensorRT, samples/common/sampleOptions.cpp), refuses
+others and wrong shapes with trtexec's own messages, and prints in trtexec's form. Its plan is the ONNX file with a mark
+in it, so that a stand-in backend can answer with it. STAND_IN_* variables choose the version and the faults.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COMMON = {
+    "help", "onnx", "saveEngine", "minShapes", "optShapes", "maxShapes", "fp16", "int8", "calib", "verbose",
+    "loadEngine", "shapes", "loadInputs", "exportOutput", "iterations", "warmUp", "duration",
+}  # fmt: skip
+OPTIONS = {  # by version as NvInferVersion.h packs it
+    7203: COMMON | {"explicitBatch", "workspace", "buildOnly"},
+    8205: COMMON | {"workspace", "buildOnly", "timingCacheFile"},
+    8401: COMMON | {"workspace", "memPoolSize", "buildOnly", "timingCacheFile"},
+    8601: COMMON | {"workspace", "memPoolSize", "skipInference", "timingCacheFile"},
+    100800: COMMON | {"memPoolSize", "skipInference", "timingCacheFile", "stronglyTyped"},
+    110000: (COMMON - {"fp16", "int8", "calib"}) | {"memPoolSize", "skipInference", "timingCacheFile"},
+}
+CODE = int(os.environ.get("STAND_IN_TENSORRT", "100800"))
+MARK = "built by the stand-in for trtexec"
+
+
+def say(level: str, text: str) -> None:
+    print(f"[11/21/2026-06:30:05] [{level}] {text}", flush=True)
+
+
+def main(words: list[str]) -> int:
+    line = f"TensorRT.trtexec [TensorRT v{CODE}] # trtexec {' '.join(words)}"
+    print(f"&&&& RUNNING {line}", flush=True)
+    if "--help" in words:
+        print("=== Build Options ===\n" + "\n".join(f"  --{name}=…   as documented" for name in sorted(OPTIONS[CODE])))
+        return 0
+    errors = list(build({word.partition("=")[0][2:]: word.partition("=")[2] for word in words}))
+    for error in errors:
+        say("E", error)
+    print(f"&&&& {'FAILED' if errors else 'PASSED'} {line}", flush=True)
+    return 1 if errors else 0
+
+
+def build(given: dict[str, str]):  # type: ignore[no-untyped-def]
+    """The errors."""
+    note(given)
+    if unknown := given.keys() - OPTIONS[CODE]:
+        yield from (f"Unknown option: --{name} {given[name]}" for name in sorted(unknown))
+        return
+    if "loadEngine" in given:
+        run_plan(given)
+        return
+    import onnx  # late, for --help is asked more often and needs none
+
+    model = onnx.load(given["onnx"])
+    if error := wrong_shapes(model, given) or wrong_calibration(given):
+        yield error
+        return
+    deadline = time.monotonic() + float(os.environ.get("STAND_IN_SECONDS", "0"))
+    while time.monotonic() < deadline:
+        say("I", "[TRT] Local timing cache in use. Profiling results in this builder pass will not be stored.")
+        time.sleep(0.2)
+    if fault := os.environ.get("STAND_IN_FAULT"):
+        yield from (fault, "Failed to create engine from model or file.", "Engine set up failed")
+        return
+    if timing := given.get("timingCacheFile"):
+        Path(timing).write_bytes(b"timing")
+    model.metadata_props.add(key="plan", value=MARK)
+    Path(given["saveEngine"]).write_bytes(b"" if os.environ.get("STAND_IN_EMPTY") else model.SerializeToString())
+
+
+def run_plan(given: dict[str, str]) -> None:
+    """With ONNX Runtime, on the inputs that are given or on ones."""
+    import numpy as np
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(given["loadEngine"], providers=["CPUExecutionProvider"])
+    shapes = {name: [int(size) for size in shape.split("x")] for name, shape in pairs(given["shapes"])}
+    files = dict(pairs(given.get("loadInputs", "")))
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    feed: dict[str, Any] = {}
+    if strangers := files.keys() - {node.name for node in session.get_inputs()}:
+        raise SystemExit(f"Cannot find input tensor with name {strangers}")
+    for node in session.get_inputs():
+        values = np.fromfile(files[node.name], kinds[node.type]) if files else np.ones(shapes[node.name])
+        feed[node.name] = values.reshape(shapes[node.name]).astype(kinds[node.type])
+    names = [node.name for node in session.get_outputs()]
+    outputs = zip(names, session.run(names, feed), strict=True)
+    say("I", "GPU Compute Time: min = 1.2 ms, max = 1.5 ms, mean = 1.3 ms, median = 1.25 ms, percentile(99%) = 1.5 ms")
+    if file := given.get("exportOutput"):
+        found = [{"name": name, "dimensions": "x".join(map(str, array.shape)),
+                  "values": [float(f"{value:.6g}") for value in array.ravel()]} for name, array in outputs]  # fmt: skip
+        Path(file).write_text(json.dumps(found))
+
+
+def pairs(text: str) -> list[tuple[str, str]]:
+    """Of NAME:VALUE,NAME:VALUE."""
+    return [(part.rpartition(":")[0].strip("'"), part.rpartition(":")[2]) for part in text.split(",") if part]
+
+
+def wrong_shapes(model: Any, given: dict[str, str]) -> str:
+    """As trtexec wants them: for every input that varies, and for a model of fixed shapes none."""
+    varies = {
+        value.name for value in model.graph.input if any(not dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    }
+    names = [{part.rpartition(":")[0].strip("'") for part in given.get(key, "").split(",") if part}
+             for key in ("minShapes", "optShapes", "maxShapes")]  # fmt: skip
+    if any(names) and not varies:
+        return "Static model does not take explicit shapes"
+    return "" if all(each == varies for each in names) else f"shapes for {names}, and what varies is {varies}"
+
+
+def wrong_calibration(given: dict[str, str]) -> str:
+    if "calib" not in given:
+        return ""
+    first = Path(given["calib"]).read_text().splitlines()[0]
+    return (
+        ""
+        if first == f"TRT-{CODE}-EntropyCalibration2"
+        else "Calibration table does not match calibrator algorithm type."
+    )
+
+
+def note(given: dict[str, str]) -> None:
+    """For the test, which asks how often it ran and with what."""
+    if log := os.environ.get("STAND_IN_LOG"):
+        with Path(log).open("a") as file:
+            file.write(json.dumps(given | {"pid": os.getpid()}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
