@@ -5,6 +5,7 @@ A container's limits stand in its control group, not in /proc: cgroup v2 (`cpu.m
 to the root counts. Every function takes the file system's root, so that tests lay out a machine in a folder.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,6 +57,16 @@ def shm_size(root: Path = ROOT) -> int:
     except OSError:
         return 0
     return filesystem.f_blocks * filesystem.f_frsize
+
+
+def oom_kills(root: Path = ROOT) -> int:
+    """How many processes of the control group the kernel has killed for want of memory; 0 where it does not tell."""
+    files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
+    files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
+    for file in files:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
+    return 0
 
 
 def _limits(root: Path, controller: str, read: Callable[[Path], float | None]) -> Iterator[float]:

@@ -3,10 +3,11 @@
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^----------------------- a process dies ------------/
 
-A process that dies is started again after a growing pause. More than five deaths of one in a minute, one that says
-that another try would not help (EX_CONFIG of sysexits.h), or a start that is not ready in time, ends everything with
-the reason. The policy touches the world only through
-a System (serving/system.py has the real one), so tests replay histories with a fake of it.
+A process that dies is started again after a growing pause. More than five deaths of one in a minute (not counting
+those by the kernel for want of memory: it is sound, and its callers ask too much), one that says that another try
+would not help (EX_CONFIG of sysexits.h), or a start that is not ready in time, ends everything with the reason. The
+policy touches the world only through a System (serving/system.py has the real one), so tests replay histories with a
+fake of it.
 """
 
 import json
@@ -71,6 +72,9 @@ class System(Protocol):
     def kill_group(self, pid: int) -> None:
         """SIGKILL to the process and all of its group."""
 
+    def oom_kills(self) -> int:
+        """How many of our processes the kernel has killed so far for want of memory."""
+
     def last_error(self, process: Process) -> str:
         """The last line of its output that looks like an error, else the last line."""
 
@@ -123,6 +127,7 @@ class Supervisor:
         self._stage = "starting"
         self._since = system.now()
         self._next_report = REPORT_INTERVAL
+        self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
         """The exit code: 0 after a signal, 1 after a failure, whose reason is the last line said."""
@@ -169,8 +174,9 @@ class Supervisor:
     def _mourn(self, child: _Child, code: int) -> None:
         now = self._system.now()
         child.pid, child.last_exit = None, describe_exit(code)
-        child.deaths.append(now)
-        while child.deaths[0] <= now - DEATHS_WINDOW:
+        if code != -signal.SIGKILL or not self._was_short_of_memory():
+            child.deaths.append(now)
+        while child.deaths and child.deaths[0] <= now - DEATHS_WINDOW:
             child.deaths.popleft()
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
@@ -180,10 +186,15 @@ class Supervisor:
         if len(child.deaths) > DEATHS_ALLOWED:
             self._give_up(child, self._describe_deaths(child))
             return
-        pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (len(child.deaths) - 1))
+        pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(child.deaths) - 1))
         child.retry_at = now + pause
         self._write_status()
         self._system.say(f"{child.process.name} {child.last_exit}; starting it again in {pause:g} s")
+
+    def _was_short_of_memory(self) -> bool:
+        """Whether the kernel has killed one for memory since the last time."""
+        before, self._oom_kills = self._oom_kills, self._system.oom_kills()
+        return self._oom_kills > before
 
     def _give_up(self, child: _Child, reason: str) -> None:
         """For ever; raises Failure when it is one that serving needs."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from serving import machine
 from serving.process import STOP_SIGNALS, Process
 
 LINE_LIMIT = 16 * 1024
@@ -119,6 +120,9 @@ class LinuxSystem:
 
     def now(self) -> float:
         return time.monotonic()
+
+    def oom_kills(self) -> int:
+        return machine.oom_kills()
 
     def wait(self, timeout: float) -> int | None:
         try:

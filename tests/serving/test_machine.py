@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.machine import cpu_quota, has_gpu, memory_limit, shm_size, this_machine
+from serving.machine import cpu_quota, has_gpu, memory_limit, oom_kills, shm_size, this_machine
 
 CPUS = len(os.sched_getaffinity(0))
 GIB = 1024**3
@@ -90,3 +90,20 @@ def test_shared_memory_is_0_where_there_is_none(tmp_path: Path) -> None:
 def test_this_machine_can_be_read() -> None:
     machine = this_machine()
     assert 0 < machine.cpus <= CPUS and machine.memory > 0
+
+
+@pytest.mark.parametrize(
+    ("group", "file", "text"),
+    [
+        ("0::/pod\n", "pod/memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n"),
+        ("0::/elsewhere\n", "memory.events", "oom_kill 2\n"),
+        ("5:memory:/docker\n", "memory/docker/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+    ],
+)
+def test_both_versions_tell_who_was_killed_for_memory(tmp_path: Path, group: str, file: str, text: str) -> None:
+    write(tmp_path, {"proc/self/cgroup": group, f"sys/fs/cgroup/{file}": text})
+    assert oom_kills(tmp_path) == 2
+
+
+def test_where_nobody_tells_of_memory_kills_there_are_none(tmp_path: Path) -> None:
+    assert oom_kills(write(tmp_path, {"sys/fs/cgroup/memory.events": "nonsense\n"})) == 0

@@ -19,6 +19,7 @@ class FakeSystem:
 
     def __init__(self) -> None:
         self.clock = 0.0
+        self.killed_for_memory = 3  # before the start
         self.pids: dict[str, int] = {}
         self.history: list[tuple[float, str, str]] = []
         self.said: list[str] = []
@@ -88,6 +89,16 @@ class FakeSystem:
 
     def last_error(self, process: Process) -> str:
         return f"{process.name}'s last words"
+
+    def oom_kills(self) -> int:
+        return self.killed_for_memory
+
+    def run_out_of_memory(self, name: str) -> Callable[[], int]:
+        def action() -> int:
+            self.killed_for_memory += 1
+            return self.die(name, -SIGKILL)()
+
+        return action
 
     def ping(self) -> str:
         return self.down()
@@ -176,6 +187,14 @@ def test_one_that_says_that_it_cannot_serve_is_not_started_again(supervisor: Sup
     assert supervisor.run() == 1
     assert len(system.starts("tritonserver")) == 1
     assert system.said[-1] == "tritonserver cannot serve: tritonserver's last words"
+
+
+def test_who_runs_out_of_memory_is_started_again_however_often(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in range(10, 50, 2):
+        system.at(when, system.run_out_of_memory("tritonserver"))
+    system.at(60, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 21
 
 
 def test_deaths_of_different_processes_are_counted_apart(supervisor: Supervisor, system: FakeSystem) -> None:
