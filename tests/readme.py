@@ -1,4 +1,4 @@
-"""README.md, or a guide, as its reader takes it: files to write and commands to run, in order, in a checkout of one's own.
+"""README.md or a guide as its reader takes it: files to write, commands to run, in order, in a checkout of one's own.
 
 A block of commands is run as it stands unless the line above it says otherwise:
 

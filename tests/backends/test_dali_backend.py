@@ -32,7 +32,7 @@ from nvidia.dali.plugin.triton import autoserialize
 def pipe():
     image = dali.fn.external_source(device="cpu", name="DALI_INPUT_0")
     image = dali.fn.decoders.image(image, device="cpu", output_type=types.RGB)
-    return dali.fn.resize(image, resize_x=32, resize_y=24), dali.fn.shapes(image)
+    return dali.fn.resize(image, resize_x=32, resize_y=24), dali.image.shape()
 """
 CONFIG = """
 backend: "dali"
@@ -49,7 +49,7 @@ dynamic_batching { max_queue_delay_microseconds: 200000 }
 def pipeline() -> Any:
     image = fn.external_source(device="cpu", name="DALI_INPUT_0")
     image = fn.decoders.image(image, device="cpu", output_type=types.RGB)
-    return fn.resize(image, resize_x=32, resize_y=24), fn.shapes(image)
+    return fn.resize(image, resize_x=32, resize_y=24), image.shape()
 
 
 def write(folder: Path, config: str, file: str, content: str | bytes) -> None:
