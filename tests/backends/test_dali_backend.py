@@ -32,7 +32,7 @@ from nvidia.dali.plugin.triton import autoserialize
 def pipe():
     image = dali.fn.external_source(device="cpu", name="DALI_INPUT_0")
     image = dali.fn.decoders.image(image, device="cpu", output_type=types.RGB)
-    return dali.fn.resize(image, resize_x=32, resize_y=24), dali.image.shape()
+    return dali.fn.resize(image, resize_x=32, resize_y=24), dali.fn.shapes(image)
 """
 CONFIG = """
 backend: "dali"
