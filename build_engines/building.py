@@ -5,6 +5,7 @@
 What is interrupted or fails leaves the repository as it was.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -42,7 +43,6 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     made_from = _made_from(request, path)
     if not force and (there := _up_to_date(request, made_from)):
         return there, False
-    request.repository.mkdir(parents=True, exist_ok=True)
     with scratch_folder(request.repository) as folder:
         draft = make_draft(request, path, folder)
         source = digest(folder / "1" / _file(draft))
@@ -214,10 +214,13 @@ def check(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent`, whose name Triton and the tools pass over; gone at the end, whatever happens.
+    """A new folder in `parent`, whose name Triton and the tools pass over; gone at the end, whatever happens, and with
+    it `parent`, if that is new too and nothing else is in it.
 
     What a build that was killed outright has left there goes after a day.
     """
+    new = not parent.exists()
+    parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{SCRATCH}*"):
         if time.time() - left.stat().st_mtime > STALE:
             shutil.rmtree(left, ignore_errors=True)
@@ -227,6 +230,9 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if new:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def publish(folder: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 """Fixtures that more than one test module uses."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from tests.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 
 BUNDLED = ("resnet", "yolov5", "bert")
+
+# A shell that runs the tests in the background ignores SIGINT, and so would every program that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
