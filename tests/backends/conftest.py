@@ -8,7 +8,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from backends.install import install
 from tests.backends.onnx_models import write_repository
-from tests.backends.triton_process import Server, start
+from tests.backends.triton_process import Server, serving
 
 
 @pytest.fixture(scope="session")
@@ -30,19 +30,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serves every model of onnx_models.py that can be loaded; those named bad_* fail."""
     log = tmp_path_factory.mktemp("log") / "triton.log"
-    running = start(
-        repository,
-        backends,
-        log,
-        ["--exit-on-error=false", "--backend-config=default-max-batch-size=6"],
-        SERVE_INFERENCE_THREADS="1",
-    )
-    try:
-        if not running.wait_until_started():
-            pytest.fail(f"tritonserver did not start:\n{running.text()[-4000:]}")
+    with serving(repository, backends, log, "--backend-config=default-max-batch-size=6") as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

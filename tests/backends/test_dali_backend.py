@@ -18,7 +18,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from build_engines.__main__ import main
-from tests.backends.triton_process import Server, start
+from tests.backends.triton_process import Server, serving
 from tests.build_engines.test_build_ensembles import tiny_network
 
 SOURCE = """
@@ -74,13 +74,8 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         arguments = ["build", "inception", "--for", "cpu", "--out", str(models), "--name", name]
         assert main([*arguments, "--weights", str(folder / "tiny.onnx"), "--set", f"decoder={decoder}"]) == 0
         (models / f"{name}_v3/configs/cpu.pbtxt").replace(models / f"{name}_v3/config.pbtxt")
-    running = start(models, backends, folder / "log", ["--exit-on-error=false"], SERVE_INFERENCE_THREADS="1")
-    try:
-        if not running.wait_until_started():
-            pytest.fail(f"tritonserver did not start:\n{running.text()[-4000:]}")
+    with serving(models, backends, folder / "log") as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

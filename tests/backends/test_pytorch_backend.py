@@ -17,7 +17,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
-from tests.backends.triton_process import Server, start
+from tests.backends.triton_process import Server, serving, start
 
 Arrays = dict[str, NDArray[Any]]
 RANDOM = np.random.default_rng(0)
@@ -28,14 +28,8 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Serves every model of torch_models.py that can be loaded; those named bad_* fail."""
     folder = tmp_path_factory.mktemp("torch")
     write_repository(folder / "models")
-    options = ["--exit-on-error=false", "--model-load-thread-count=2"]
-    running = start(folder / "models", backends, folder / "log", options, SERVE_INFERENCE_THREADS="1")
-    try:
-        if not running.wait_until_started():
-            pytest.fail(f"tritonserver did not start:\n{running.text()[-4000:]}")
+    with serving(folder / "models", backends, folder / "log", "--model-load-thread-count=2") as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

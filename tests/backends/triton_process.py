@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,3 +81,15 @@ def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = 
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     return Server(process, log, http, grpc)
+
+
+@contextlib.contextmanager
+def serving(repository: Path, backends: Path, log: Path, *options: str) -> Iterator[Server]:
+    """A Triton that has started, models that cannot be loaded or not; stopped at the end."""
+    running = start(repository, backends, log, ["--exit-on-error=false", *options], SERVE_INFERENCE_THREADS="1")
+    try:
+        if not running.wait_until_started():
+            raise AssertionError(f"tritonserver did not start:\n{running.text()[-4000:]}")
+        yield running
+    finally:
+        running.stop()
