@@ -163,12 +163,15 @@ class ModelClient(ABC):
                   use it. A file `example.*` in the model's folder takes its place.
       settings    what differs between two models of the family; read from config.pbtxt's `parameters`
       parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
+    An instance's own:
+      side        pixels that each side of an image must keep where it may be decoded smaller than it is; 0: it may not
     """
 
     codec: ClassVar[Codec]
     example: ClassVar[bytes]
     settings: ClassVar[tuple[Parameter, ...]] = ()
     parameters: ClassVar[tuple[Parameter, ...]] = ()
+    side: int = 0
 
     def __init__(self, model: Model) -> None:
         """Reads the model's folder once; raises InvalidRequest or OSError where the folder is wrong."""

@@ -22,6 +22,9 @@ FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
+# An image is decoded at no less than so many times the size that it is resized to: both steps average over areas.
+AMPLE = 2
+
 
 class Client(ModelClient):
     """Classes of an image, best first: `{"classes": [{"label", "class_id", "score"}, …]}`.
@@ -71,6 +74,7 @@ class Client(ModelClient):
         super().__init__(model)
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.frame = _frame(self.input, self.options)
+        self.side = int(AMPLE * max(self.frame.size) / self.options["crop_pct"])
         self.gain, self.offset = self._normalization()
         self.labels = labels_of(model, self.options["labels"])
         if mismatch := self._mismatch(_class_count(self.output, model.max_batch_size)):

@@ -24,9 +24,11 @@ Image.MAX_IMAGE_PIXELS = None  # Limits has the bound, checked before anything i
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before it is decoded."""
+    """What is refused before it is decoded; and how many pixels each side of an image must keep where it may be
+    decoded smaller than it is, 0 where it may not."""
 
     max_image_pixels: int = 89_000_000
+    side: int = 0
 
 
 class Codec(ABC):
@@ -59,6 +61,8 @@ class ImageCodec(Codec):
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         image = self._open(data, limits)
         try:
+            if limits.side:  # a JPEG's blocks can be decoded at 1/2, 1/4 or 1/8 of their size; other formats stay whole
+                image.draft(image.mode, (limits.side, limits.side))
             image.load()
             return to_rgb(ImageOps.exif_transpose(image))
         except PILLOW_ERRORS as err:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,8 +86,8 @@ class Pipeline:
     The bound keeps memory and the interpreter's lock free of a crowd: the rest waits for its turn.
     """
 
-    def __init__(self, gateway: TritonGateway, limits: Limits, decoders: int) -> None:
-        self.gateway, self.limits = gateway, limits
+    def __init__(self, gateway: TritonGateway, limits: Limits, decoders: int, reduced_decoding: bool = False) -> None:
+        self.gateway, self.limits, self.reduced_decoding = gateway, limits, reduced_decoding
         self._turn = threading.BoundedSemaphore(decoders)
 
     def predict(
@@ -155,8 +155,9 @@ class Pipeline:
         body can hold many large images."""
         instances: list[Any] = []
         pixels = 0
+        limits = replace(self.limits, side=client.side if self.reduced_decoding else 0)
         for at, item in enumerate(items):
-            instances.append(item.decode(client.codec, self.limits, first + at))
+            instances.append(item.decode(client.codec, limits, first + at))
             pixels += client.codec.pixels(instances[-1])
             if pixels >= self.limits.max_image_pixels:
                 break

@@ -41,7 +41,8 @@ class Services:
             settings.load_models,
         )
         limits = Limits(settings.max_image_pixels)
-        self.pipeline = Pipeline(self.gateway, limits, decoders=max(1, settings.inference_threads // settings.workers))
+        decoders = max(1, settings.inference_threads // settings.workers)
+        self.pipeline = Pipeline(self.gateway, limits, decoders, settings.reduced_decoding)
         self.health = Health(self.registry, self.pipeline, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode

@@ -153,6 +153,10 @@ class Settings:
         "SAGEMAKER_BATCH_STRATEGY", default="MULTI_RECORD", choices=("MULTI_RECORD", "SINGLE_RECORD"),
         help="whether /execution-parameters tells batch transform to send many lines in a request, or one",
     )  # fmt: skip
+    reduced_decoding: bool = _setting(
+        "SERVE_REDUCED_DECODING", default=True,
+        help="large JPEGs are decoded at 1/2, 1/4 or 1/8 where the model's input is much smaller (clients that say so)",
+    )  # fmt: skip
     max_image_pixels: int = _setting(
         "SERVE_MAX_IMAGE_PIXELS", default=89_000_000, minimum=1, maximum=2**31,
         help="an image with more pixels is refused before it is decoded",

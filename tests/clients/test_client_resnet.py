@@ -20,7 +20,7 @@ from build_engines.digit_images import held_out
 from build_engines.digits import split
 from clients.base import Model, TensorSpec
 from clients.resnet import Client, softmax
-from serving.codecs import IMAGE, Limits
+from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
@@ -100,6 +100,19 @@ def test_plain_enlarged_scans_are_read_too(side: int, negative: bool) -> None:
     images = [Image.fromarray(255 - s if negative else s).resize((side, side)).convert("RGB") for s in scans]
     found = [int(p["classes"][0]["label"]) for p in read(images, top_k=1)]
     assert np.mean(np.array(found) == labels) >= 0.97
+
+
+def test_large_photos_that_are_decoded_smaller_are_read_alike() -> None:
+    """The held-out digits as photos of 2.6 megapixels, of which an eighth of each side is decoded."""
+    images, labels = zip(*held_out(), strict=True)
+    large = [encode_image(image.resize((1600, 1600), Image.Resampling.BICUBIC), "image/jpeg") for image in images[:60]]
+    found = []
+    for side in (0, digits()[0].side):
+        photos = [IMAGE.from_bytes(data, Limits(side=side)) for data in large]
+        assert photos[0].width == (200 if side else 1600)
+        found.append([int(p["classes"][0]["label"]) for p in read(photos, top_k=1)])
+    assert found[0] == found[1]
+    assert np.mean(np.array(found[1]) == labels[:60]) >= 0.97
 
 
 def test_the_example_is_read_with_certainty() -> None:

@@ -151,3 +151,28 @@ def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
     for wrong, message in ((b"", "empty"), (b"no image", "not an image"), (png_that_claims(10**5, 10**5), "more than")):
         with pytest.raises(DecodingError, match=message):
             ENCODED_IMAGE.from_bytes(wrong, Limits())
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "decoded"),
+    [
+        ((4000, 3000), 300, (500, 375)),
+        ((4000, 3000), 700, (1000, 750)),
+        ((4000, 3000), 1501, (4000, 3000)),
+        ((4000, 310), 300, (4000, 310)),
+        ((4000, 3000), 0, (4000, 3000)),
+    ],
+)
+def test_a_large_jpeg_may_be_decoded_smaller_but_no_side_below_the_least(
+    size: tuple[int, int], side: int, decoded: tuple[int, int]
+) -> None:
+    data = encoded(Image.new("RGB", size, RED), "JPEG")
+    assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
+    assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
+
+
+def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=exif)
+    assert IMAGE.from_bytes(data, Limits(side=200)).size == (200, 400)

@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "batch_payload_mb": ("20", 20, "101"),
     "batch_concurrency": ("3", 3, "-1"),
     "batch_strategy": ("SINGLE_RECORD", "SINGLE_RECORD", "ALL"),
+    "reduced_decoding": ("false", False, "perhaps"),
     "max_image_pixels": ("1000000", 1_000_000, "1e6"),
     "workers": ("3", 3, "-1"),
     "threads": ("100", 100, "many"),
