@@ -48,7 +48,7 @@ class DirectLog:
         if not self._file.exists():
             return
         with self._file.open("r+b") as file:
-            position = file.seek(int(self._place.read_text()) if self._place.exists() else 0)
+            begun = position = file.seek(int(self._place.read_text()) if self._place.exists() else 0)
             while lines := file.readlines(CHUNK):
                 whole = [line for line in lines if line.endswith(b"\n")]
                 self._count(whole)
@@ -56,7 +56,8 @@ class DirectLog:
                 self._place.write_text(str(position))
                 if len(whole) < len(lines):
                     break
-            _give_back(file.fileno(), position)
+            if position > begun:
+                _give_back(file.fileno(), position)
 
     def _count(self, lines: Iterable[bytes]) -> None:
         """Many lines are alike: equal times in milliseconds, equal sizes."""
@@ -77,5 +78,4 @@ class DirectLog:
 def _give_back(descriptor: int, length: int) -> None:
     """Frees the blocks of the file's first `length` bytes; a file system that cannot keeps them."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if length:
-        libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(length))
+    libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(length))

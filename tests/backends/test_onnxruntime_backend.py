@@ -15,7 +15,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.backends.onnx_models import DATATYPES, REFUSED, SERVED, TABLE
-from tests.backends.triton_process import Server
+from tests.backends.triton_process import Server, at_once
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -57,16 +57,7 @@ def executions(client: Client, model: str) -> tuple[int, int]:
 
 def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
     """Sent at once; the delay in these models' dynamic batcher merges them."""
-
-    def one(feed: Arrays) -> Arrays | Exception:
-        try:
-            return infer(client, model, feed)
-        except InferenceServerException as err:
-            failed: Exception = err
-            return failed
-
-    with ThreadPoolExecutor(len(feeds)) as pool:
-        return list(pool.map(one, feeds))
+    return at_once(lambda feed: infer(client, model, feed), feeds)
 
 
 def config(client: Client, model: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
-from tests.backends.triton_process import Server, serving, start
+from tests.backends.triton_process import Server, at_once, serving, start
 
 Arrays = dict[str, NDArray[Any]]
 RANDOM = np.random.default_rng(0)
@@ -49,16 +48,7 @@ def infer(client: Client, model: str, feed: Arrays, *outputs: str) -> Arrays:
 
 def together(client: Client, model: str, feeds: list[Arrays]) -> list[Arrays | Exception]:
     """Sent at once; the delay in these models' dynamic batcher merges them."""
-
-    def one(feed: Arrays) -> Arrays | Exception:
-        try:
-            return infer(client, model, feed)
-        except InferenceServerException as err:
-            failed: Exception = err
-            return failed
-
-    with ThreadPoolExecutor(len(feeds)) as pool:
-        return list(pool.map(one, feeds))
+    return at_once(lambda feed: infer(client, model, feed), feeds)
 
 
 def floats(*shape: int) -> NDArray[np.float32]:

@@ -6,13 +6,19 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from serving import tritonserver
+
+Feed = TypeVar("Feed")
+Answer = TypeVar("Answer")
 
 START_TIMEOUT, STOP_TIMEOUT = 40.0, 20.0
 
@@ -93,3 +99,17 @@ def serving(repository: Path, backends: Path, log: Path, *options: str) -> Itera
         yield running
     finally:
         running.stop()
+
+
+def at_once(ask: Callable[[Feed], Answer], feeds: Sequence[Feed]) -> list[Answer | Exception]:
+    """The answers, or Triton's errors, to requests that are sent at the same time."""
+
+    def one(feed: Feed) -> Answer | Exception:
+        try:
+            return ask(feed)
+        except InferenceServerException as err:
+            failed: Exception = err
+            return failed
+
+    with ThreadPoolExecutor(len(feeds)) as pool:
+        return list(pool.map(one, feeds))
