@@ -16,13 +16,19 @@ from clients.base import Model, ModelClient, TensorSpec
 from serving.codecs import Limits
 
 LIMITS = Limits()
+SHORT = "20 µs of spinning"  # as our own backend's threads
+SPINNING = {  # how a thread waits for the next part of a run: entries of ONNX Runtime's session configuration
+    "no spinning": ("session.intra_op.allow_spinning", "0"),
+    SHORT: ("session.intra_op.spin_duration_us", "20"),
+    "spinning": ("session.intra_op.allow_spinning", "1"),
+}
 
 
 class Subject:
     """Bytes of instances in, predictions out, with the same code as behind Triton."""
 
-    def __init__(self, folder: Path, threads: int = 0, spinning: bool = False) -> None:
-        """`threads` of one run, 0: as many as processors."""
+    def __init__(self, folder: Path, threads: int = 0, spinning: str = SHORT) -> None:
+        """`threads` of one run, 0: as many as processors; `spinning` is one of SPINNING."""
         self.session = session(folder / "1" / "model.onnx", threads, spinning)
         self.client = client_of(json.loads((folder / "subject.json").read_text()))
         self.input = self.session.get_inputs()[0].name
@@ -54,13 +60,13 @@ class Subject:
         return self.client
 
 
-def session(path: Path, threads: int, spinning: bool) -> Any:
-    """An ONNX Runtime session; threads that wait do not spin unless told."""
+def session(path: Path, threads: int, spinning: str) -> Any:
+    """An ONNX Runtime session."""
     import onnxruntime as ort  # here, so that one who needs a client only does not load it
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
+    options.add_session_config_entry(*SPINNING[spinning])
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.load import Sample, filled_up, sample
-from bench.subject import Subject
+from bench.subject import SHORT, SPINNING, Subject
 
 TRIAL_SECONDS = 0.7
 
 
 @cache
-def subject(model: str, threads: int, spinning: bool) -> Subject:
+def subject(model: str, threads: int, spinning: str) -> Subject:
     """Made at its first use, as every setting takes memory."""
     return Subject(Path(os.environ["BENCH_REPOSITORY"]) / model, threads, spinning)
 
@@ -52,12 +52,12 @@ def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: 
 
 
 @cache
-def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[int, int, bool]:
+def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[int, int, str]:
     """(threads of a run, runs at once, spinning) of the highest throughput."""
     cores = len(os.sched_getaffinity(0))
-    settings = product(sorted({1, cores}), range(1, min(callers, cores) + 1), (False, True))
+    settings = product(sorted({1, cores}), range(1, min(callers, cores) + 1), SPINNING)
 
-    def rate(setting: tuple[int, int, bool]) -> float:
+    def rate(setting: tuple[int, int, str]) -> float:
         threads, at_once, spinning = setting
         return closed_loop(subject(model, threads, spinning), bodies, callers, at_once, TRIAL_SECONDS).rate
 
@@ -69,12 +69,12 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     the seconds of decoding one instance wholly."""
     bodies = tuple(bytes.fromhex(text) for text in order["bodies"])
     if order.get("predict"):
-        return {"predictions": subject(order["model"], 0, False).predict(bodies)}
+        return {"predictions": subject(order["model"], 0, SHORT).predict(bodies)}
     if order.get("decode"):
         return {"seconds": min(_decode(bodies[0]) for _ in range(5))}
     threads, at_once, spinning = best(order["model"], bodies, order["callers"])
     found = closed_loop(subject(order["model"], threads, spinning), bodies, order["callers"], at_once, order["measure"])
-    words = f"{at_once} at once, {threads} threads{', spinning' if spinning else ''}"
+    words = f"{at_once} at once, {threads} threads, {spinning}"
     return {"sample": asdict(found), "setting": words}
 
 
