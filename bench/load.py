@@ -66,12 +66,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def sample(latencies: Sequence[float], seconds: float, errors: int, light: Sequence[float] = ()) -> Sample:
-    """Of latencies in seconds."""
+def sample(
+    latencies: Sequence[float], seconds: float, errors: int, replies: int = 0, light: Sequence[float] = ()
+) -> Sample:
+    """Of latencies in seconds; `replies` where these are more, filled up."""
     p50, p99, light50, light99 = (
         1000 * percentile(values, share) for values in (latencies, light) for share in (0.5, 0.99)
     )
-    return Sample(len(latencies), seconds, p50, p99, errors, light_p50=light50, light_p99=light99)
+    return Sample(replies or len(latencies), seconds, p50, p99, errors, light_p50=light50, light_p99=light99)
 
 
 def filled_up(latencies: Sequence[float], interval: float) -> list[float]:
@@ -142,9 +144,23 @@ class _Noted:
                 self.light.append(seconds)
 
 
+def patient(port: int, request: Request, callers: int, seconds: float) -> Sample:
+    """What `wrk` does, for slow replies: those under way at the end are waited for, and count."""
+    noted, took = _take_turns(port, [[request]] * callers, "", seconds)
+    return sample(
+        filled_up(noted.latencies, took * callers / len(noted.latencies)), took, noted.errors, len(noted.latencies)
+    )
+
+
 def mixed(port: int, decks: Sequence[Sequence[Request]], light: str, seconds: float) -> Sample:
-    """A closed loop of one caller for each deck, who goes through it again and again; requests whose path or
-    headers name `light` are counted for themselves too."""
+    """A closed loop of one caller for each deck, who goes through it again and again; requests whose path names
+    `light` are counted for themselves too."""
+    noted, took = _take_turns(port, decks, light, seconds)
+    return sample(noted.latencies, took, noted.errors, light=noted.light)
+
+
+def _take_turns(port: int, decks: Sequence[Sequence[Request]], light: str, seconds: float) -> tuple[_Noted, float]:
+    """What each deck's caller noted, and the seconds until the last reply."""
     noted, deadline = _Noted(), time.monotonic() + seconds
 
     def call(deck: Sequence[Request]) -> None:
@@ -154,12 +170,12 @@ def mixed(port: int, decks: Sequence[Sequence[Request]], light: str, seconds: fl
             if begun >= deadline:
                 break
             status = connection.post(request)[0]
-            noted.add(status, time.monotonic() - begun, light in request.path)
+            noted.add(status, time.monotonic() - begun, bool(light) and light in request.path)
         connection.close()
 
     begun = time.monotonic()
     _together([threading.Thread(target=call, args=(deck,)) for deck in decks])
-    return sample(noted.latencies, time.monotonic() - begun, noted.errors, noted.light)
+    return noted, time.monotonic() - begun
 
 
 def open_loop(port: int, request: Request, rate: float, seconds: float) -> Sample:

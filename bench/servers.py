@@ -148,6 +148,13 @@ class Server:
         found = load.wrk(self.port, request, callers, seconds)
         return self._with_cpu(found, before, unfinished=callers)
 
+    def patient(self, work: Workload, callers: int, seconds: float) -> Sample:
+        """A round of load.patient."""
+        request = self._request(work)
+        self._warm_up(request)
+        before = processes.cpu(self.pids())
+        return self._with_cpu(load.patient(self.port, request, callers, seconds), before)
+
     def mixed(self, decks: Sequence[Sequence[Workload]], light: str, seconds: float) -> Sample:
         """A round of load.mixed."""
         asked = [[self._request(work) for work in deck] for deck in decks]
