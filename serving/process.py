@@ -26,6 +26,7 @@ BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1
 REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
+STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEANINGS = {
     signal.SIGKILL: "often: out of memory",
@@ -125,6 +126,7 @@ class Supervisor:
         self._stop_timeout = stop_timeout
         self._when_ready = list(when_ready)
         self._stage = "starting"
+        self._has_been_ready = False
         self._since = system.now()
         self._next_report = REPORT_INTERVAL
         self._oom_kills = system.oom_kills()
@@ -218,7 +220,7 @@ class Supervisor:
         reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
         took = self._system.now() - self._since
         if not reason:
-            self._stage = "ready"
+            self._stage, self._has_been_ready = "ready", True
             self._write_status()
             self._next_report = REPORT_INTERVAL
             self._greet(took)
@@ -237,7 +239,8 @@ class Supervisor:
         """The last first, one after the other, all under one deadline; then whatever is left is killed."""
         self._stage = "stopping"
         self._write_status()
-        deadline = self._system.now() + self._stop_timeout
+        patience = self._stop_timeout if self._has_been_ready else min(STOP_BEFORE_READY, self._stop_timeout)
+        deadline = self._system.now() + patience
         for child in reversed(self._children):
             if child.pid is not None:
                 self._system.signal(child.pid, child.process.stop_signal)

@@ -274,6 +274,16 @@ def test_one_that_ignores_its_signal_is_killed_at_the_deadline(supervisor: Super
     assert "tritonserver did not stop in time: killing it" in system.said
 
 
+def test_before_anything_was_ready_one_that_ignores_its_signal_is_killed_soon(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
+    system.deaf = {"tritonserver"}
+    system.down = lambda: "/ping: 503"
+    system.at(1, system.send(SIGINT))
+    assert supervisor.run() == 0
+    assert system.history[-1] == (4.0, "SIGKILL", "tritonserver")
+
+
 def test_all_share_one_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
     system.deaf = {"nginx", "gunicorn", "tritonserver"}
     system.at(5, system.send(SIGTERM))
