@@ -215,7 +215,7 @@ def _infer_tensors(served: ServedModel, version: str, body: TensorBody) -> Respo
 def _infer_npy(served: ServedModel, version: str, body: NpyBody, session: Session | None) -> Response:
     name, array = read_npy(body.body, served.model)
     flags = session.parameters() if session else {}
-    reply = services().gateway.start(served.model.name, version, {name: array}, g.request_id, flags).result()
+    reply = services().gateway.call(served.model.name, version, {name: array}, g.request_id, flags).result()
     g.model_version = reply.version
     if NPY_TYPE not in request.headers.get("Accept", ""):
         return Response(

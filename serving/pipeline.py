@@ -108,8 +108,10 @@ class Pipeline:
         try:
             for first, batch in self._batches(client, steps):
                 flags = steps.flags(first, len(batch.instances))
-                call = self.gateway.start(served.model.name, version, batch.inputs, request_id, flags)
+                call = self.gateway.call(served.model.name, version, batch.inputs, request_id, flags)
                 waiting.append((batch, call))
+                if len(waiting) > 1 or steps.goes_on(first + len(batch.instances)):
+                    call.send()
                 if len(waiting) >= steps.ahead:
                     done = self._finish(work, *waiting.popleft(), done)
             while waiting:
@@ -243,6 +245,10 @@ class _Steps:
         if self.session is None:
             return {}
         return self.session.parameters(first=first == 0, last=first + count == len(self.items))
+
+    def goes_on(self, count: int) -> bool:
+        """Whether a batch is prepared while the one that ends with instance `count` is worked on."""
+        return self.ahead > 1 and count < len(self.items)
 
 
 def _run(client: ModelClient, step: str, function: Callable[[], Result]) -> Result:

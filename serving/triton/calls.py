@@ -25,21 +25,33 @@ SAGEMAKER_SECONDS = 3.0  # from Triton's being live to its SageMaker endpoint's 
 
 
 class Call:
-    """An inference on its way; `result` waits for it."""
+    """An inference: `send` puts it on its way, so that something else can be done meanwhile; `result` waits for it.
 
-    def __init__(self, gateway: "TritonGateway", send: Callable[[], Any]) -> None:
-        self._gateway, self._send = gateway, send
-        self._future = send()
+    `method` calls with a request and waits, or returns a future, as gRPC's multi-callables do. To wait is cheaper: for
+    a future gRPC starts a thread.
+    """
+
+    def __init__(self, gateway: "TritonGateway", method: Any, request: Any) -> None:
+        self._gateway, self._method, self._request = gateway, method, request
+        self._future: Any = None
+
+    @stage("triton")
+    def send(self) -> None:
+        self._future = self._method.future(self._request, timeout=self._gateway.timeout)
 
     @stage("triton")
     def result(self) -> Reply:
-        """The reply; raises a ServingError."""
-        response = self._gateway.connected(self._future.result, lambda: self._send().result())
-        return read_reply(response)
+        """The reply; sends first what has not been sent. Raises a ServingError."""
+        first = self._future.result if self._future else self._wait
+        return read_reply(self._gateway.connected(first, self._wait))
+
+    def _wait(self) -> Any:
+        return self._method(self._request, timeout=self._gateway.timeout)
 
     def cancel(self) -> None:
         """Tells Triton that nobody waits any more."""
-        self._future.cancel()
+        if self._future:
+            self._future.cancel()
 
 
 class Responses:

@@ -117,12 +117,12 @@ class TritonGateway:
         self.__dict__.pop("_stub", None)
 
     @stage("triton")
-    def start(
+    def call(
         self, model: str, version: str, inputs: Arrays, request_id: str = "", parameters: Parameters | None = None
     ) -> Call:
-        """Sends {input name: array in the model's dtype, batch first} to `version` ("" is the latest)."""
+        """A call with {input name: array in the model's dtype, batch first} to `version` ("" is the latest)."""
         request = infer_request(model, version, raw_tensors(inputs), request_id, parameters or {})
-        return Call(self, lambda: self._stub.ModelInfer.future(request, timeout=self.timeout))
+        return Call(self, self._stub.ModelInfer, request)
 
     def stream(
         self,

@@ -60,8 +60,12 @@ def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
         with pytest.raises((TritonUnavailable, TritonTimeout)) as caught:
             call()
         assert isinstance(caught.value, ServingError)
+    inference = gateway.call("m", "", {"x": np.zeros(1, np.float32)})
     with pytest.raises(TritonUnavailable, match="not answering"):
-        gateway.start("m", "", {"x": np.zeros(1, np.float32)}).result()
+        inference.result()
+    inference.send()
+    with pytest.raises(TritonUnavailable, match="not answering"):
+        inference.result()
     gateway.close()
 
 

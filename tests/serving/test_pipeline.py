@@ -36,21 +36,25 @@ class Brightness(ModelClient):
 
 
 class Echo(TritonGateway):
-    """Gives every call's inputs back, and remembers their batch sizes."""
+    """Gives every call's inputs back, and remembers their batch sizes and how many were sent ahead."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", "127.0.0.1:1", 1.0)
         self.batches: list[int] = []
+        self.sent: list[int] = []
 
-    def start(self, model: str, version: str, inputs: Mapping[str, Any], *_: Any) -> Any:
+    def call(self, model: str, version: str, inputs: Mapping[str, Any], *_: Any) -> Any:
         assert set(inputs) == {"x"}
         self.batches.append(len(inputs["x"]))
-        return Answer(dict(inputs))
+        return Answer(dict(inputs), self.sent)
 
 
 class Answer:
-    def __init__(self, outputs: dict[str, Any]) -> None:
-        self.outputs = outputs
+    def __init__(self, outputs: dict[str, Any], sent: list[int]) -> None:
+        self.outputs, self._sent = outputs, sent
+
+    def send(self) -> None:
+        self._sent.append(len(self.outputs["x"]))
 
     def result(self) -> Reply:
         return Reply("7", self.outputs)
@@ -82,6 +86,14 @@ def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Echo) 
     assert done.predictions == [float(n) for n in range(10)]
     assert done.version == "7"
     assert done.instance.getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_meanwhile(echo: Echo) -> None:
+    pipeline = Pipeline(echo, Limits(), 1)
+    pipeline.predict(client_of(4), "", [item(n) for n in range(4)], {})
+    assert echo.sent == []
+    pipeline.predict(client_of(4), "", [item(n) for n in range(6)], {})
+    assert echo.sent == [4, 2]
 
 
 def test_large_images_make_smaller_batches(echo: Echo) -> None:
