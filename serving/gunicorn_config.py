@@ -8,6 +8,7 @@ from typing import Any
 from gunicorn.glogging import Logger
 
 from serving import logs, metrics
+from serving.services import Services
 
 
 class JsonLogger(Logger):  # type: ignore[misc]
@@ -26,7 +27,9 @@ def on_starting(_server: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    worker.wsgi.extensions["serving"].direct_log.start()
+    services: Services = worker.wsgi.extensions["serving"]
+    services.direct_log.start()
+    services.idle_trim.start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Metrics:
     def __init__(self, status_file: Path | None = None) -> None:
         self._status_file = status_file
         self._registry = registry = CollectorRegistry()
+        self.last_active = 0.0  # when a request began or ended (time.monotonic)
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
@@ -74,10 +76,12 @@ class Metrics:
 
     def started(self) -> None:
         """A request is in work from now on."""
+        self.last_active = time.monotonic()
         self._in_flight.inc()
 
     def finished(self, request: Finished) -> None:
         """The end of what `started` began."""
+        self.last_active = time.monotonic()
         self._in_flight.dec()
         self.count(request)
 

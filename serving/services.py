@@ -7,6 +7,7 @@ from serving.codecs import Limits
 from serving.direct import DirectLog
 from serving.hangups import HangUps
 from serving.health import Health
+from serving.idle import IdleTrim
 from serving.loaded import LoadedModels
 from serving.machine import memory_limit
 from serving.management import Management
@@ -49,6 +50,7 @@ class Services:
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
+        self.idle_trim = IdleTrim(lambda: self.metrics.last_active)
         self.direct_log = DirectLog(settings.direct_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.management = Management(settings.management, settings.management_secret)

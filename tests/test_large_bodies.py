@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,18 @@ def test_a_large_body_is_held_once_in_a_worker_and_let_go(server: Server) -> Non
     assert reply.json()["outputs"][0]["data"] == [total]
     assert size <= status(worker, "VmHWM") - before < 1.3 * size
     assert status(worker, "VmRSS") - before < 0.3 * size
+
+
+def test_what_a_burst_took_is_given_back_once_a_worker_is_idle(server: Server) -> None:
+    (worker,) = children(server.pid("gunicorn"))
+    body, headers, total = tensor(20)
+    before = status(worker, "VmRSS")
+    with ThreadPoolExecutor(4) as threads:
+        replies = threads.map(
+            lambda _: server.post("/invocations?model_name=total", data=body, headers=headers), range(8)
+        )
+        assert [reply.json()["outputs"][0]["data"] for reply in replies] == [[total]] * 8
+    wait_until(lambda: status(worker, "VmRSS") - before < 15, 10, "the memory is given back")
 
 
 def test_a_body_over_the_limit_is_a_413(server: Server) -> None:
