@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.add_argument("--scenarios", nargs="+", choices=sorted(scenarios.BY_NAME), metavar="SCENARIO")
             command.add_argument("--rounds", type=int, default=scenarios.FULL.rounds)
             command.add_argument("--seconds", type=int, default=scenarios.FULL.seconds, help="of a round")
+        if name == "curves":
+            text = "of a page; the others stay as they were measured last"
+            command.add_argument("--curves", nargs="+", metavar="CURVE", help=text)
     options = parser.parse_args(arguments)
     end_on_sigterm()
     try:
@@ -56,7 +59,10 @@ def run(options: argparse.Namespace) -> int:
         from bench import curves, profile
 
         folder = repository.prepare(scenarios.FULL_MODELS, CACHE / "repository")
-        (profile.profile if options.command == "profile" else curves.curves)(folder, options.out)
+        if options.command == "profile":
+            profile.profile(folder, options.out)
+        else:
+            curves.curves(folder, options.out, options.curves or curves.NAMED)
         return 0
     compare(scope_of(options), options.command, options.out)
     return 0

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench import environments
 from bench.environments import REPORT
@@ -15,7 +16,7 @@ from bench.load import Sample, Wrong
 from bench.multimodel import NAMES, memory_by_models
 from bench.peer_table import BY_NAME
 from bench.report import TITLES, table
-from bench.repository import CACHE, ROOT
+from bench.repository import CACHE, ROOT, Unprepared
 from bench.scenarios import FULL_MODELS, RESNET_WORK, SHORT_WORK
 from bench.servers import Server
 from bench.workload import Workload, images, tensor
@@ -26,6 +27,8 @@ BYTES = tuple(1000 * factor for factor in (1, 4, 16, 64, 256, 1000, 4000, 16000,
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CALLERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MODELS = (1, 8, 16, 32, 64)
+MODELS_CURVE = "models"
+Points = dict[str, list[dict[str, Any]]]  # a Point's fields, by server
 
 
 @dataclass(frozen=True)
@@ -61,37 +64,51 @@ CURVES = (
 )  # fmt: skip
 
 
-def curves(repository: Path, out: Path | None) -> None:
-    """Writes a page with a table and a picture for each curve."""
+NAMED = (*(curve.name for curve in CURVES), MODELS_CURVE)
+
+
+def curves(repository: Path, out: Path | None, chosen: Sequence[str] = NAMED) -> None:
+    """Writes a page with a table and a picture for each curve; those that are not chosen are kept as they were.
+    Raises Unprepared for one that is none."""
+    if unknown := set(chosen) - set(NAMED):
+        raise Unprepared(f"no curve is called {', '.join(sorted(unknown))}; the curves are {', '.join(NAMED)}")
     environments.install(REPORT)
     page = out or CACHE / "curves.md"
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="curves-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
-        servers = [Server(BY_NAME[peer], repository, FULL_MODELS, Path(name)) for peer in SERVERS]
+    file = folder / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="curves-", ignore_cleanup_errors=True) as name:
+        if MODELS_CURVE in chosen:
+            results[MODELS_CURVE] = {peer: memory_by_models(peer, MODELS, Path(name) / peer) for peer in NAMES}
+        if asked := [curve for curve in CURVES if curve.name in chosen]:
+            results |= _run(asked, repository, Path(name))
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    shown = json.loads(file.read_text())
+    draw(shown, folder)
+    page.write_text("\n".join(lines(shown, folder.name)) + "\n")
+    print(f"written: {page}")
+
+
+def _run(asked: Sequence[Curve], repository: Path, scratch: Path) -> dict[str, Points]:
+    with ExitStack() as stack:
+        servers = [Server(BY_NAME[peer], repository, FULL_MODELS, scratch) for peer in SERVERS]
         for server in servers:
             stack.callback(server.end)
         for server in servers:
             server.wait([tensor(4), RESNET_WORK()[0], SHORT_WORK()[0]]).hold()
-        found = {curve.name: measured(curve, servers) for curve in CURVES}
-    with tempfile.TemporaryDirectory(prefix="curves-", ignore_cleanup_errors=True) as name:
-        models = {name_: memory_by_models(name_, MODELS, Path(name) / name_) for name_ in NAMES}
-    facts = {curve: {peer: [asdict(p) for p in points] for peer, points in by.items()} for curve, by in found.items()}
-    (folder / "results.json").write_text(json.dumps({"curves": facts, "models": models}, indent=1) + "\n")
-    draw(found, models, folder)
-    page.write_text("\n".join(lines(found, models, folder.name)) + "\n")
-    print(f"written: {page}")
+        return {curve.name: measured(curve, servers) for curve in asked}
 
 
-def measured(curve: Curve, servers: Sequence[Server]) -> dict[str, list[Point]]:
+def measured(curve: Curve, servers: Sequence[Server]) -> Points:
     """The servers take turns at every x."""
-    points: dict[str, list[Point]] = {server.peer.name: [] for server in servers}
+    points: Points = {server.peer.name: [] for server in servers}
     for x in curve.xs:
         work, callers = curve.ask(x)
         print(f"{curve.name}: {x}", flush=True)
         for server in servers:
             with server.awake():
-                points[server.peer.name].append(one(x, server, work, callers))
+                points[server.peer.name].append(asdict(one(x, server, work, callers)))
     return points
 
 
@@ -110,38 +127,44 @@ def point(x: float, found: Sample) -> Point:
     return Point(x, good / found.seconds, found.p50, found.p99, found.errors)
 
 
-def lines(found: dict[str, dict[str, list[Point]]], models: dict[str, dict[int, float]], folder: str) -> Iterator[str]:
+def lines(found: Mapping[str, Any], folder: str) -> Iterator[str]:
     """The page."""
     yield "# Cost against work\n"
-    yield "Made by `python -m bench curves`. Closed loop; rates are of replies without an error.\n"
-    for curve in CURVES:
+    yield "Made by `python -m bench curves`. Closed loop; rates are of replies without an error. What the curves show"
+    yield "stands in [benchmarks-notes.md](benchmarks-notes.md#cost-against-work).\n"
+    for curve in _found(found):
         yield f"## {curve.title}\n"
         header = [curve.axis]
         for peer in found[curve.name]:
             header += [f"{TITLES[peer]}: /s", "p50 ms", "p99 ms", "errors"]
         yield from table(header, [_row(points) for points in zip(*found[curve.name].values(), strict=True)])
         yield f"![{curve.name}]({folder}/{curve.name}.svg)\n"
-    yield "## Memory against the number of loaded models, MB\n"
-    counts = next(iter(models.values()))
-    yield from table(
-        ["models", *(TITLES[name] for name in models)],
-        [[str(n), *(f"{by[n]:.0f}" for by in models.values())] for n in counts],
-    )
-    yield f"![models]({folder}/models.svg)\n"
+    if models := found.get(MODELS_CURVE):
+        yield "## Memory against the number of loaded models, MB\n"
+        counts = next(iter(models.values()))
+        rows = [[n, *(f"{by[n]:.0f}" for by in models.values())] for n in counts]
+        yield from table(["models", *(TITLES[name] for name in models)], rows)
+        yield f"![models]({folder}/models.svg)\n"
 
 
-def _row(points: Sequence[Point]) -> list[str]:
-    cells = [f"{points[0].x:g}"]
+def _found(found: Mapping[str, Any]) -> list[Curve]:
+    return [curve for curve in CURVES if curve.name in found]
+
+
+def _row(points: Sequence[Mapping[str, float]]) -> list[str]:
+    cells = [f"{points[0]['x']:g}"]
     for p in points:
-        cells += [f"{p.rate:.1f}", f"{p.p50:.2f}", f"{p.p99:.2f}", str(p.errors or "")]
+        cells += [f"{p['rate']:.1f}", f"{p['p50']:.2f}", f"{p['p99']:.2f}", str(p["errors"] or "")]
     return cells
 
 
-def draw(found: dict[str, dict[str, list[Point]]], models: dict[str, dict[int, float]], folder: Path) -> None:
+def draw(found: Mapping[str, Any], folder: Path) -> None:
     """A picture for each curve."""
-    charts = {curve.name: _panels(curve, found[curve.name]) for curve in CURVES}
-    charts["models"] = {"MB": [[TITLES[n], list(by), list(by.values()), "loaded models"] for n, by in models.items()]}
-    titles = {curve.name: curve.title for curve in CURVES} | {"models": "Memory"}
+    charts: dict[str, Any] = {curve.name: _panels(curve, found[curve.name]) for curve in _found(found)}
+    if models := found.get(MODELS_CURVE):
+        rows = [[TITLES[name], list(map(int, by)), list(by.values()), "loaded models"] for name, by in models.items()]
+        charts[MODELS_CURVE] = {"MB": rows}
+    titles = {curve.name: curve.title for curve in CURVES} | {MODELS_CURVE: "Memory"}
     subprocess.run(
         [str(environments.python_of(REPORT)), "-m", "bench.pictures", str(folder.resolve())], cwd=ROOT,
         input=json.dumps({"titles": titles, "charts": charts}), text=True, check=True, stdout=subprocess.DEVNULL,
@@ -149,11 +172,9 @@ def draw(found: dict[str, dict[str, list[Point]]], models: dict[str, dict[int, f
     )  # fmt: skip
 
 
-def _panels(curve: Curve, by: dict[str, list[Point]]) -> dict[str, list[list[object]]]:
-    picks: dict[str, Callable[[Point], float]] = {
-        "requests per second": lambda p: p.rate, "p50, ms": lambda p: p.p50, "p99, ms": lambda p: p.p99,
-    }  # fmt: skip
+def _panels(curve: Curve, by: Points) -> dict[str, list[list[object]]]:
+    picks = {"requests per second": "rate", "p50, ms": "p50", "p99, ms": "p99"}
     return {
-        title: [[TITLES[peer], [p.x for p in ps], [pick(p) for p in ps], curve.axis] for peer, ps in by.items()]
+        title: [[TITLES[peer], [p["x"] for p in ps], [p[pick] for p in ps], curve.axis] for peer, ps in by.items()]
         for title, pick in picks.items()
     }

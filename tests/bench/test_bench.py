@@ -5,11 +5,12 @@ import os
 import secrets
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from bench import figures, report, scenarios
+from bench import curves, figures, report, scenarios
 from bench.load import Sample, Wrong, filled_up, percentile, sample
 from bench.measure import Results, Start
 from bench.peer_table import PEERS, Peer
@@ -199,3 +200,16 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(Unprepared, match="no such model"):
         server.wait([])
     server.end()
+
+
+def test_a_page_of_curves_shows_those_that_were_measured() -> None:
+    points = [asdict(curves.Point(callers, 40.0, 25.0, 30.0, 3)) for callers in (1, 8)]
+    found = {"callers-image": {"ours": points, "triton": points}, "models": {"ours": {"1": 100.2}}}
+    text = "\n".join(curves.lines(found, "page"))
+    assert "| 8 | 40.0 | 25.00 | 30.00 | 3 | 40.0 |" in text and "| 1 | 100 |" in text
+    assert text.count("## ") == text.count("![") == 2
+
+
+def test_a_curve_that_there_is_not_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unprepared, match="no curve is called depth; the curves are size-binary"):
+        curves.curves(tmp_path, tmp_path / "page.md", ["depth"])
