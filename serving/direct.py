@@ -60,19 +60,28 @@ class DirectLog:
                 _give_back(file.fileno(), position)
 
     def _count(self, lines: Iterable[bytes]) -> None:
-        """Many lines are alike: equal times in milliseconds, equal sizes."""
+        """Many lines are alike: equal times in milliseconds, equal sizes. One that cannot be read is left out."""
         for line, count in Counter(lines).items():
-            model, version, status, seconds, triton_ms, received, sent = line.decode().rstrip("\n").split(" ")
-            request = Finished(
-                model=model,
-                version=version,
-                status=int(status),
-                seconds=float(seconds),
-                received=int(received),
-                sent=int(sent),
-                stages={"triton": int(triton_ms) / 1000},
-            )
-            self._metrics.count(request, count)
+            try:
+                request = _finished(line)
+            except ValueError:
+                log.warning("a request that went past Python is not counted, its line cannot be read: %r", line)
+            else:
+                self._metrics.count(request, count)
+
+
+def _finished(line: bytes) -> Finished:
+    """The request of a line; ValueError where it is not one of nginx.conf's format `direct`."""
+    model, version, status, seconds, triton_ms, received, sent = line.decode().rstrip("\n").split(" ")
+    return Finished(
+        model=model,
+        version=version,
+        status=int(status),
+        seconds=float(seconds),
+        received=int(received),
+        sent=int(sent),
+        stages={"triton": int(triton_ms) / 1000},
+    )
 
 
 def _give_back(descriptor: int, length: int) -> None:

@@ -73,3 +73,16 @@ def test_what_was_counted_takes_no_room(direct: tuple[Path, Metrics, DirectLog])
     before = file.stat().st_blocks
     log.read()
     assert file.stat().st_blocks < before / 100
+
+
+@pytest.mark.parametrize(
+    "broken", [b"scale 2\n", b"scale 2 200 0.004 3 - 116\n", b"sc\xffle 2 200 0.004 3 80 116\n", b"\n"]
+)
+def test_a_line_that_cannot_be_read_is_left_out_and_told_of(
+    direct: tuple[Path, Metrics, DirectLog], caplog: pytest.LogCaptureFixture, broken: bytes
+) -> None:
+    file, metrics, log = direct
+    file.write_bytes(LINE.encode() + broken + LINE.encode())
+    log.read()
+    assert values(metrics)['serve_requests_total{code="200",model="scale",version="2"}'] == 2
+    assert repr(broken) in caplog.text
