@@ -135,6 +135,10 @@ class BackendDied(TritonUnavailable):
     """A process of a Triton backend has died, which Triton does not mend: it must be started again."""
 
 
+class RegionUnknown(TritonUnavailable):
+    """Triton was started again since it was told of the shared memory that holds an input."""
+
+
 class Overloaded(ServingError):
     """More requests than can be worked on; trying again a little later helps."""
 

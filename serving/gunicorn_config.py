@@ -1,4 +1,4 @@
-"""What gunicorn's command line cannot say: JSON log lines, and what becomes of an ended worker's counts.
+"""What gunicorn's command line cannot say: JSON log lines, and what becomes of an ended worker's counts and memory.
 
 gunicorn reads these names (--config python:serving.gunicorn_config).
 """
@@ -22,16 +22,23 @@ class JsonLogger(Logger):  # type: ignore[misc]
 logger_class = JsonLogger
 
 
-def on_starting(_server: Any) -> None:
+def on_starting(server: Any) -> None:
     metrics.bury_others()
+    _services(server).gateway.shared_memory.bury()
 
 
 def post_worker_init(worker: Any) -> None:
-    services: Services = worker.wsgi.extensions["serving"]
-    services.direct_log.start()
-    services.idle_trim.start()
+    _services(worker).direct_log.start()
+    _services(worker).idle_trim.start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
     metrics.bury(worker.pid)
+    _services(worker).gateway.shared_memory.bury(worker.pid)
+
+
+def _services(of: Any) -> Services:
+    """The app's, which --preload has made in the master."""
+    found: Services = of.app.wsgi().extensions["serving"]
+    return found

@@ -9,7 +9,7 @@ from serving.hangups import HangUps
 from serving.health import Health
 from serving.idle import IdleTrim
 from serving.loaded import LoadedModels
-from serving.machine import memory_limit
+from serving.machine import memory_limit, shm_size
 from serving.management import Management
 from serving.memory import Budget
 from serving.metrics import Metrics
@@ -18,6 +18,11 @@ from serving.pipeline import Pipeline
 from serving.registry import Registry
 from serving.settings import Settings
 from serving.triton.gateway import TritonGateway
+
+# Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
+# more than so many bytes.
+SHARED_MEMORY_PART = 8
+MOST_SHARED_MEMORY = 256 * 2**20
 
 
 class Services:
@@ -33,6 +38,8 @@ class Services:
             settings.stream_timeout,
             f"{host}:{settings.triton_sagemaker_port}",
             settings.triton_secret if settings.allow_grpc else "",
+            settings.shared_memory,
+            min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
         )
         self.registry = Registry(
             self.gateway,
@@ -50,7 +57,7 @@ class Services:
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
-        self.idle_trim = IdleTrim(lambda: self.metrics.last_active)
+        self.idle_trim = IdleTrim(lambda: self.metrics.last_active, self.gateway.shared_memory.trim)
         self.direct_log = DirectLog(settings.direct_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.management = Management(settings.management, settings.management_secret)

@@ -5,6 +5,7 @@ holds only final values; `serve` adds the ports and the folder it picked and han
 on to its children, which read the same Settings from it.
 """
 
+import hashlib
 import math
 import shlex
 import sys
@@ -406,6 +407,12 @@ class Settings:
     def triton_metrics_address(self) -> str:
         """Where we reach Triton's metrics."""
         return f"{_reached(self.triton_metrics_host)}:{self.triton_metrics_port}"
+
+    @property
+    def shared_memory(self) -> str:
+        """What the names in /dev/shm of all that serves here begin with; nobody can guess it. "" without a secret."""
+        known = f"{self.run_dir}\0{self.triton_secret}\0{self.triton_grpc_port}"
+        return f"serve-{hashlib.sha256(known.encode()).hexdigest()[:16]}" if self.triton_secret else ""
 
     @property
     def models_folder(self) -> Path:

@@ -11,12 +11,10 @@ import grpc
 import orjson
 import urllib3
 
-from serving.errors import (
-    TritonUnavailable,
-)
+from serving.errors import RegionUnknown, ServingError, TritonUnavailable
 from serving.timings import stage
 from serving.triton.errors import NOT_ANSWERING, http_errors, serving_errors, to_stream_error, without_trace
-from serving.triton.tensors import Reply, read_reply
+from serving.triton.tensors import Regions, Reply, read_reply
 
 if TYPE_CHECKING:
     from serving.triton.gateway import TritonGateway
@@ -28,11 +26,14 @@ class Call:
     """An inference: `send` puts it on its way, so that something else can be done meanwhile; `result` waits for it.
 
     `method` calls with a request and waits, or returns a future, as gRPC's multi-callables do. To wait is cheaper: for
-    a future gRPC starts a thread.
+    a future gRPC starts a thread. `build` makes the request, of which the `regions` hold inputs, by their names.
     """
 
-    def __init__(self, gateway: "TritonGateway", method: Any, request: Any) -> None:
-        self._gateway, self._method, self._request = gateway, method, request
+    def __init__(
+        self, gateway: "TritonGateway", method: Any, build: Callable[[Regions], Any], regions: Regions
+    ) -> None:
+        self._gateway, self._method, self._build, self._regions = gateway, method, build, regions
+        self._request = build(regions)
         self._future: Any = None
 
     @stage("triton")
@@ -42,8 +43,21 @@ class Call:
     @stage("triton")
     def result(self) -> Reply:
         """The reply; sends first what has not been sent. Raises a ServingError."""
-        first = self._future.result if self._future else self._wait
-        return read_reply(self._gateway.connected(first, self._wait))
+        try:
+            response = self._answer()
+        except ServingError:
+            self._gateway.shared_memory.give_up(self._regions.values())
+            raise
+        self._gateway.shared_memory.give_back(self._regions.values())
+        return read_reply(response)
+
+    def _answer(self) -> Any:
+        try:
+            return self._gateway.connected(self._future.result if self._future else self._wait, self._wait)
+        except RegionUnknown:
+            self._gateway.shared_memory.forget(self._regions.values())
+            self._request = self._build({})
+            return self._gateway.connected(self._wait, self._wait)
 
     def _wait(self) -> Any:
         return self._method(self._request, timeout=self._gateway.timeout)
@@ -52,6 +66,7 @@ class Call:
         """Tells Triton that nobody waits any more."""
         if self._future:
             self._future.cancel()
+        self._gateway.shared_memory.give_up(self._regions.values())
 
 
 class Responses:

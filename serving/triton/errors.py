@@ -17,6 +17,7 @@ from serving.errors import (
     NotAcceptable,
     OutOfMemory,
     Overloaded,
+    RegionUnknown,
     ServingError,
     TritonTimeout,
     TritonUnavailable,
@@ -50,6 +51,7 @@ HTTP_ERRORS: dict[int, type[ServingError]] = {  # what http_server.cc answers, b
 }
 PARSE_ERRORS = ("Unable to parse", "failed to parse")  # the caller's mistake, though Triton answers 500
 DEAD_BACKEND = re.compile(r"Stub process '.*' is not healthy")
+UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 ONLY_STREAMS = (
     "the model gives any number of responses to a request (it is decoupled): ask for them with "
@@ -69,6 +71,8 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
         return ModelNotReady(details)
     if DECOUPLED in details:
         return NotAcceptable(ONLY_STREAMS)
+    if details.startswith(UNKNOWN_REGION):
+        return RegionUnknown(NOT_ANSWERING)
     if DEAD_BACKEND.search(details):
         return BackendDied(NOT_ANSWERING)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

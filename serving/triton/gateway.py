@@ -22,7 +22,8 @@ from serving.settings import SECRET_KEY
 from serving.timings import stage
 from serving.triton.calls import Call, RepositoryCall, Responses
 from serving.triton.errors import http_errors, never_sent, serving_errors, to_http_error, without_trace
-from serving.triton.tensors import Arrays, Parameters, RawTensor, infer_request, raw_tensors
+from serving.triton.shared_memory import SharedMemory
+from serving.triton.tensors import Arrays, Parameters, RawTensor, Regions, add_region, infer_request, raw_tensors
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
 METRICS_SECONDS = 1.0  # a scraper waits for 2
@@ -59,7 +60,8 @@ class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
     The addresses are "host:port"; `timeout` and `stream_timeout` are the deadlines of an inference and of a
-    stream of responses in seconds. `secret` is what a Triton asks for whose gRPC others can reach too.
+    stream of responses in seconds. `secret` is what a Triton asks for whose gRPC others can reach too. Large inputs
+    go through files of /dev/shm whose names begin with `shared_prefix`, `shared_limit` bytes of them at most.
     """
 
     def __init__(
@@ -71,12 +73,15 @@ class TritonGateway:
         stream_timeout: float = 480.0,
         sagemaker_address: str = "",
         secret: str = "",
+        shared_prefix: str = "",
+        shared_limit: int = 0,
     ) -> None:
         self.grpc_address, self.http_address, self.timeout = grpc_address, http_address, timeout
         self.stream_timeout = stream_timeout
         self.metrics_address = metrics_address
         self.sagemaker_address = sagemaker_address
         self._metadata = [(f"triton-grpc-protocol-{SECRET_KEY}", secret)] if secret else []
+        self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
     @cached_property
     def _channel(self) -> grpc.Channel:
@@ -121,8 +126,20 @@ class TritonGateway:
         self, model: str, version: str, inputs: Arrays, request_id: str = "", parameters: Parameters | None = None
     ) -> Call:
         """A call with {input name: array in the model's dtype, batch first} to `version` ("" is the latest)."""
-        request = infer_request(model, version, raw_tensors(inputs), request_id, parameters or {})
-        return Call(self, self._stub.ModelInfer, request)
+
+        def build(regions: Regions) -> Any:
+            small = {name: array for name, array in inputs.items() if name not in regions}
+            request = infer_request(model, version, raw_tensors(small), request_id, parameters or {})
+            for name, region in regions.items():
+                add_region(request, name, inputs[name], region)
+            return request
+
+        return Call(self, self._stub.ModelInfer, build, self.shared_memory.write(inputs))
+
+    def _register(self, name: str, size: int) -> None:
+        """Has Triton map a file of /dev/shm."""
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size)
+        self._probe("SystemSharedMemoryRegister", request)
 
     def stream(
         self,

@@ -14,7 +14,10 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
+from serving.triton.shared_memory import Region
+
 Arrays = Mapping[str, NDArray[Any]]
+Regions = Mapping[str, Region]  # input name -> where the input lies
 Parameters = Mapping[str, bool | int | float | str]
 
 
@@ -54,6 +57,13 @@ def infer_request(
     for name, value in parameters.items():
         setattr(request.parameters[name], _PARAMETER_FIELDS[type(value)], value)
     return request
+
+
+def add_region(request: Any, name: str, array: NDArray[Any], region: Region) -> None:
+    """An input that Triton reads in shared memory."""
+    tensor = request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+    tensor.parameters["shared_memory_region"].string_param = region.name
+    tensor.parameters["shared_memory_byte_size"].int64_param = array.nbytes
 
 
 _PARAMETER_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
