@@ -32,22 +32,44 @@ class Limits:
 
 
 class Codec(ABC):
-    """One kind of instance. `expected` is what an error tells the caller to send in JSON."""
+    """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part` the field of such a
+    value that holds the instance.
+
+    An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory and
+    lets the interpreter go on.
+    """
 
     name: str
     expected: str
+    part: str = ""
     media_types: tuple[str, ...] = ()
 
-    @abstractmethod
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         """The instance that these raw bytes hold."""
+        return self.load(self.open(data, limits))
 
-    @abstractmethod
     def from_json(self, value: Any, limits: Limits) -> Any:
         """The instance that this value of a JSON body holds."""
+        opened = self.open_json(value, limits)
+        try:
+            return self.load(opened)
+        except DecodingError as err:
+            raise DecodingError(err.reason, field=self.part) from err
 
-    def pixels(self, instance: Any) -> int:
-        """How many a decoded instance has, each of three bytes; what is no image has none."""
+    @abstractmethod
+    def open(self, data: bytes, limits: Limits) -> Any:
+        """What `load` makes the instance of."""
+
+    @abstractmethod
+    def open_json(self, value: Any, limits: Limits) -> Any:
+        """The same of a value of a JSON body."""
+
+    def load(self, opened: Any) -> Any:
+        """The instance."""
+        return opened
+
+    def pixels(self, opened: Any) -> int:
+        """How many the instance has, each of three bytes; what is no image has none."""
         return 0
 
 
@@ -56,28 +78,33 @@ class ImageCodec(Codec):
 
     name = "image"
     expected = '{"b64": "<base64 of an image file>"}'
+    part = "b64"
     media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
 
-    def from_bytes(self, data: bytes, limits: Limits) -> Any:
+    def open(self, data: bytes, limits: Limits) -> Any:
         image = self._open(data, limits)
-        try:
-            if limits.side:  # a JPEG's blocks can be decoded at 1/2, 1/4 or 1/8 of their size; other formats stay whole
-                image.draft(image.mode, (limits.side, limits.side))
-            image.load()
-            return to_rgb(ImageOps.exif_transpose(image))
-        except PILLOW_ERRORS as err:
-            raise DecodingError(f"the {image.format} image is truncated or damaged ({err})") from err
+        if limits.side:  # a JPEG's blocks can be decoded at 1/2, 1/4 or 1/8 of their size; other formats stay whole
+            image.draft(image.mode, (limits.side, limits.side))
+        return image
 
-    def from_json(self, value: Any, limits: Limits) -> Any:
-        if not (isinstance(value, dict) and isinstance(value.get("b64"), str)):
+    def load(self, opened: Any) -> Any:
+        try:
+            opened.load()
+            ImageOps.exif_transpose(opened, in_place=True)
+            return to_rgb(opened)
+        except PILLOW_ERRORS as err:
+            raise DecodingError(f"the {opened.format} image is truncated or damaged ({err})") from err
+
+    def open_json(self, value: Any, limits: Limits) -> Any:
+        if not (isinstance(value, dict) and isinstance(value.get(self.part), str)):
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
         try:
-            return self.from_bytes(decode_base64(value["b64"]), limits)
+            return self.open(decode_base64(value[self.part]), limits)
         except DecodingError as err:
-            raise DecodingError(err.reason, field="b64") from err
+            raise DecodingError(err.reason, field=self.part) from err
 
-    def pixels(self, instance: Any) -> int:
-        return int(instance.width * instance.height)
+    def pixels(self, opened: Any) -> int:
+        return int(opened.width * opened.height)
 
     def _open(self, data: bytes, limits: Limits) -> Image.Image:
         """Reads the header only, and refuses by it."""
@@ -113,7 +140,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         image = Image.alpha_composite(white, rgba)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy
 
 
 class EncodedImageCodec(ImageCodec):
@@ -121,11 +148,14 @@ class EncodedImageCodec(ImageCodec):
 
     name = "encoded image"
 
-    def from_bytes(self, data: bytes, limits: Limits) -> bytes:
+    def open(self, data: bytes, limits: Limits) -> bytes:
         self._open(data, limits)
         return data
 
-    def pixels(self, instance: Any) -> int:
+    def load(self, opened: Any) -> Any:
+        return opened
+
+    def pixels(self, opened: Any) -> int:
         return 0
 
 
@@ -136,13 +166,13 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     media_types = ("text/plain",)
 
-    def from_bytes(self, data: bytes, limits: Limits) -> str:
+    def open(self, data: bytes, limits: Limits) -> str:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as err:
             raise DecodingError(f"the text is not UTF-8 (byte {err.start})") from err
 
-    def from_json(self, value: Any, limits: Limits) -> str:
+    def open_json(self, value: Any, limits: Limits) -> str:
         text = value.get("text") if isinstance(value, dict) else value
         if not isinstance(text, str):
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
@@ -156,13 +186,13 @@ class JsonCodec(Codec):
     expected = "any JSON value"
     media_types = ("application/json",)
 
-    def from_bytes(self, data: bytes, limits: Limits) -> Any:
+    def open(self, data: bytes, limits: Limits) -> Any:
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError as err:
             raise DecodingError(f"not JSON: {err}") from err
 
-    def from_json(self, value: Any, limits: Limits) -> Any:
+    def open_json(self, value: Any, limits: Limits) -> Any:
         return value
 
 

@@ -3,7 +3,8 @@
 Nothing is decoded here: an instance stays an Item until its model's codec is known.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any
@@ -45,15 +46,23 @@ class Item:
     raw: bytes | None = None
     value: Any = None
 
-    def decode(self, codec: Codec, limits: Limits, index: int) -> Any:
+    def open(self, codec: Codec, limits: Limits, index: int) -> Any:
+        """What `load` makes the instance of; raises DecodingError with its place."""
+        with self._placed(index):
+            return codec.open_json(self.value, limits) if self.raw is None else codec.open(self.raw, limits)
+
+    def load(self, codec: Codec, opened: Any, index: int) -> Any:
         """The instance; raises DecodingError with its place."""
+        with self._placed(index, codec.part if self.raw is None else ""):
+            return codec.load(opened)
+
+    @contextmanager
+    def _placed(self, index: int, part: str = "") -> Iterator[None]:
         try:
-            if self.raw is not None:
-                return codec.from_bytes(self.raw, limits)
-            return codec.from_json(self.value, limits)
+            yield
         except DecodingError as err:
-            path = f"{self.field}.{err.field}" if err.field else self.field
-            raise err.at(index, path) from err
+            path = [name for name in (self.field, err.field or part) if name]
+            raise err.at(index, ".".join(path)) from err
 
 
 @dataclass(frozen=True)

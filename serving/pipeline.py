@@ -6,8 +6,10 @@ n instances give n predictions in the same order; a batch has at most max_batch_
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,19 +78,30 @@ class _Piece(Item):
 
     instance: Any = None
 
-    def decode(self, codec: Codec, limits: Limits, index: int) -> Any:
+    def open(self, codec: Codec, limits: Limits, index: int) -> Any:
         return self.instance
+
+    def load(self, codec: Codec, opened: Any, index: int) -> Any:
+        return opened
 
 
 class Pipeline:
-    """Runs requests against one gateway; `decoders` of them decode and preprocess at a time.
+    """Runs requests against one gateway; `decoders` of them decode and preprocess at a time, their images in `threads`.
 
     The bound keeps memory and the interpreter's lock free of a crowd: the rest waits for its turn.
     """
 
-    def __init__(self, gateway: TritonGateway, limits: Limits, decoders: int, reduced_decoding: bool = False) -> None:
+    def __init__(
+        self,
+        gateway: TritonGateway,
+        limits: Limits,
+        decoders: int,
+        reduced_decoding: bool = False,
+        threads: int = 1,
+    ) -> None:
         self.gateway, self.limits, self.reduced_decoding = gateway, limits, reduced_decoding
         self._turn = threading.BoundedSemaphore(decoders)
+        self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
 
     def predict(
         self,
@@ -153,17 +166,39 @@ class Pipeline:
             first += len(batch.instances)
 
     def _decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
+        """As many of the items as `_open` takes; of several mistakes that of the first instance is told."""
+        opened, mistake = self._open(client, first, items)
+        loads = [
+            partial(item.load, client.codec, each, first + at)
+            for at, (item, each) in enumerate(zip(items, opened, strict=False))
+        ]
+        images = [each for each in opened if client.codec.pixels(each)]
+        instances = self._at_once(loads) if len(images) > 1 else [load() for load in loads]
+        if mistake:
+            raise mistake
+        return instances
+
+    def _open(self, client: ModelClient, first: int, items: Sequence[Item]) -> tuple[list[Any], DecodingError | None]:
         """As many of the items, at least one, as have together hardly more pixels than one image may have: a small
-        body can hold many large images."""
-        instances: list[Any] = []
+        body can hold many large images. With the mistake that ended it, if one did."""
+        opened: list[Any] = []
         pixels = 0
         limits = replace(self.limits, side=client.side if self.reduced_decoding else 0)
         for at, item in enumerate(items):
-            instances.append(item.decode(client.codec, limits, first + at))
-            pixels += client.codec.pixels(instances[-1])
+            try:
+                opened.append(item.open(client.codec, limits, first + at))
+            except DecodingError as err:
+                return opened, err
+            pixels += client.codec.pixels(opened[-1])
             if pixels >= self.limits.max_image_pixels:
                 break
-        return instances
+        return opened, None
+
+    def _at_once(self, loads: Sequence[Callable[[], Result]]) -> list[Result]:
+        """The results in their order, or the first error, once all have ended: what goes on would take memory."""
+        futures = [self._threads.submit(load) for load in loads]
+        wait(futures)
+        return [future.result() for future in futures]
 
     def _prepare(self, client: ModelClient, first: int, items: Sequence[Item]) -> _Batch:
         with self._turn:

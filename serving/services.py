@@ -50,7 +50,8 @@ class Services:
         )
         limits = Limits(settings.max_image_pixels)
         decoders = max(1, settings.inference_threads // settings.workers)
-        self.pipeline = Pipeline(self.gateway, limits, decoders, settings.reduced_decoding)
+        threads = settings.inference_threads
+        self.pipeline = Pipeline(self.gateway, limits, decoders, settings.reduced_decoding, threads)
         self.health = Health(self.registry, self.pipeline, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode

@@ -1,6 +1,7 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
 import io
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
-from serving.codecs import IMAGE, Limits
+from serving.codecs import IMAGE, ImageCodec, Limits
 from serving.errors import DecodingError, InferenceFailed
 from serving.invocation import Item
 from serving.pipeline import Pipeline
@@ -107,6 +108,39 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
     items = [item(0), item(1), Item("instances", raw=b"no image")]
     with pytest.raises(DecodingError, match="instance 2, field 'instances'"):
         Pipeline(echo, Limits(), 1).predict(client_of(2), "", items, {})
+
+
+class Meeting(ImageCodec):
+    """Loads images only two at a time."""
+
+    def __init__(self) -> None:
+        self._both = threading.Barrier(2, timeout=10)
+
+    def load(self, opened: Any) -> Any:
+        self._both.wait()
+        return super().load(opened)
+
+
+class InPairs(Brightness):
+    codec = Meeting()
+
+
+def test_images_of_a_request_are_loaded_at_once(echo: Echo) -> None:
+    served = client_of(4, InPairs)
+    done = Pipeline(echo, Limits(), 1, threads=2).predict(served, "", [item(n) for n in range(4)], {})
+    assert done.predictions == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
+def test_of_several_wrong_instances_the_first_is_told(echo: Echo, damaged: set[int]) -> None:
+    """Some are no images, others end too early, which is found out later."""
+    items = [item(n, side=64) for n in range(5)]
+    for number in damaged:
+        raw = items[number].raw or b""
+        items[number] = Item("instances", raw=raw[: len(raw) // 2] if number % 2 else b"no image")
+    with pytest.raises(DecodingError, match=f"instance {min(damaged)}, field 'instances'"):
+        Pipeline(echo, Limits(), 1, threads=3).predict(client_of(8), "", items, {})
+    assert echo.batches == []
 
 
 class Loser(Brightness):
