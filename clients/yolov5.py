@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -95,11 +96,13 @@ class Client(ModelClient):
         Where the model leaves height and width open, all share the smallest size that fits each of them.
         """
         height, width = self._target([image.size for image in instances])
-        values = np.empty((len(instances), 3, height, width), FLOAT_TYPES[self.input.datatype])
-        for row, image in zip(values, instances, strict=True):
+        rows = np.empty((len(instances), 3, height, width), FLOAT_TYPES[self.input.datatype])
+        for row, image in zip(rows, instances, strict=True):
             pixels = Letterbox.fit(*image.size, width, height).apply(np.asarray(image))
-            np.multiply(pixels.transpose(2, 0, 1), np.float32(1 / 255), out=row, casting="same_kind")
-        return {self.input.name: values[:, None] if len(self.input.shape) == 4 else values}
+            for channel, plane in enumerate(row):  # each from numbers side by side: half the time
+                values = cv2.extractChannel(pixels, channel)
+                np.multiply(values, np.float32(1 / 255), out=plane, casting="same_kind")
+        return {self.input.name: rows[:, None] if len(self.input.shape) == 4 else rows}
 
     def _target(self, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Height and width of the network's input for images of these (width, height)."""

@@ -29,4 +29,4 @@ def read_whole(request: Request) -> bytes:
     if request.content_length is None:
         return request.get_data(cache=False)
     # A BufferedReader reads a known number of bytes into their final place.
-    return io.BufferedReader(_Pieces(request.stream), PIECE).read(request.content_length)
+    return io.BufferedReader(_Pieces(request.stream)).read(request.content_length)
