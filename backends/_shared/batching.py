@@ -7,6 +7,7 @@ A run that fails is made again for each of its requests alone: the error of one 
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,13 @@ def run_concatenated(
         {name: results[name][end - size : end] for name in call.outputs}
         for call, size, end in zip(calls, sizes, ends, strict=True)
     ]
+
+
+def run_at_once(
+    run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], pool: Executor, calls: Sequence[Call]
+) -> list[Arrays]:
+    """`run(arrays, output names)` of each call, as many at the same time as the pool has threads."""
+    return list(pool.map(lambda call: dict(run(call.feed, call.outputs)), calls))
 
 
 def respond(arrays: Arrays) -> Any:

@@ -7,14 +7,14 @@ Requests that cannot share a run (other shapes, max_batch_size 0) run on their o
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import onnx_config  # type: ignore[import-not-found]
+import onnx_runs  # type: ignore[import-not-found]
 import onnx_session  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, alone, decode, run_concatenated, same_shapes  # type: ignore[import-not-found]
+from batching import Batcher, alone, decode, same_shapes  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
@@ -39,13 +39,14 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         settings = onnx_session.SessionSettings.from_config(config)
         path = instance.version_folder(args) / (config.get("default_model_filename") or "model.onnx")
-        self.session = onnx_session.load(path, settings, onnx_session.providers(args))
+        providers = onnx_session.providers(args)
+        self.runs = onnx_runs.Runs(lambda each: onnx_session.load(path, each, providers), settings)
+        self.session = self.runs.session
         onnx_config.check(config, self.session)
-        self.run_options = onnx_session.run_options()
         self.scalars = {node.name for node in self.session.get_inputs() if not node.shape}
         self.strings = {node.name for node in self.session.get_inputs() if node.type == "tensor(string)"}
         key = same_shapes if config["max_batch_size"] > 0 else alone
-        self.batcher = Batcher(self._read, partial(run_concatenated, self._run), key, (InvalidArgument,))
+        self.batcher = Batcher(self._read, self.runs.run, key, (InvalidArgument,))
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {self.session.get_providers()[0]}, {settings.describe()}"
         )
@@ -56,7 +57,8 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Frees the session's memory before the process ends."""
+        """Frees the sessions' memory before the process ends."""
+        self.runs.close()
         del self.session
 
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
@@ -67,6 +69,3 @@ class TritonPythonModel:
             feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
         wanted = set(request.requested_output_names())
         return feed, tuple(node.name for node in self.session.get_outputs() if node.name in wanted)
-
-    def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
-        return dict(zip(names, self.session.run(list(names), feed, self.run_options), strict=True))

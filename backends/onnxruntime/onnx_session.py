@@ -4,6 +4,7 @@ The parameters and their defaults are those of NVIDIA's backend (triton-inferenc
 src/onnxruntime.cc), except the number of threads, which follows the container and not the machine.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,12 @@ from instance import (  # type: ignore[import-not-found]  # Triton's stub puts t
     read,
 )
 
+CACHE_BYTES = 1 << 20  # of one processor, its own: 1 to 2 MB on servers of today (lscpu, L2 cache)
+FLOATS = {"TYPE_FP16": 2, "TYPE_FP32": 4, "TYPE_FP64": 8}  # bytes of an element; images are these or UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # of config.pbtxt's optimization.graph.level
-NO_SPINNING = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
+BRIEF_SPIN = {SPIN_TIME: "20"}  # microseconds: the pauses between a run's operators, not those between runs
 FATAL = 4  # of ONNX Runtime's log severities
 OPTIMIZATION_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -30,7 +34,7 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """config.pbtxt's `parameters`, by the names and meanings of NVIDIA's backend."""
+    """config.pbtxt's `parameters`, by the names and meanings of NVIDIA's backend; `separate_runs` is our own."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0
@@ -38,6 +42,7 @@ class SessionSettings:
     level: int = 0
     memory_arena: bool = True
     memory_pattern: bool = True
+    separate_runs: bool = False
     entries: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -45,18 +50,20 @@ class SessionSettings:
         """ValueError names a parameter that cannot be read."""
         given = given_parameters(config)
         threads = read(given, "intra_op_thread_count", int, 0)
+        threads = threads if threads > 0 else default_threads()
         return cls(
-            intra_op_threads=threads if threads > 0 else default_threads(),
+            intra_op_threads=threads,
             inter_op_threads=max(0, read(given, "inter_op_thread_count", int, 0)),
             parallel=read(given, "execution_mode", {"0": False, "1": True}.__getitem__, False),
             level=config.get("optimization", {}).get("graph", {}).get("level", 0),
             memory_arena=read(given, "enable_mem_arena", parse_bool, True),
             memory_pattern=read(given, "enable_mem_pattern", parse_bool, True),
+            separate_runs=separate_runs(config, given, threads),
             entries=tuple((k, v) for k, v in sorted(given.items()) if k.startswith("session.")),
         )
 
     def options(self) -> ort.SessionOptions:
-        """ONNX Runtime's options. Threads that wait do not spin: instances share the processors."""
+        """ONNX Runtime's options. Threads that wait spin for a moment only: models share the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
         if self.parallel:
@@ -66,14 +73,33 @@ class SessionSettings:
             self.level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
         options.enable_cpu_mem_arena, options.enable_mem_pattern = self.memory_arena, self.memory_pattern
-        for key, value in (NO_SPINNING | dict(self.entries)).items():
+        given = dict(self.entries)
+        spinning = {} if given.keys() & {SPINNING, SPIN_TIME} else BRIEF_SPIN
+        for key, value in ({"session.inter_op.allow_spinning": "0"} | spinning | given).items():
             options.add_session_config_entry(key, value)
         return options
 
     def describe(self) -> str:
         """For the log."""
         mode = "parallel" if self.parallel else "sequential"
-        return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}"
+        separate = ", merged requests at the same time by one thread each" if self.separate_runs else ""
+        return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}{separate}"
+
+
+def separate_runs(config: Mapping[str, Any], given: Mapping[str, str], threads: int) -> bool:
+    """Whether merged requests run at the same time: the parameter, else whether a row exceeds the cache.
+
+    Never where the batcher merges none, or fewer than there are threads, nor on a GPU.
+    """
+    merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
+    gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
+    large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
+    return bool(read(given, "separate_runs", parse_bool, large)) and 1 < threads <= merged and not gpu
+
+
+def row_bytes(entry: Mapping[str, Any]) -> int:
+    """Bytes of one row of an input of config.pbtxt; a dimension that varies counts as 1."""
+    return FLOATS.get(entry["data_type"], 1) * math.prod(abs(int(size)) for size in entry["dims"])
 
 
 UNOPTIMIZED = SessionSettings(level=DISABLED)

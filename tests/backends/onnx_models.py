@@ -128,6 +128,9 @@ THREADS = """parameters { key: "intra_op_thread_count" value: { string_value: "3
 parameters { key: "execution_mode" value: { string_value: "1" } }
 optimization { graph { level: -1 } }
 """
+AT_ONCE = """parameters { key: "intra_op_thread_count" value: { string_value: "2" } }
+parameters { key: "separate_runs" value: { string_value: "true" } }
+"""
 
 # Name -> (ONNX file, config.pbtxt, None for none at all).
 SERVED: dict[str, tuple[bytes, str | None]] = {
@@ -145,6 +148,7 @@ SERVED: dict[str, tuple[bytes, str | None]] = {
         + tensors("input", **{f"IN_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES})
         + tensors("output", **{f"OUT_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES}),
     ),
+    "at_once": (lookup(), PLATFORM + ONE + MERGED + "max_batch_size: 8\n" + LOOKUP + AT_ONCE),
     "unbatched": (arithmetic([2, 3]), PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
     "two_instances": (
         arithmetic(["N", 3]),

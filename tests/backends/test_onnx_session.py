@@ -3,6 +3,7 @@
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,58 @@ def test_the_options_are_those_of_the_configuration() -> None:
 def test_a_wrong_parameter_is_named_with_its_value(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"parameter '{name}' has a wrong value: '{value}'"):
         SessionSettings.from_config({"parameters": {name: {"string_value": value}}})
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, ("", "20")),
+        ({"session.intra_op.allow_spinning": "0"}, ("0", "")),
+        ({"session.intra_op.spin_duration_us": "5"}, ("", "5")),
+    ],
+)
+def test_threads_spin_briefly_unless_the_configuration_says_otherwise(
+    given: dict[str, str], found: tuple[str, str]
+) -> None:
+    options = SessionSettings.from_config({"parameters": {k: {"string_value": v} for k, v in given.items()}}).options()
+    entries = [f"session.intra_op.{name}" for name in ("allow_spinning", "spin_duration_us")]
+    assert tuple(options.get_session_config_entry(e) if has_entry(options, e) else "" for e in entries) == found
+
+
+def has_entry(options: Any, name: str) -> bool:
+    try:
+        options.get_session_config_entry(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "threads", "changes", "separate"),
+    [
+        (LARGE, "2", {}, True),
+        (SMALL, "2", {}, False),
+        (["-1"], "2", {}, False),
+        (SMALL, "2", {"parameters": {"separate_runs": {"string_value": "1"}}}, True),
+        (LARGE, "2", {"parameters": {"separate_runs": {"string_value": "0"}}}, False),
+        (LARGE, "1", {}, False),
+        (LARGE, "16", {}, False),
+        (LARGE, "2", {"instance_group": [{"kind": "KIND_GPU"}]}, False),
+        (LARGE, "2", {"max_batch_size": 0}, False),
+    ],
+)
+def test_rows_past_a_processors_cache_run_separately_where_as_many_as_threads_can_be_merged(
+    dims: list[str], threads: str, changes: dict[str, Any], separate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVE_INFERENCE_THREADS", threads)
+    config = {"max_batch_size": 8, "dynamic_batching": {}, "input": [{"data_type": "TYPE_FP32", "dims": dims}]}
+    assert SessionSettings.from_config(config | changes).separate_runs == separate
+
+
+def test_without_a_dynamic_batcher_nothing_runs_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_INFERENCE_THREADS", "2")
+    config = {"max_batch_size": 8, "input": [{"data_type": "TYPE_FP32", "dims": LARGE}]}
+    assert not SessionSettings.from_config(config).separate_runs

@@ -146,6 +146,19 @@ def test_tensors_without_elements_are_served(client: Client) -> None:
     assert infer(client, "arithmetic", feed)["sum"].shape == (2, 0)
 
 
+def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(client: Client, server: Server) -> None:
+    feeds = [{"index": np.array(rows, dtype=np.int64).reshape(-1, 1)} for rows in ([0], [1, 2], [3], [4, 0], [2])]
+    inferences, runs = executions(client, "at_once")
+    for feed, answer in zip(feeds, together(client, "at_once", feeds), strict=True):
+        assert isinstance(answer, dict)
+        assert_equal(answer, reference("at_once", feed))
+    after = executions(client, "at_once")
+    assert (after[0] - inferences, after[1] - runs < 5) == (7, True)
+    assert "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged" in (
+        server.text()
+    )
+
+
 def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
     feed = {f"IN_{name}": extremes(name)[:1, :1] for name in DATATYPES}
     feed["IN_BYTES"] = np.array([[b"\xff\xfe"]], dtype=np.object_)
@@ -154,9 +167,10 @@ def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client) -> None:
+@pytest.mark.parametrize("model", ["lookup", "at_once"])
+def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Client, model: str) -> None:
     indices = [0, 99, 3, 2, -77, 4]
-    answers = together(client, "lookup", [{"index": np.array([[i]], dtype=np.int64)} for i in indices])
+    answers = together(client, model, [{"index": np.array([[i]], dtype=np.int64)} for i in indices])
     for index, answer in zip(indices, answers, strict=True):
         if index in range(len(TABLE)):
             assert isinstance(answer, dict)
