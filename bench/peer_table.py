@@ -82,7 +82,7 @@ PEERS = (
     Peer(
         "triton", "Triton, HTTP",
         "images and texts: a BLS model of its python backend with our clients, 4 instances, before the same "
-        "network; 2 instances of each network, dynamic batching as in our config.pbtxt",
+        "network, whose instances and dynamic batching are those of our config.pbtxt",
         triton.start, "/v2/health/ready", triton.request, triton.predictions,
     ),
     Peer(

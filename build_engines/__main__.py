@@ -84,7 +84,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     serving = parser.add_argument_group("config.pbtxt")
     serving.add_argument("--instances", type=_positive, default=0)
     serving.add_argument("--preferred-batch-sizes", type=_sizes, default=(), metavar="N,N")
-    serving.add_argument("--queue-delay", type=_count, default=-1, metavar="MICROSECONDS")
+    serving.add_argument("--queue-delay", type=_count, default=0, metavar="MICROSECONDS")
     serving.add_argument("--warm-up", action="store_true", help="Triton runs zeros when it loads the model")
     serving.add_argument("--response-cache", action="store_true")
     serving.add_argument("--versions", default="", metavar="POLICY", help="all, latest:2 or 1,3")

@@ -26,7 +26,7 @@ class Serving:
 
     instances: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
-    queue_delay: int = -1
+    queue_delay: int = 0
     warm_up: bool = False
     response_cache: bool = False
     versions: str = ""
@@ -75,11 +75,10 @@ def _set_batching(config: Any, draft: Draft, serving: Serving) -> None:
         return
     if not draft.max_batch_size:
         return
-    delay = draft.queue_delay if serving.queue_delay < 0 else serving.queue_delay
     config.dynamic_batching.SetInParent()
     config.dynamic_batching.preferred_batch_size.extend(serving.preferred_batch_sizes)
-    if delay:
-        config.dynamic_batching.max_queue_delay_microseconds = delay
+    if serving.queue_delay:
+        config.dynamic_batching.max_queue_delay_microseconds = serving.queue_delay
 
 
 def _set_sequences(batching: Any, draft: Draft, serving: Serving) -> None:

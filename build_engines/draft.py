@@ -39,9 +39,9 @@ class Draft:
     """A model whose files lie in its folder already: 1/model.onnx in fp32 (or 1/model.pt), labels, an example.
 
     `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters` tell it;
-    `max_batch_size` 0 means no batch dimension; `queue_delay` is dynamic batching's, in microseconds; `lengths` are
-    the least, the usual and the most that a dimension of -1 is. `note` is a comment for config.pbtxt, `controls` are
-    the inputs that sequence batching fills: {kind as Triton names it: input}.
+    `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the most that a dimension of -1
+    is. `note` is a comment for config.pbtxt, `controls` are the inputs that sequence batching fills: {kind as Triton
+    names it: input}.
     """
 
     client: str
@@ -50,12 +50,15 @@ class Draft:
     max_batch_size: int
     settings: Mapping[str, str] = field(default_factory=dict)
     platform: str = ONNX
-    cpu_instances: int = 2
-    queue_delay: int = 0
     lengths: tuple[int, int, int] = (1, 128, 512)
     labels: str = ""
     note: str = ""
     controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @property
+    def cpu_instances(self) -> int:
+        """On a CPU: one process where the backend makes the requests that wait into runs of all processors."""
+        return 1 if self.platform == ONNX and self.max_batch_size and not self.controls else 2
 
     def profile(self) -> dict[str, Shapes]:
         """By input: what an engine with fixed bounds, such as TensorRT's, is made for."""

@@ -19,7 +19,6 @@ from clients.base import Model, TensorSpec
 from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD, Client
 
 MAX_BATCH_SIZE = 32
-QUEUE_DELAY = 500  # microseconds
 HUB_MODEL = "microsoft/resnet-50"
 TRAINED = REPOSITORY / "resnet/1/model.onnx"
 TRAINED_SHA256 = "419e6022ebf70aa44aa9713e2ffb313d415a77ac854bd3b40ef3c194efa20888"
@@ -34,13 +33,12 @@ def _listed(values: Sequence[float]) -> str:
 @dataclass(frozen=True)
 class Plan:
     """One network: the square RGB input (`side` pixels), what its client must know, its architecture when it is made
-    here. `instances` are for a CPU."""
+    here."""
 
     side: int = 224
     labels: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     architecture: Mapping[str, Any] = field(default_factory=dict)
-    instances: int = 2
 
 
 # ResNet-18 at a quarter of its width, 703,386 parameters: the digit may lie anywhere, so all of the image counts.
@@ -48,7 +46,6 @@ DIGITS = Plan(
     64, tuple("0123456789"),
     {"resize": "stretch", "interpolation": "bilinear", "mean": "0.5", "std": "0.25"},
     {"layer_type": "basic", "depths": (2, 2, 2, 2), "embedding_size": 16, "hidden_sizes": (16, 32, 64, 128)},
-    instances=1,
 )  # fmt: skip
 # 25,557,032 parameters; the settings are those of the checkpoint microsoft/resnet-50.
 RESNET50 = Plan(
@@ -144,6 +141,5 @@ def finish(request: Request, folder: Path, plan: Plan) -> Draft:
     labels = write_labels(folder / DEFAULT_LABELS, plan.labels, request.labels)
     shutil.copyfile(EXAMPLE, folder / "example.png")
     return describe(request, folder, Draft(
-        "resnet", (), (), MAX_BATCH_SIZE, plan.settings, cpu_instances=plan.instances, queue_delay=QUEUE_DELAY,
-        labels=DEFAULT_LABELS if labels else "",
+        "resnet", (), (), MAX_BATCH_SIZE, plan.settings, labels=DEFAULT_LABELS if labels else "",
     ))  # fmt: skip

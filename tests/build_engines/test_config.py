@@ -16,7 +16,7 @@ from clients.base import TensorSpec
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = Draft(
     "resnet", (TensorSpec("input", "FP32", (3, 224, 224)),), (TensorSpec("logits", "FP32", (1000,)),), 32,
-    {"mean": "0.5", "std": "0.25"}, queue_delay=500, labels="labels.txt", note="A comment\nof two lines.",
+    {"mean": "0.5", "std": "0.25"}, labels="labels.txt", note="A comment\nof two lines.",
 )  # fmt: skip
 TEXT = Draft(
     "bert", tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask")),
@@ -30,7 +30,7 @@ COUNTER = Draft(
               "ready": TensorSpec("READY", "FP32", (1,)), "corrid": TensorSpec("ID", "UINT64", (1,))},
 )  # fmt: skip
 CASES: dict[str, tuple[Draft, str, str, Serving]] = {
-    "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", Serving()),
+    "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", Serving(queue_delay=500)),
     "image_tensorrt": (IMAGE, "tensorrt_plan", "KIND_GPU", Serving(preferred_batch_sizes=(8, 32), queue_delay=100)),
     "text_warm": (TEXT, "onnxruntime_onnx", "KIND_CPU", Serving(instances=4, warm_up=True, response_cache=True)),
     "torchscript": (TENSORS, TORCHSCRIPT, "KIND_CPU", Serving(versions="latest:2", warm_up=True)),
