@@ -7,6 +7,7 @@ from typing import Any
 from flask import Flask, Request, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
+from serving import deadline
 from serving.answers import answer
 from serving.encoding import unpacked
 from serving.errors import (
@@ -49,6 +50,7 @@ def create_app(settings: Settings) -> Flask:
     app.extensions["serving"] = Services(settings)
     app.before_request(_identify)
     observe(app, app.extensions["serving"].metrics)
+    app.before_request(_start_clock)
     app.before_request(_guard_management)
     app.after_request(_add_headers)
     app.register_error_handler(ServingError, render_error)
@@ -147,6 +149,11 @@ def _identify() -> None:
     """nginx hands on the caller's Inference-Id or an id that it made."""
     g.request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
     REQUEST_ID.set(g.request_id)
+
+
+def _start_clock() -> None:
+    """A request that waited for as long as its caller does is refused before anything is done for it."""
+    deadline.begin(request.headers.get(deadline.HANDED_OVER, type=float), services().gateway.timeout)
 
 
 def _guard_management() -> None:

@@ -165,7 +165,7 @@ def _transform(
         flat=found.inference_type != "infer",
         request_id=g.request_id,
     )
-    written = job.run(body.items[0].raw or b"", found.gateway.timeout)
+    written = job.run(body.items[0].raw or b"")
     g.model_version = next(iter(job.versions), version)
     return Response(written, mimetype=JSON_LINES)
 

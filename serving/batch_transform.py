@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import islice
-from time import monotonic
 from typing import Any
 
 import orjson
 
-from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TritonTimeout
+from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
 from serving.invocation import Body, FlatBody, Instances, Item, NpyBody, TensorBody, read_document, target_in
 from serving.pipeline import Pipeline, Predictions
 from serving.served_model import ServedModel
@@ -65,20 +64,20 @@ class Job:
     request_id: str = ""
     versions: set[str] = field(default_factory=set)
 
-    def run(self, body: bytes, seconds: float) -> bytes:
+    def run(self, body: bytes) -> bytes:
         """The reply's lines. Raises InvalidRequest when there is no line or a parameter is wrong, TritonTimeout
-        after `seconds`, and what is nobody's mistake."""
+        when the request's time is over, and what is nobody's mistake."""
         if self.served.client:
             self.served.read_parameters(self.given)
-        deadline = monotonic() + seconds
         written: list[bytes] = []
         for records in groups(map(self.read_record, records_in(body)), self._group_size()):
-            if monotonic() > deadline:
+            try:
+                written += self.answer(records)
+            except (TritonTimeout, TooLate) as err:
                 raise TritonTimeout(
-                    f"{len(written)} lines were answered in {seconds:g} s, and there are more: send fewer at a time "
+                    f"{len(written)} lines were answered in time, and there are more: send fewer at a time "
                     "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
-                )
-            written += self.answer(records)
+                ) from err
         if not written:
             raise InvalidRequest("the body has no line; send one JSON value per line")
         return b"\n".join([*written, b""])

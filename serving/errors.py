@@ -152,6 +152,19 @@ class TritonTimeout(ServingError):
     code = "triton_timeout"
 
 
+class TooLate(ServingError):
+    """The request's time was over before its work was: it waited for its turn."""
+
+    status = 504
+    code = "timeout"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "more requests come than can be answered in time, and this one waited too long: send fewer at once, serve "
+            "on more or larger machines, or raise SERVE_REQUEST_TIMEOUT"
+        )
+
+
 class LoadFailed(ServingError):
     """Multi-model mode: Triton cannot load this archive; what it said is in the message."""
 

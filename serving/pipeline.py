@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import numpy as np
 
 from clients.base import ModelClient, Tensors
 from serving.codecs import Codec, Limits
+from serving.deadline import left
 from serving.errors import DecodingError, InferenceFailed, ServingError
 from serving.invocation import Item
 from serving.served_model import ServedModel
@@ -201,7 +202,7 @@ class Pipeline:
         return [future.result() for future in futures]
 
     def _prepare(self, client: ModelClient, first: int, items: Sequence[Item]) -> _Batch:
-        with self._turn:
+        with self._its_turn():
             with stage("decode"):
                 instances = self._decode(client, first, items)
             with stage("preprocess"):
@@ -211,6 +212,16 @@ class Pipeline:
         if not client.model.max_batch_size:
             inputs = {name: array[0] for name, array in inputs.items()}
         return _Batch(instances, tensors, inputs)
+
+    @contextmanager
+    def _its_turn(self) -> Iterator[None]:
+        """Raises TooLate when the request's time is over before its turn comes."""
+        while not self._turn.acquire(timeout=left(self.gateway.timeout)):
+            pass
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _preprocess(self, client: ModelClient, first: int, instances: Sequence[Any]) -> Tensors:
         try:

@@ -15,7 +15,7 @@ ORDER = ["wsgi", "predictor", "serving.multimodel_routes", "serving.answers", "s
          "serving.batch_transform", "serving.streaming", "serving.pipeline", "serving.registry",
          "serving.served_model", "clients",
          "serving.wire", "serving.tensors", "serving.sessions", "serving.invocation", "serving.triton",
-         "serving.codecs", "serving.errors", "serving.settings"]  # fmt: skip
+         "serving.codecs", "serving.deadline", "serving.errors", "serving.settings"]  # fmt: skip
 STANDARD = set(sys.stdlib_module_names)
 
 

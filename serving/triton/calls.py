@@ -11,6 +11,7 @@ import grpc
 import orjson
 import urllib3
 
+from serving.deadline import left
 from serving.errors import RegionUnknown, ServingError, TritonUnavailable
 from serving.timings import stage
 from serving.triton.errors import NOT_ANSWERING, http_errors, serving_errors, to_stream_error, without_trace
@@ -38,7 +39,7 @@ class Call:
 
     @stage("triton")
     def send(self) -> None:
-        self._future = self._method.future(self._request, timeout=self._gateway.timeout)
+        self._future = self._method.future(self._request, timeout=left(self._gateway.timeout))
 
     @stage("triton")
     def result(self) -> Reply:
@@ -60,7 +61,7 @@ class Call:
             return self._gateway.connected(self._wait, self._wait)
 
     def _wait(self) -> Any:
-        return self._method(self._request, timeout=self._gateway.timeout)
+        return self._method(self._request, timeout=left(self._gateway.timeout))
 
     def cancel(self) -> None:
         """Tells Triton that nobody waits any more."""

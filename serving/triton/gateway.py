@@ -12,6 +12,7 @@ import orjson
 import urllib3
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from serving.deadline import left
 from serving.errors import (
     InferenceFailed,
     InvalidRequest,
@@ -60,8 +61,9 @@ class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
     The addresses are "host:port"; `timeout` and `stream_timeout` are the deadlines of an inference and of a
-    stream of responses in seconds. `secret` is what a Triton asks for whose gRPC others can reach too. Large inputs
-    go through files of /dev/shm whose names begin with `shared_prefix`, `shared_limit` bytes of them at most.
+    stream of responses in seconds, where less is left of the request's time (serving/deadline.py) that. `secret`
+    is what a Triton asks for whose gRPC others can reach too. Large inputs go through files of /dev/shm whose names
+    begin with `shared_prefix`, `shared_limit` bytes of them at most.
     """
 
     def __init__(
@@ -155,14 +157,15 @@ class TritonGateway:
         for name in outputs:
             request.outputs.add(name=name)
         # The stream of requests ends after this one, so that of the responses ends after its last.
-        return Responses(self, lambda: self._stub.ModelStreamInfer(iter([request]), timeout=self.stream_timeout))
+        return Responses(self, lambda: self._stub.ModelStreamInfer(iter([request]), timeout=left(self.stream_timeout)))
 
     @stage("triton")
     def forward(self, model: str, version: str, body: bytes, headers: Mapping[str, str]) -> HttpReply:
         """A KServe v2 body to Triton's HTTP endpoint, byte for byte, and its answer; raises a ServingError."""
         path = f"/v2/models/{quote(model, safe='')}{f'/versions/{version}' if version else ''}/infer"
+        seconds = left(self.timeout)
         with http_errors():
-            reply = self._http.request("POST", path, body=body, headers=dict(headers))
+            reply = self._http.request("POST", path, body=body, headers=dict(headers), timeout=seconds)
         if reply.status != 200:
             raise to_http_error(reply.status, reply.data)
         length = reply.headers.get("Inference-Header-Content-Length")

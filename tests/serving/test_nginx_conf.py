@@ -231,6 +231,18 @@ def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
     assert response.json()["headers"]["X-Request-Id"] == response.headers["X-Request-Id"]
 
 
+@pytest.mark.parametrize("path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke"])
+def test_gunicorn_is_told_when_it_was_handed_the_request_by_nobody_but_nginx(edge: Edge, path: str) -> None:
+    response = requests.post(edge.url + path, headers={"X-Request-Start": "99999999999"}, timeout=5)
+    assert float(response.json()["headers"]["X-Request-Start"]) == pytest.approx(time.time(), abs=5)
+
+
+@pytest.mark.parametrize("path", ["/models", "/ping", "/metrics", "/invocations"])
+def test_loads_and_streams_have_a_time_of_their_own(edge: Edge, path: str) -> None:
+    headers = {"X-Request-Start": "1", "Accept": "text/event-stream"}
+    assert "X-Request-Start" not in requests.get(edge.url + path, headers=headers, timeout=5).json()["headers"]
+
+
 def test_a_body_over_the_limit_is_413_and_says_how_to_change_it(edge: Edge) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "big-1"}
     response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2 + 1), headers=headers, timeout=5)

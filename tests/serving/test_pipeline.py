@@ -1,8 +1,10 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
+import contextvars
 import io
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
+from serving import deadline
 from serving.codecs import IMAGE, ImageCodec, Limits
-from serving.errors import DecodingError, InferenceFailed
+from serving.errors import DecodingError, InferenceFailed, TooLate
 from serving.invocation import Item
 from serving.pipeline import Pipeline
 from serving.served_model import ServedModel
@@ -153,3 +156,36 @@ class Loser(Brightness):
 def test_a_client_that_loses_a_prediction_is_found_out(echo: Echo) -> None:
     with pytest.raises(InferenceFailed, match="0 predictions of 1 instances"):
         Pipeline(echo, Limits(), 1).predict(client_of(2, Loser), "", [item(0)], {})
+
+
+class Slow(Brightness):
+    """Takes its time with every batch."""
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        time.sleep(0.2)
+        return super().preprocess(instances)
+
+
+def in_time(seconds: float, predict: Callable[[], object]) -> None:
+    """With so much time left, as within a request."""
+
+    def run() -> None:
+        deadline.begin(time.time(), seconds)
+        predict()
+
+    contextvars.copy_context().run(run)
+
+
+def test_once_the_request_s_time_is_over_no_further_batch_is_prepared(echo: Echo) -> None:
+    items = [item(n) for n in range(10)]
+    with pytest.raises(TooLate):
+        in_time(0.3, lambda: Pipeline(echo, Limits(), 1).predict(client_of(1, Slow), "", items, {}))
+    assert echo.batches == [1, 1]
+
+
+def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> None:
+    pipeline = Pipeline(echo, Limits(), 1)
+    with pipeline._its_turn(), pytest.raises(TooLate):
+        in_time(0.05, lambda: pipeline.predict(client_of(1), "", [item(0)], {}))
+    assert echo.batches == []
+    assert pipeline.predict(client_of(1), "", [item(5)], {}).predictions == [5.0]
