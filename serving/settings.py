@@ -181,8 +181,9 @@ class Settings:
         help="threads of one model instance; 0: one per processor",
     )  # fmt: skip
     max_concurrency: int = _setting(
-        "SERVE_MAX_CONCURRENCY", default=128, minimum=1, maximum=65536,
-        help="requests in work at once, more are answered 503; never more than the threads can hold",
+        "SERVE_MAX_CONCURRENCY", default=0, minimum=0, maximum=65536,
+        help="requests in work at once, more are answered 503; 0: 64 per worker, from 128 to 1024; never more than the "
+        "threads can hold",
     )  # fmt: skip
     log_level: str = _setting(
         "SERVE_LOG_LEVEL", "SAGEMAKER_CONTAINER_LOG_LEVEL", default="info",
@@ -326,8 +327,9 @@ class Settings:
     def settled(self, machine: Machine, platform_models: Path = PLATFORM_MODELS) -> "Settings":
         """The same with a value in place of every 0 or auto that depends on the machine."""
         workers = self.workers or _auto_workers(machine)
+        concurrency = self.max_concurrency or min(1024, max(128, 64 * workers))
         # Every thread but one per worker may be busy with /invocations: one is always free for /ping.
-        threads = max(2, self.threads or math.ceil((self.max_concurrency + workers) / workers))
+        threads = max(2, self.threads or math.ceil((concurrency + workers) / workers))
         return replace(
             self,
             model_repositories=tuple(_repository(path, platform_models) for path in self.model_repositories),
@@ -342,7 +344,7 @@ class Settings:
             threads=threads,
             nginx_workers=self.nginx_workers or min(4, math.ceil(machine.cpus)),
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
-            max_concurrency=min(self.max_concurrency, workers * (threads - 1)),
+            max_concurrency=min(concurrency, workers * (threads - 1)),
         )
 
     def _logs(self, level: str) -> str:

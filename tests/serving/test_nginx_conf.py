@@ -284,9 +284,12 @@ def test_one_more_than_the_concurrency_is_503_while_other_routes_answer(edge: Ed
     for thread in with_two_at_work:
         thread.start()
     wait_until_at_work(2)
+    begun = time.monotonic()
     response = requests.post(f"{edge.url}/invocations", timeout=5)
     assert "2 requests are in work" in check_error(response, 503, "overloaded")
     assert response.headers["Retry-After"] == "1"
+    assert response.elapsed.total_seconds() < 0.5  # up to its headers
+    assert 0.5 < time.monotonic() - begun < 2.5
     assert requests.get(f"{edge.url}/other", timeout=5).status_code == 200
     assert requests.get(f"{edge.url}/ping", timeout=5).json()["path"] == "/ping"
     for thread in with_two_at_work:

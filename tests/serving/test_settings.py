@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "threads": ("100", 100, "many"),
     "nginx_workers": ("2", 2, "1.5"),
     "inference_threads": ("2", 2, "-2"),
-    "max_concurrency": ("64", 64, "0"),
+    "max_concurrency": ("64", 64, "-1"),
     "log_level": ("WARNING", "warning", "loud"),
     "management": ("secret", "secret", "closed"),
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
@@ -160,11 +160,16 @@ def test_workers_follow_processors_and_memory_in_gib(cpus: float, memory: float,
 
 
 @pytest.mark.parametrize("workers", ["1", "2", "3", "7", "16", "256"])
-@pytest.mark.parametrize("concurrency", ["1", "2", "128", "1000"])
+@pytest.mark.parametrize("concurrency", ["0", "1", "2", "128", "1000"])
 @pytest.mark.parametrize("threads", ["0", "1", "4"])
 def test_a_thread_is_always_free_for_ping(workers: str, concurrency: str, threads: str) -> None:
     settings = read(SERVE_WORKERS=workers, SERVE_MAX_CONCURRENCY=concurrency, SERVE_THREADS=threads)
     assert settings.workers * settings.threads > settings.max_concurrency >= 1
+
+
+@pytest.mark.parametrize(("workers", "concurrency"), [("1", 128), ("2", 128), ("8", 512), ("16", 1024), ("64", 1024)])
+def test_as_many_requests_are_in_work_as_the_workers_answer_in_bounded_time(workers: str, concurrency: int) -> None:
+    assert read(SERVE_WORKERS=workers).max_concurrency == concurrency
 
 
 def test_the_concurrency_that_was_asked_for_is_reached_when_threads_are_auto() -> None:
