@@ -14,7 +14,7 @@ from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving import deadline
-from serving.codecs import IMAGE, ImageCodec, Limits
+from serving.codecs import IMAGE, TEXT, ImageCodec, Limits
 from serving.errors import DecodingError, InferenceFailed, TooLate
 from serving.invocation import Item
 from serving.pipeline import Pipeline
@@ -185,7 +185,27 @@ def test_once_the_request_s_time_is_over_no_further_batch_is_prepared(echo: Echo
 
 def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> None:
     pipeline = Pipeline(echo, Limits(), 1)
-    with pipeline._its_turn(), pytest.raises(TooLate):
+    with pipeline._turn("image"), pytest.raises(TooLate):
         in_time(0.05, lambda: pipeline.predict(client_of(1), "", [item(0)], {}))
     assert echo.batches == []
     assert pipeline.predict(client_of(1), "", [item(5)], {}).predictions == [5.0]
+
+
+class Length(ModelClient):
+    """A text's, sent to the same model."""
+
+    codec = TEXT
+    example = b""
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        return {"x": np.array([[len(text)] for text in instances], np.float32)}
+
+    def postprocess(self, outputs: Tensors, *_: Any) -> list[Any]:
+        return [float(row[0]) for row in outputs["x"]]
+
+
+def test_a_text_does_not_wait_behind_images(echo: Echo) -> None:
+    pipeline = Pipeline(echo, Limits(), 1)
+    with pipeline._turn("image"):
+        done = pipeline.predict(client_of(1, Length), "", [Item("instances", raw=b"four")], {})
+    assert done.predictions == [4.0]
