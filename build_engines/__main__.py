@@ -1,4 +1,4 @@
-"""python -m build_engines build | list | inspect | verify | archive | doctor"""
+"""python -m build_engines build | list | inspect | verify | tune | archive | doctor"""
 
 import argparse
 import os
@@ -47,6 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, when it is not in the cache")
     verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
     verify.add_argument("--count", type=_positive, default=0, help="how many samples; all or 100 pages by default")
+    tune = _stored(commands.add_parser("tune", help="measures instances, threads and batching here; writes the best"),
+                   _tune)  # fmt: skip
+    tune.add_argument("--callers", type=_callers, default=(1, 8), metavar="N,N",
+                      help="latency is that of the fewer, throughput that of the more; 1,8")  # fmt: skip
+    tune.add_argument("--dry-run", action="store_true", help="prints the choice and writes nothing")
     archive = _stored(commands.add_parser("archive", help="NAME.tar.gz as SageMaker takes it"), _archive)
     archive.add_argument("--copies", type=_positive, default=0, help="NAME-0.tar.gz …, each under a name of its own")
     archive.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where to; dist")
@@ -107,6 +112,13 @@ def _count(text: str) -> int:
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
+
+
+def _callers(text: str) -> tuple[int, int]:
+    found = _sizes(text)
+    if len(found) != 2:
+        raise argparse.ArgumentTypeError(f"{text} is not two numbers as 1,8")
+    return min(found), max(found)
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
@@ -176,6 +188,27 @@ def _verify(parsed: argparse.Namespace) -> int:
     for score in scores:
         print(score)
     return 0 if all(score.passed for score in scores) else 1
+
+
+def _tune(parsed: argparse.Namespace) -> int:
+    from build_engines import tuning, tuning_choice
+    from build_engines.repository_models import open_model
+    from build_engines.running import threads
+
+    stored = open_model(parsed.model, parsed.repository.resolve())
+    tuning.check(stored)
+    limit = tuning.in_process(stored)
+    found = tuning.measure(stored, tuning_choice.candidates(threads()), parsed.callers)
+    for line in tuning_choice.table(found, limit, parsed.callers):
+        print(line)
+    chosen = tuning_choice.choose(found)
+    print(f"best here: {chosen}")
+    if parsed.dry_run:
+        print(f"{stored.config_file} is left as it is (--dry-run)")
+        return 0
+    before = tuning_choice.write(stored, chosen)
+    print(f"written to {stored.config_file}; undo: mv {before} {stored.config_file}")
+    return 0
 
 
 def _archive(parsed: argparse.Namespace) -> int:

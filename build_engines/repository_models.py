@@ -17,9 +17,11 @@ from serving.triton.config import parse_config
 
 @dataclass(frozen=True)
 class StoredModel:
-    """`config` is the ModelConfig that this machine uses, `record` the build's build.json ({} without one)."""
+    """`config` is the ModelConfig that this machine uses, read from `config_file`; `record` the build's build.json ({}
+    without one)."""
 
     folder: Path
+    config_file: Path
     config: Any
     model: Model
     record: dict[str, Any]
@@ -76,4 +78,4 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         raise BuildError(f"{file} cannot be read: {err}") from err
     if not file.is_file():
         raise BuildError(f"{folder} has no {CONFIG}")
-    return StoredModel(folder, config, describe_model(name, folder, config), read_record(folder))
+    return StoredModel(folder, file, config, describe_model(name, folder, config), read_record(folder))

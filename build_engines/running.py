@@ -23,11 +23,11 @@ def threads() -> int:
     return max(1, round(cpu_quota()))
 
 
-def onnx_runner(path: Path) -> Runner:
-    """An ONNX file on ONNX Runtime's CPU provider, with the backend's options."""
+def onnx_runner(path: Path, count: int = 0) -> Runner:
+    """An ONNX file on ONNX Runtime's CPU provider, with the backend's options; `count` threads, 0: `threads()`."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.intra_op_num_threads = count or threads()
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
     options.log_severity_level = 3  # errors
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

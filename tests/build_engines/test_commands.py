@@ -45,6 +45,8 @@ def test_list_names_every_model_and_its_weights(capsys: pytest.CaptureFixture[st
         (["build", "own", "--weights", "docs"], 1, "there is no config.json in docs"),
         (["inspect", "absent"], 1, "there is no model 'absent'"),
         (["verify", "absent"], 1, "there is no model 'absent'"),
+        (["tune", "absent"], 1, "there is no model 'absent'"),
+        (["tune", "resnet", "--callers", "1"], 2, "1 is not two numbers as 1,8"),
         (["archive", "absent"], 1, "there is no model 'absent'"),
         (["archive", "resnet", "--copies", "0"], 2, "not at least 1"),
         (["verify", "resnet", "--repository", "nowhere"], 1, "there are: none"),
