@@ -16,6 +16,8 @@ TEMPLATE, CLIENTS = HERE / "nginx.conf", HERE / "clients"
 NAMES_A_CLIENT = re.compile(r"""["']client["']""")
 NAMES_VERSIONS = re.compile(r"\bspecific\b")  # version_policy: { specific: { versions: [1, 3] } }
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
+DIGITS_OF_ANY = 3  # of a shape's sizes: a body may be as short as it likes
+LEAST_BYTES = (100, 1_000, 10_000, 60_000)  # behind or before a shape of 4, 5, 6 or 7; PCRE2 counts to 65,535
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",
@@ -56,7 +58,7 @@ def nginx_configuration(settings: Settings) -> str:
         "default_model": settings.default_model,
         "latest_versions": _rows({name: _latest_version(folder) or '""' for name, folder in models.items()}),
         "tensor_models": _rows({name: int(not _has_client(folder)) for name, folder in models.items()}),
-        "digits": "\n".join(map(_digits, range(4, 9))),
+        "too_large_shape": _too_large_shape(),
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
     template = TEMPLATE.read_text(encoding="utf-8")
@@ -96,11 +98,16 @@ def _has_client(folder: Path) -> bool:
     return any(module.exists() for module in modules) or any(map(NAMES_A_CLIENT.search, _configurations(folder)))
 
 
-def _digits(count: int) -> str:
-    """The map that finds a shape with so many digits, those of sizes of 1 not counted."""
-    size_one, no_digit = r"(?<![0-9])1(?![0-9])", r"[^\]0-9]"
-    shape = rf"\"shape\"\s*:\s*\[(?:(?:{no_digit}|{size_one})*+[0-9]){{{count}}}"
-    return f'    map $looked_at $has_{count}_digits {{\n        "~{shape}" 1;\n        default "";\n    }}'
+def _too_large_shape() -> str:
+    """The pattern of a shape whose sizes, those of 1 not counted, have too many digits for the bytes around it.
+
+    No attempt goes past the next quote, so that a body of many shapes costs no more time than its length."""
+    size_one, no_digit = r"(?<![0-9])1(?![0-9])", r"[^\]\"0-9]"
+    digit = rf"(?:{no_digit}|{size_one})*+[0-9]"
+    too_many = digit
+    for size in reversed(LEAST_BYTES):
+        too_many = rf"{digit}(?:(?!.{{{size}}})(?<!.{{{size}}})|{too_many})"
+    return rf"(?s)\"shape\"\s*:\s*\[(?:{digit}){{{DIGITS_OF_ANY}}}{too_many}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -128,6 +128,8 @@ def test_shapes_that_would_end_triton_do_not_get_there(direct: Server) -> None:
     before = direct.pid("tritonserver")
     for shape in ([1, 2**40], [2**40], [99999, 99999], [1, 1, 1, 10**9], [10**5, 10**5, 10**5]):
         assert direct.post(**shaped(*shape)).status_code == 400
+        far = json.dumps(shaped(*shape)["json"]).replace("{", "{" + " " * 5000, 1)
+        assert direct.post(data=far, headers={"Content-Type": "application/json"}).status_code == 400
     assert direct.pid("tritonserver") == before
     assert direct.post(json=BODY).status_code == 200
 
