@@ -9,7 +9,7 @@ by 8 callers on 2 processors, which decode the images as well: 24.5 ms of proces
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from batching import Arrays, Call, run_at_once, run_concatenated  # type: ignore[import-not-found]
@@ -17,17 +17,21 @@ from onnx_session import SessionSettings, run_options  # type: ignore[import-not
 
 
 class Runs:
-    """The session of all threads and, for a model of large rows, a second one whose runs take one thread each."""
+    """The session of all threads and, for a model of large rows, a second one whose runs take one thread each, made
+    when calls are merged for the first time: it takes the memory of the weights once more."""
 
     def __init__(self, load: Callable[[SessionSettings], Any], settings: SessionSettings) -> None:
+        self.load, self.settings = load, settings
         self.session, self.options = load(settings), run_options()
-        self.threads = settings.intra_op_threads
-        self.single = load(replace(settings, intra_op_threads=1)) if settings.separate_runs else None
-        self.pool = ThreadPoolExecutor(self.threads) if settings.separate_runs else None
+        self.pool = ThreadPoolExecutor(settings.intra_op_threads) if settings.separate_runs else None
+
+    @cached_property
+    def single(self) -> Any:
+        return self.load(replace(self.settings, intra_op_threads=1))
 
     def run(self, calls: Sequence[Call]) -> list[Arrays]:
         """The outputs of each call, in order."""
-        if self.pool and len(calls) >= self.threads:
+        if self.pool and len(calls) >= self.settings.intra_op_threads:
             found: list[Arrays] = run_at_once(partial(self._run, self.single), self.pool, calls)
         else:
             found = run_concatenated(partial(self._run, self.session), calls)
@@ -37,7 +41,8 @@ class Runs:
         """Frees the sessions' memory."""
         if self.pool:
             self.pool.shutdown()
-        del self.session, self.single
+        self.__dict__.pop("single", None)
+        del self.session
 
     def _run(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
         return dict(zip(names, session.run(list(names), feed, self.options), strict=True))
