@@ -262,7 +262,6 @@ REASONS = {
     "bad_bfloat16": r"tensor 'x' of the model is a tensor\(bfloat16\), which this backend cannot serve",
     "bad_parameter": "parameter 'intra_op_thread_count' has a wrong value: 'many'",
     "bad_file": "ONNX Runtime cannot load .*bad_file/1/model.onnx.*Protobuf parsing failed",
-    "bad_warmup": "failed to run warmup sample 'first': .*idx=99",
 }
 
 
