@@ -89,8 +89,7 @@ def _closed(
     peers: tuple[str, ...] = ALL, drive: Callable[..., Sample] = closed,
 ) -> Scenario:  # fmt: skip
     noun = "caller" if callers == 1 else "callers"
-    drives, longer = partial(drive, callers), 2 if drive is patient else 1
-    return Scenario(f"{name}-{callers}", f"{title}, {callers} {noun}", works, drives, peers, quick, longer=longer)
+    return Scenario(f"{name}-{callers}", f"{title}, {callers} {noun}", works, partial(drive, callers), peers, quick)
 
 
 RESNET = "ResNet-50, a JPEG of 768×576 in, five classes out"
