@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """`work` and callers by x."""
+    """`work` and callers by x; `slow`: a round's last replies are waited for."""
 
     name: str
     title: str
     axis: str
     xs: Sequence[int]
     ask: Callable[[int], tuple[Workload, int]]
+    slow: bool = False
 
 
 CURVES = (
     Curve("size-binary", "FP32 tensor as bytes", "bytes", BYTES, lambda n: (tensor(n // 4, True), 4)),
     Curve("size-json", "FP32 tensor as JSON", "bytes", BYTES, lambda n: (tensor(max(1, n // 20)), 4)),
     Curve("batch", "ResNet-50, images in one request", "images", BATCHES,
-          lambda n: (images("resnet50", n, (320, 240)), 1)),
-    Curve("callers-image", "ResNet-50, callers", "callers", CALLERS, lambda n: (RESNET_WORK()[0], n)),
+          lambda n: (images("resnet50", n, (320, 240)), 1), slow=True),
+    Curve("callers-image", "ResNet-50, callers", "callers", CALLERS, lambda n: (RESNET_WORK()[0], n), slow=True),
     Curve("callers-text", "Embedding of 8 tokens, callers", "callers", CALLERS, lambda n: (SHORT_WORK()[0], n)),
     Curve("callers-tensor", "4 floats, JSON, callers", "callers", CALLERS, lambda n: (tensor(4), n)),
 )  # fmt: skip
@@ -108,17 +110,18 @@ def measured(curve: Curve, servers: Sequence[Server]) -> Points:
         print(f"{curve.name}: {x}", flush=True)
         for server in servers:
             with server.awake():
-                points[server.peer.name].append(asdict(one(x, server, work, callers)))
+                drive = server.patient if curve.slow else server.closed
+                points[server.peer.name].append(asdict(one(x, server, partial(drive, work, callers, SECONDS))))
     return points
 
 
-def one(x: float, server: Server, work: Workload, callers: int) -> Point:
+def one(x: float, server: Server, drive: Callable[[], Sample]) -> Point:
     """A server that takes no connections has a point without replies."""
     try:
-        return point(x, server.closed(work, callers, SECONDS))
+        return point(x, drive())
     except Wrong as err:
         print(f"{server.peer.name} at {x:g}: {err}; its log is {server.log}", flush=True)
-        return Point(x, 0.0, 0.0, 0.0, callers)
+        return Point(x, 0.0, 0.0, 0.0, 0)
 
 
 def point(x: float, found: Sample) -> Point:
