@@ -273,7 +273,7 @@ def test_keda_asks_for_a_metric_of_ours_under_the_labels_that_the_scrape_gives(s
     (trigger,) = only(manifests, "ScaledObject")["spec"]["triggers"]
     metric, label, value = re.findall(r"(\w+)\{(\w+)=\"([^\"]+)\"\}", trigger["metadata"]["query"])[0]
     shown = requests.get(f"{server.url}/metrics", timeout=5).text
-    assert f"# TYPE {metric} gauge\n{metric} 0.0\n" in shown
+    assert re.search(rf"^# TYPE {metric} gauge\n{metric} \d", shown, re.MULTILINE), shown
     assert (label, value) == ("service", only(manifests, "Service")["metadata"]["name"])
     assert 0 < float(trigger["metadata"]["threshold"]) < settings_of(manifests).max_concurrency
     assert trigger["metricType"] == "AverageValue", "fallback works with no other"
