@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 
@@ -66,14 +66,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def sample(
-    latencies: Sequence[float], seconds: float, errors: int, replies: int = 0, light: Sequence[float] = ()
-) -> Sample:
-    """Of latencies in seconds; `replies` where these are more, filled up."""
+def sample(latencies: Sequence[float], seconds: float, errors: int, light: Sequence[float] = ()) -> Sample:
+    """Of latencies in seconds."""
     p50, p99, light50, light99 = (
         1000 * percentile(values, share) for values in (latencies, light) for share in (0.5, 0.99)
     )
-    return Sample(replies or len(latencies), seconds, p50, p99, errors, light_p50=light50, light_p99=light99)
+    return Sample(len(latencies), seconds, p50, p99, errors, light_p50=light50, light_p99=light99)
 
 
 def filled_up(latencies: Sequence[float], interval: float) -> list[float]:
@@ -84,6 +82,12 @@ def filled_up(latencies: Sequence[float], interval: float) -> list[float]:
         if latency > 2 * interval > 0:
             added += [latency - n * interval for n in range(1, int(latency / interval))]
     return [*latencies, *added]
+
+
+def closed_sample(latencies: Sequence[float], callers: int, seconds: float, errors: int = 0) -> Sample:
+    """Of a closed loop, with wrk's percentiles."""
+    filled = filled_up(latencies, seconds * callers / len(latencies))
+    return replace(sample(filled, seconds, errors), replies=len(latencies))
 
 
 def wrk(port: int, request: Request, callers: int, seconds: int) -> Sample:
@@ -147,9 +151,7 @@ class _Noted:
 def patient(port: int, request: Request, callers: int, seconds: float) -> Sample:
     """What `wrk` does, for slow replies: those under way at the end are waited for, and count."""
     noted, took = _take_turns(port, [[request]] * callers, "", seconds)
-    return sample(
-        filled_up(noted.latencies, took * callers / len(noted.latencies)), took, noted.errors, len(noted.latencies)
-    )
+    return closed_sample(noted.latencies, callers, took, noted.errors)
 
 
 def mixed(port: int, decks: Sequence[Sequence[Request]], light: str, seconds: float) -> Sample:

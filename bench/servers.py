@@ -8,7 +8,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -141,33 +141,24 @@ class Server:
             self.hold()
 
     def closed(self, work: Workload, callers: int, seconds: int) -> Sample:
-        """A round: warmed up, checked before and after, its processor time noted."""
+        """A round of load.wrk."""
         request = self._request(work)
-        self._warm_up(request)
-        before = processes.cpu(self.pids())
-        found = load.wrk(self.port, request, callers, seconds)
-        return self._with_cpu(found, before, unfinished=callers)
+        return self._round(request, lambda: load.wrk(self.port, request, callers, seconds), unfinished=callers)
 
     def patient(self, work: Workload, callers: int, seconds: float) -> Sample:
         """A round of load.patient."""
         request = self._request(work)
-        self._warm_up(request)
-        before = processes.cpu(self.pids())
-        return self._with_cpu(load.patient(self.port, request, callers, seconds), before)
+        return self._round(request, lambda: load.patient(self.port, request, callers, seconds))
 
     def mixed(self, decks: Sequence[Sequence[Workload]], light: str, seconds: float) -> Sample:
         """A round of load.mixed."""
         asked = [[self._request(work) for work in deck] for deck in decks]
-        self._warm_up(asked[0][0])
-        before = processes.cpu(self.pids())
-        return self._with_cpu(load.mixed(self.port, asked, light, seconds), before)
+        return self._round(asked[0][0], lambda: load.mixed(self.port, asked, light, seconds))
 
     def open_loop(self, work: Workload, rate: float, seconds: float) -> Sample:
         """A round of load.open_loop."""
         request = self._request(work)
-        self._warm_up(request)
-        before = processes.cpu(self.pids())
-        return self._with_cpu(load.open_loop(self.port, request, rate, seconds), before)
+        return self._round(request, lambda: load.open_loop(self.port, request, rate, seconds))
 
     def _request(self, work: Workload) -> Request:
         request = self.peer.request(work)
@@ -180,8 +171,12 @@ class Server:
         while self.ask(request)[0] == 200 and time.monotonic() < deadline:
             pass
 
-    def _with_cpu(self, found: Sample, before: dict[str, float], unfinished: int = 0) -> Sample:
-        """`unfinished`: requests that were worked on though their callers had gone."""
+    def _round(self, request: Request, drive: Callable[[], Sample], unfinished: int = 0) -> Sample:
+        """What `drive` finds once that request has warmed it up, with its processor time; `unfinished`: requests that
+        were worked on though their callers had gone."""
+        self._warm_up(request)
+        before = processes.cpu(self.pids())
+        found = drive()
         self._settle()
         used = processes.cpu(self.pids())
         each = max(1, found.replies + unfinished)

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.load import Sample, filled_up, sample
+from bench.load import Sample, closed_sample
 from bench.subject import SHORT, SPINNING, Subject
 
 TRIAL_SECONDS = 0.7
@@ -46,8 +46,7 @@ def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: 
         thread.start()
     for thread in threads:
         thread.join()
-    took = time.monotonic() - begun
-    return sample(filled_up(latencies, took * callers / len(latencies)), took, 0, len(latencies))
+    return closed_sample(latencies, callers, time.monotonic() - begun)
 
 
 @cache
