@@ -1,12 +1,11 @@
-"""A tritonserver for a measurement: on free ports of the loopback address, with no model loaded; ended afterwards."""
+"""A tritonserver for a measurement: on a free port of the loopback address, with no model loaded; ended afterwards."""
 
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from build_engines.draft import BuildError
 from serving import tritonserver
+from serving.ports import PortPicker
 
 START_SECONDS, END_SECONDS, POLL_SECONDS = 40.0, 20.0, 0.05
 CONTROL = ("--model-control-mode=explicit", "--exit-on-error=false", "--allow-metrics=false", "--allow-http=false")
@@ -47,27 +47,31 @@ def _kilobytes(file: Path) -> int:
 @contextmanager
 def running(repository: Path) -> Iterator[Triton]:
     """Serves the folder; BuildError where there is no tritonserver or it does not start."""
-    port = _free_port()
     log = repository / ".log"
-    process = _start(repository, port, log)
-    try:
-        client = InferenceServerClient(f"127.0.0.1:{port}")
-        _wait(client, process, log)
-        yield Triton(process.pid, client)
-    finally:
-        _end(process)
+    with contextlib.closing(PortPicker()) as picker:
+        (port,) = picker.pick(1)
+        address = ("--grpc-address=127.0.0.1", f"--grpc-port={port}")
+        process = start(repository, tritonserver.backend_directory(), log, [*address, *CONTROL])
+        try:
+            client = InferenceServerClient(f"127.0.0.1:{port}")
+            _wait(client, process, log)
+            yield Triton(process.pid, client)
+        finally:
+            end(process)
 
 
-def _start(repository: Path, port: int, log: Path) -> "subprocess.Popen[bytes]":
+def start(
+    repository: Path, backends: Path, log: Path, options: Sequence[str], **variables: str
+) -> "subprocess.Popen[bytes]":
+    """In a process group of its own; `log` is what it and its backends' processes print."""
     try:
-        command = [str(tritonserver.binary()), f"--backend-directory={tritonserver.backend_directory()}"]
-        environment = tritonserver.environment(os.environ)
+        command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
+        environment = tritonserver.environment(os.environ) | variables
     except FileNotFoundError as err:
         raise BuildError(str(err)) from err
-    command += [f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={port}", *CONTROL]
     with log.open("wb") as output:
         return subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [*command, *options], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
@@ -82,7 +86,7 @@ def _wait(client: InferenceServerClient, process: "subprocess.Popen[bytes]", log
     raise BuildError(f"tritonserver does not start: {last}")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
     """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,8 +94,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,19 +18,20 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
+from serving.ports import PortPicker
+
 ROOT = Path(__file__).resolve().parents[1]
 DATATYPES = {
     "FP32": Type.FLOAT, "FP64": Type.DOUBLE, "FP16": Type.FLOAT16, "INT8": Type.INT8, "INT16": Type.INT16,
     "INT32": Type.INT32, "INT64": Type.INT64, "UINT8": Type.UINT8, "UINT16": Type.UINT16, "UINT32": Type.UINT32,
     "UINT64": Type.UINT64, "BOOL": Type.BOOL, "BYTES": Type.STRING,
 }  # fmt: skip
+_PORTS = PortPicker((10000, 11999))
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Kept from every other test, of another run too, and below those that the kernel gives to connections."""
+    return _PORTS.pick(1)[0]
 
 
 def png_that_claims(width: int, height: int) -> bytes:

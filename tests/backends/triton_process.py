@@ -1,9 +1,6 @@
 """Starts and stops a real tritonserver, bounded in time."""
 
 import contextlib
-import os
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +12,13 @@ from typing import TypeVar
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from serving import tritonserver
+from build_engines import tritonserver
+from tests.harness import free_port
 
 Feed = TypeVar("Feed")
 Answer = TypeVar("Answer")
 
-START_TIMEOUT, STOP_TIMEOUT = 40.0, 20.0
+START_TIMEOUT = 40.0
 
 
 @dataclass
@@ -55,37 +53,14 @@ class Server:
             return None
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM."""
-        self.process.terminate()
-        self.wait_for_exit(STOP_TIMEOUT)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+        tritonserver.end(self.process)
 
 
 def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = (), **variables: str) -> Server:
-    http, grpc, metrics = free_ports(3)
-    command = [
-        str(tritonserver.binary()),
-        f"--model-repository={repository}",
-        f"--backend-directory={backends}",
-        *(f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")),
-        *(f"--{name}-port={port}" for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics))),
-        *options,
-    ]
-    environment = tritonserver.environment(os.environ) | variables
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    http, grpc, metrics = (free_port() for _ in range(3))
+    named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
+    addresses = [option for name, port in named for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")]
+    process = tritonserver.start(repository, backends, log, [*addresses, *options], **variables)
     return Server(process, log, http, grpc)
 
 

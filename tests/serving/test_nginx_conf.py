@@ -23,6 +23,7 @@ import requests
 
 from serving.machine import Machine
 from serving.settings import Settings
+from tests.harness import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
@@ -38,12 +39,6 @@ def load_serve() -> ModuleType:
 
 
 serve = load_serve()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Upstream(BaseHTTPRequestHandler):
