@@ -17,9 +17,10 @@ models: $(MODELS)
 
 dev: .venv/.dev
 
+# Two processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 test: setup models lint
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Compares with other servers, each in an environment of its own below .cache/bench (3 GB); docs/benchmarks.md is what
 # `bench` writes, `bench-quick` takes two minutes and writes .cache/bench/quick.md.

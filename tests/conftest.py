@@ -5,13 +5,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from tests.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 
 BUNDLED = ("resnet", "yolov5", "bert")
+IMAGE = "tests/image/"
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every program that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class ByFile(LoadFileScheduling):
+    """Of the processes of `pytest -n`, one takes the tests of a whole file, for they share fixtures; and one those of
+    all files of tests/image, which share the image and podman's containers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return IMAGE if file.startswith(IMAGE) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

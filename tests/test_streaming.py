@@ -148,7 +148,7 @@ def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str,
     times = [time.monotonic() - began for line in reply.iter_lines(chunk_size=1) if line]
     assert len(times) == 3
     for number, at in enumerate(times, 1):
-        assert number * PACE <= at < number * PACE + 0.2
+        assert number * PACE <= at < (number + 1) * PACE, "before the next one is there"
 
 
 def test_a_stream_may_last_longer_than_a_request(server: Server) -> None:
@@ -336,7 +336,7 @@ def test_archives_of_multi_model_mode_stream_and_keep_sessions(tmp_path: Path) -
         reply = server.post("/models/words-1/invoke", json=slow, headers=EVENTS, stream=True)
         times = [time.monotonic() - began for line in reply.iter_lines(chunk_size=1) if line]
         assert len(times) == 2
-        assert times[0] < PACE + 0.2
+        assert times[0] < 2 * PACE
         reply = server.post("/models/words-1/invoke", json={"instances": ["a b"]}, headers=LINES)
         assert [json.loads(line)["predictions"] for line in reply.text.splitlines()] == [["a"], ["b"]]
         header = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}

@@ -203,7 +203,7 @@ def test_print_config_exits_without_starting_anything() -> None:
 def free_range(count: int, lowest: int) -> range:
     """Ports in a row that are free now, below those that the system gives away; another run of these tests at the
     same time begins elsewhere."""
-    for low in range(lowest + os.getpid() % 400 * 20, 32000 - count, 20):
+    for low in range(lowest + os.getpid() % 300 * 20, 32000 - count, 20):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(low, low + count):
                 stack.enter_context(socket.create_server(("", port)))
@@ -284,7 +284,7 @@ def listening(server: Server) -> set[int]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server, range]]:
     """Two containers on one host with one range; the second exposes what can be exposed."""
-    low = free_range(13, lowest=22000)[0]
+    low = free_range(13, lowest=24000)[0]  # the simulator's containers have 23000 to 23999
     allowed = {"SAGEMAKER_SAFE_PORT_RANGE": f"{low}-{low + 9}"}
     exposed = {
         f"{NATIVE}ALLOW_GRPC": "true", f"{NATIVE}GRPC_PORT": str(low + 8), f"{NATIVE}ALLOW_METRICS": "true",
