@@ -6,6 +6,7 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
+from serving.machine import memory_limit
 from serving.repositories import CONFIG, versions
 from serving.setting import LOG_LEVELS
 from serving.settings import Settings
@@ -17,6 +18,7 @@ NAMES_A_CLIENT = re.compile(r"""["']client["']""")
 NAMES_VERSIONS = re.compile(r"\bspecific\b")  # version_policy: { specific: { versions: [1, 3] } }
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
 DIGITS_OF_ANY = 3  # of a shape's sizes: a body may be as short as it likes
+MOST_DIRECT_MB = 26  # SageMaker passes on 25 MB (26,214,400 bytes), but for asynchronous calls
 LEAST_BYTES = (100, 1_000, 10_000, 60_000)  # behind or before a shape of 4, 5, 6 or 7; PCRE2 counts to 65,535
 NGINX_LOG_LEVELS = {
     "debug": "info",
@@ -31,6 +33,7 @@ def nginx_configuration(settings: Settings) -> str:
     """nginx.conf with every {{name}} replaced."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
     models = _models(settings)
+    direct_megabytes = direct_megabytes_of(settings.max_concurrency, memory_limit())
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
@@ -55,6 +58,8 @@ def nginx_configuration(settings: Settings) -> str:
         "triton_timeout": _milliseconds(settings.grpc_timeout),
         "direct_log": settings.direct_log,
         "direct": int(_direct(settings)),
+        "direct_megabytes": direct_megabytes,
+        "direct_lengths": lengths_below(direct_megabytes),
         "default_model": settings.default_model,
         "latest_versions": _rows({name: _latest_version(folder) or '""' for name, folder in models.items()}),
         "tensor_models": _rows({name: int(not _has_client(folder)) for name, folder in models.items()}),
@@ -68,6 +73,17 @@ def nginx_configuration(settings: Settings) -> str:
 def _direct(settings: Settings) -> bool:
     """Whether tensors go to Triton past Python. In multi-model mode a model's name is not Triton's."""
     return settings.direct_tensors and not settings.multi_model and settings.inference_type == "infer"
+
+
+def direct_megabytes_of(concurrency: int, memory: int) -> int:
+    """nginx holds a body to look at it, and most of them twice, for they come in two pieces. If each request in work
+    has the largest, that is a quarter of the `memory` (in bytes)."""
+    return max(1, min(MOST_DIRECT_MB, memory // 4 // (2 * concurrency) // 10**6))
+
+
+def lengths_below(megabytes: int) -> str:
+    """The pattern of a body's length in bytes."""
+    return "([1-9][0-9]{0,5}" + "".join(f"|{million}[0-9]{{6}}" for million in range(1, megabytes)) + ")"
 
 
 def _models(settings: Settings) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 that they were asked for: bodies that would end a real Triton are sent here."""
 
 import json
+import re
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import requests
 
+from serving.edge import direct_megabytes_of, lengths_below
 from tests.serving.test_nginx_conf import Edge, Upstream, Upstreams
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -52,7 +54,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
             threading.Thread(target=server.serve_forever, daemon=True).start()
         running = Edge(
             folder, SERVE_MODEL_REPOSITORY=str(folder / "models"), SERVE_LOAD_MODELS="scale",
-            SERVE_TRITON_HTTP_PORT=str(triton.server_address[1]),
+            SERVE_TRITON_HTTP_PORT=str(triton.server_address[1]), SERVE_MAX_CONCURRENCY="8",
         )  # fmt: skip
         yield running
         assert running.stop() == 0
@@ -118,6 +120,9 @@ def test_a_json_body_goes_to_triton_unless_flask_would_treat_it_otherwise(edge: 
 
 BINARY_BODIES = {
     "an image": (header(tensor([1, 150_000], [])), bytes(600_000), "Triton"),
+    "an image of 640 by 640": (header(tensor([1, 3, 640, 640], [])), bytes(4 * 3 * 640**2), "Triton"),
+    "the largest of SageMaker": (header(tensor([1, 6_500_000], [])), bytes(26_000_000 - 500), "Triton"),
+    "more than the largest": (header(tensor([1, 6_500_000], [])), bytes(26_000_000), "Flask"),
     "names among the data": (header(SMALL), bytes(4096) + b'"model_name" \\u0061' + b'"shape"' * 20, "Triton"),
     "a model's name": (header(SMALL, model_name="other"), bytes(8), "Flask"),
     "an escaped key": (header(SMALL).replace(b"shape", b"sh\\u0061pe"), bytes(8), "Flask"),
@@ -138,3 +143,15 @@ def test_no_body_makes_nginx_search_for_long(edge: Edge, part: bytes) -> None:
     data = b'{"inputs":[{"shape":[1,2],' + bytes(4096) + part * (3_000_000 // len(part))
     who_answers(edge, data)
     who_answers(edge, data, f"{BINARY};json-header-size=24")
+
+
+@pytest.mark.parametrize("megabytes", [1, 2, 10, 26])
+def test_bodies_are_looked_at_up_to_a_length(megabytes: int) -> None:
+    fits = re.compile(lengths_below(megabytes)).fullmatch
+    assert all(map(fits, ("1", "10", "999999", str(megabytes * 10**6 - 1))))
+    assert not any(map(fits, ("", "0", "05", str(megabytes * 10**6), str(10 * megabytes * 10**6))))
+
+
+@pytest.mark.parametrize(("gigabytes", "megabytes"), [(0.25, 1), (4, 4), (8, 8), (64, 26)])
+def test_they_take_a_quarter_of_the_memory_at_most(gigabytes: float, megabytes: int) -> None:
+    assert direct_megabytes_of(128, int(gigabytes * 2**30)) == megabytes
