@@ -102,17 +102,25 @@ def test_plain_enlarged_scans_are_read_too(side: int, negative: bool) -> None:
     assert np.mean(np.array(found) == labels) >= 0.97
 
 
-def test_large_photos_that_are_decoded_smaller_are_read_alike() -> None:
-    """The held-out digits as photos of 2.6 megapixels, of which an eighth of each side is decoded."""
+@pytest.mark.parametrize("part", [2, 4, 8])
+def test_large_photos_that_are_decoded_smaller_are_read_alike(part: int) -> None:
+    """The held-out digits as the smallest photos of which so small a part of each side is decoded."""
     images, labels = zip(*held_out(), strict=True)
-    large = [encode_image(image.resize((1600, 1600), Image.Resampling.BICUBIC), "image/jpeg") for image in images[:60]]
+    side = digits()[0].side
+    sizes = side * part, side * part
+    large = [encode_image(image.resize(sizes, Image.Resampling.BICUBIC), "image/jpeg") for image in images[:120]]
     found = []
-    for side in (0, digits()[0].side):
-        photos = [IMAGE.from_bytes(data, Limits(side=side)) for data in large]
-        assert photos[0].width == (200 if side else 1600)
+    for least in (0, side):
+        photos = [IMAGE.from_bytes(data, Limits(side=least)) for data in large]
+        assert photos[0].width == (side if least else side * part)
         found.append([int(p["classes"][0]["label"]) for p in read(photos, top_k=1)])
     assert found[0] == found[1]
-    assert np.mean(np.array(found[1]) == labels[:60]) >= 0.97
+    assert np.mean(np.array(found[1]) == labels[:120]) >= 0.97
+
+
+def test_a_photo_of_twelve_megapixels_is_decoded_at_an_eighth_for_224() -> None:
+    data = encode_image(Image.new("RGB", (4000, 3000)), "image/jpeg")
+    assert IMAGE.from_bytes(data, Limits(side=client_of().side)).size == (500, 375)
 
 
 def test_the_example_is_read_with_certainty() -> None:
