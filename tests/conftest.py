@@ -17,7 +17,7 @@ IMAGE = "tests/image/"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class ByFile(LoadFileScheduling):
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """Of the processes of `pytest -n`, one takes the tests of a whole file, for they share fixtures; and one those of
     all files of tests/image, which share the image and podman's containers."""
 

@@ -46,7 +46,7 @@ def test_only_the_gateway_talks_to_triton(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["serve", "serving/process.py", "serving/system.py", "serving/settings.py",
-                                  "serving/machine.py", "serving/tritonserver.py",
+                                  "serving/processes.py", "serving/machine.py", "serving/tritonserver.py",
                                   "serving/cloudwatch.py", "serving/repositories.py", "serving/ports.py",
                                   "serving/values.py", "serving/commandline.py", "serving/explain.py",
                                   "serving/setting.py", "serving/contradictions.py", "serving/edge.py",

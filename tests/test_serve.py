@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from serving.edge import nginx_configuration
 from serving.machine import Machine
 from serving.process import Process
 from serving.setting import SettingsError
@@ -83,7 +84,7 @@ def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr("serving.processes.shutil.which", lambda *_, **__: None)
     with pytest.raises(FileNotFoundError, match="install Debian's package nginx-light"):
         table(tmp_path)
 
@@ -164,7 +165,7 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
 def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
-    assert "worker_connections 128;" in serve.nginx_configuration(settings)
+    assert "worker_connections 128;" in nginx_configuration(settings)
 
 
 @pytest.mark.parametrize(

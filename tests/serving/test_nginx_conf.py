@@ -1,6 +1,5 @@
 """nginx.conf, rendered by `serve` and run by the real nginx before a tiny upstream on a unix socket."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,15 +12,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import ClassVar
 
 import pytest
 import requests
 
+from serving.edge import nginx_configuration
 from serving.machine import Machine
+from serving.processes import nginx
 from serving.settings import Settings
 from tests.harness import free_port
 
@@ -29,16 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 TRITON = {"SERVE_TRITON_HTTP_PORT": "9"}  # nobody is there; `serve` picks a port before it renders
-
-
-def load_serve() -> ModuleType:
-    loader = SourceFileLoader("serve_script", str(ROOT / "serve"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("serve_script", loader))  # type: ignore[arg-type]
-    loader.exec_module(module)
-    return module
-
-
-serve = load_serve()
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -90,7 +79,7 @@ class Edge:
         self.settings = Settings.from_env(environ, MACHINE)
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.log = folder / "log"
-        process = serve.nginx(self.settings, os.environ)
+        process = nginx(self.settings, os.environ)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
         self._wait_until_it_listens()
@@ -185,7 +174,7 @@ def wait_until_at_work(count: int) -> None:
 )
 def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
     environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **TRITON, **variables}
-    process = serve.nginx(Settings.from_env(environ, MACHINE), os.environ)
+    process = nginx(Settings.from_env(environ, MACHINE), os.environ)
     done = subprocess.run([*process.command, "-t"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "{{" not in (tmp_path / "nginx.conf").read_text().partition("daemon off")[2]
@@ -354,7 +343,7 @@ def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> No
 
 def test_settings_are_the_only_names_of_the_template() -> None:
     settings = replace(Settings(), run_dir=Path("/run/x"))
-    assert serve.nginx_configuration(settings.settled(MACHINE)).count('"/run/x/') >= 7
+    assert nginx_configuration(settings.settled(MACHINE)).count('"/run/x/') >= 7
 
 
 def write_model(folder: Path, config: str, *files: str) -> None:
@@ -382,7 +371,7 @@ def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(
     write_model(tmp_path / "models" / name, config, *files)
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
     served = replace(settings, model_repositories=(tmp_path / "models",), load_models=(name,))
-    rendered = serve.nginx_configuration(served)
+    rendered = nginx_configuration(served)
     assert f"map $direct_model $latest_version {{\n        {name} {version};\n" in rendered
     assert f"map $direct_model $only_tensors {{\n        {name} {only_tensors};\n" in rendered
 
@@ -393,6 +382,6 @@ def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Pa
     served = replace(settings, model_repositories=(tmp_path,), load_models=names)
     for name in names:
         (tmp_path / name / "1").mkdir(parents=True)
-    (tmp_path / "nginx.conf").write_text(serve.nginx_configuration(served))
+    (tmp_path / "nginx.conf").write_text(nginx_configuration(served))
     command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
