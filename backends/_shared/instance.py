@@ -1,8 +1,9 @@
-"""One instance of a model: where its file lies, its parameters, how many threads it takes.
+"""One instance of a model: where its file lies, its parameters, how many threads it takes, what it gives back.
 
 `backends.install` puts a copy of this file into every backend's folder.
 """
 
+import ctypes
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -40,6 +41,11 @@ def stub_model_path() -> Path:
     """The model's file, or the one that it should have, while the configuration is completed: the stub's own
     command line is all there is then."""
     return Path(os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1]))
+
+
+def give_back_memory() -> None:
+    """To the system, what malloc keeps of what was freed: a load needs more than the model it leaves."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def default_threads() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import onnxruntime as ort
 from instance import (  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
     default_threads,
+    give_back_memory,
     given_parameters,
     parse_bool,
     read,
@@ -126,6 +127,8 @@ def load(path: Path, settings: SessionSettings, execution_providers: Sequence[An
     if not file.is_file():
         raise FileNotFoundError(f"unable to find '{file}'")
     try:
-        return ort.InferenceSession(str(file), settings.options(), providers=list(execution_providers))
+        session = ort.InferenceSession(str(file), settings.options(), providers=list(execution_providers))
     except Exception as err:  # ONNX Runtime's exceptions have no base of their own
         raise ValueError(f"ONNX Runtime cannot load '{file}': {err}") from err
+    give_back_memory()
+    return session

@@ -1,13 +1,14 @@
-"""How many threads an instance takes, from machines laid out in a folder; the session's options."""
+"""How many threads an instance takes, from machines laid out in a folder; the session's options; memory."""
 
 import math
 import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from backends._shared.instance import cgroup_quota, default_threads
+from backends._shared.instance import cgroup_quota, default_threads, give_back_memory
 from backends.onnxruntime.onnx_session import SessionSettings
 
 
@@ -35,6 +36,16 @@ def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(monkeypatch
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "0")
     assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
     assert SessionSettings.from_config({}).intra_op_threads == default_threads()
+
+
+def test_what_was_freed_below_what_is_in_use_goes_back_to_the_system() -> None:
+    blocks = [bytes(100_000) + b"x" for _ in range(1000)]  # too small for a mapping of their own
+    last = blocks[-1]
+    del blocks
+    before = psutil.Process().memory_info().rss
+    give_back_memory()
+    assert before - psutil.Process().memory_info().rss > 50e6
+    assert len(last) == 100_001
 
 
 def test_the_options_are_those_of_the_configuration() -> None:
