@@ -3,20 +3,17 @@
 n instances give n predictions in the same order; a batch has at most max_batch_size of them.
 """
 
-import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from clients.base import ModelClient, Tensors
 from serving.codecs import Codec, Limits
-from serving.deadline import left
+from serving.decoding import Decoder
 from serving.errors import DecodingError, InferenceFailed, ServingError
 from serving.invocation import Item
 from serving.served_model import ServedModel
@@ -87,24 +84,10 @@ class _Piece(Item):
 
 
 class Pipeline:
-    """Runs requests against one gateway; `decoders` of them decode and preprocess at a time, of each kind of instance,
-    their images in `threads`.
+    """Runs requests against one gateway."""
 
-    The bound keeps memory and the interpreter's lock free of a crowd: the rest waits for its turn. A text does not
-    wait behind images.
-    """
-
-    def __init__(
-        self,
-        gateway: TritonGateway,
-        limits: Limits,
-        decoders: int,
-        reduced_decoding: bool = False,
-        threads: int = 1,
-    ) -> None:
-        self.gateway, self.limits, self.reduced_decoding = gateway, limits, reduced_decoding
-        self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(lambda: threading.BoundedSemaphore(decoders))
-        self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
+    def __init__(self, gateway: TritonGateway, decoder: Decoder) -> None:
+        self.gateway, self.decoder = gateway, decoder
 
     def predict(
         self,
@@ -168,45 +151,10 @@ class Pipeline:
             yield first, batch
             first += len(batch.instances)
 
-    def _decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
-        """As many of the items as `_open` takes; of several mistakes that of the first instance is told."""
-        opened, mistake = self._open(client, first, items)
-        loads = [
-            partial(item.load, client.codec, each, first + at)
-            for at, (item, each) in enumerate(zip(items, opened, strict=False))
-        ]
-        images = [each for each in opened if client.codec.pixels(each)]
-        instances = self._at_once(loads) if len(images) > 1 else [load() for load in loads]
-        if mistake:
-            raise mistake
-        return instances
-
-    def _open(self, client: ModelClient, first: int, items: Sequence[Item]) -> tuple[list[Any], DecodingError | None]:
-        """As many of the items, at least one, as have together hardly more pixels than one image may have: a small
-        body can hold many large images. With the mistake that ended it, if one did."""
-        opened: list[Any] = []
-        pixels = 0
-        limits = replace(self.limits, side=client.side if self.reduced_decoding else 0)
-        for at, item in enumerate(items):
-            try:
-                opened.append(item.open(client.codec, limits, first + at))
-            except DecodingError as err:
-                return opened, err
-            pixels += client.codec.pixels(opened[-1])
-            if pixels >= self.limits.max_image_pixels:
-                break
-        return opened, None
-
-    def _at_once(self, loads: Sequence[Callable[[], Result]]) -> list[Result]:
-        """The results in their order, or the first error, once all have ended: what goes on would take memory."""
-        futures = [self._threads.submit(load) for load in loads]
-        wait(futures)
-        return [future.result() for future in futures]
-
     def _prepare(self, client: ModelClient, first: int, items: Sequence[Item]) -> _Batch:
-        with self._turn(client.codec.name):
+        with self.decoder.turn(client.codec.name, self.gateway.timeout):
             with stage("decode"):
-                instances = self._decode(client, first, items)
+                instances = self.decoder.decode(client, first, items)
             with stage("preprocess"):
                 tensors = self._preprocess(client, first, instances)
         names = {spec.name for spec in client.model.inputs}
@@ -214,17 +162,6 @@ class Pipeline:
         if not client.model.max_batch_size:
             inputs = {name: array[0] for name, array in inputs.items()}
         return _Batch(instances, tensors, inputs)
-
-    @contextmanager
-    def _turn(self, kind: str) -> Iterator[None]:
-        """Raises TooLate when the request's time is over before its turn comes."""
-        turns = self._turns[kind]
-        while not turns.acquire(timeout=left(self.gateway.timeout)):
-            pass
-        try:
-            yield
-        finally:
-            turns.release()
 
     def _preprocess(self, client: ModelClient, first: int, instances: Sequence[Any]) -> Tensors:
         try:

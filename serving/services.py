@@ -4,6 +4,7 @@ from flask import current_app
 
 from serving.archive_plans import ArchivePlans
 from serving.codecs import Limits
+from serving.decoding import Decoder
 from serving.direct import DirectLog
 from serving.hangups import HangUps
 from serving.health import Health
@@ -48,10 +49,9 @@ class Services:
             settings.model_clients,
             settings.load_models,
         )
-        limits = Limits(settings.max_image_pixels)
-        decoders = max(1, settings.inference_threads // settings.workers)
-        threads = settings.inference_threads
-        self.pipeline = Pipeline(self.gateway, limits, decoders, settings.reduced_decoding, threads)
+        turns = max(1, settings.inference_threads // settings.workers)
+        limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
+        self.pipeline = Pipeline(self.gateway, Decoder(limits, turns, threads, settings.reduced_decoding))
         self.health = Health(self.registry, self.pipeline, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode

@@ -15,6 +15,7 @@ from PIL import Image
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving import deadline
 from serving.codecs import IMAGE, TEXT, ImageCodec, Limits
+from serving.decoding import Decoder
 from serving.errors import DecodingError, InferenceFailed, TooLate
 from serving.invocation import Item
 from serving.pipeline import Pipeline
@@ -85,7 +86,7 @@ def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> Se
 
 
 def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Echo) -> None:
-    done = Pipeline(echo, Limits(), 1).predict(client_of(4), "", [item(n) for n in range(10)], {})
+    done = Pipeline(echo, Decoder(Limits())).predict(client_of(4), "", [item(n) for n in range(10)], {})
     assert echo.batches == [4, 4, 2]
     assert done.predictions == [float(n) for n in range(10)]
     assert done.version == "7"
@@ -93,7 +94,7 @@ def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Echo) 
 
 
 def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_meanwhile(echo: Echo) -> None:
-    pipeline = Pipeline(echo, Limits(), 1)
+    pipeline = Pipeline(echo, Decoder(Limits()))
     pipeline.predict(client_of(4), "", [item(n) for n in range(4)], {})
     assert echo.sent == []
     pipeline.predict(client_of(4), "", [item(n) for n in range(6)], {})
@@ -102,7 +103,9 @@ def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_mean
 
 def test_large_images_make_smaller_batches(echo: Echo) -> None:
     """16 pixels each, and 40 are allowed: a batch ends with the image that reaches the bound."""
-    done = Pipeline(echo, Limits(max_image_pixels=40), 1).predict(client_of(32), "", [item(n) for n in range(7)], {})
+    done = Pipeline(echo, Decoder(Limits(max_image_pixels=40))).predict(
+        client_of(32), "", [item(n) for n in range(7)], {}
+    )
     assert echo.batches == [3, 3, 1]
     assert done.predictions == [float(n) for n in range(7)]
 
@@ -110,7 +113,7 @@ def test_large_images_make_smaller_batches(echo: Echo) -> None:
 def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
     items = [item(0), item(1), Item("instances", raw=b"no image")]
     with pytest.raises(DecodingError, match="instance 2, field 'instances'"):
-        Pipeline(echo, Limits(), 1).predict(client_of(2), "", items, {})
+        Pipeline(echo, Decoder(Limits())).predict(client_of(2), "", items, {})
 
 
 class Meeting(ImageCodec):
@@ -130,7 +133,7 @@ class InPairs(Brightness):
 
 def test_images_of_a_request_are_loaded_at_once(echo: Echo) -> None:
     served = client_of(4, InPairs)
-    done = Pipeline(echo, Limits(), 1, threads=2).predict(served, "", [item(n) for n in range(4)], {})
+    done = Pipeline(echo, Decoder(Limits(), threads=2)).predict(served, "", [item(n) for n in range(4)], {})
     assert done.predictions == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -142,7 +145,7 @@ def test_of_several_wrong_instances_the_first_is_told(echo: Echo, damaged: set[i
         raw = items[number].raw or b""
         items[number] = Item("instances", raw=raw[: len(raw) // 2] if number % 2 else b"no image")
     with pytest.raises(DecodingError, match=f"instance {min(damaged)}, field 'instances'"):
-        Pipeline(echo, Limits(), 1, threads=3).predict(client_of(8), "", items, {})
+        Pipeline(echo, Decoder(Limits(), threads=3)).predict(client_of(8), "", items, {})
     assert echo.batches == []
 
 
@@ -155,7 +158,7 @@ class Loser(Brightness):
 
 def test_a_client_that_loses_a_prediction_is_found_out(echo: Echo) -> None:
     with pytest.raises(InferenceFailed, match="0 predictions of 1 instances"):
-        Pipeline(echo, Limits(), 1).predict(client_of(2, Loser), "", [item(0)], {})
+        Pipeline(echo, Decoder(Limits())).predict(client_of(2, Loser), "", [item(0)], {})
 
 
 class Slow(Brightness):
@@ -179,13 +182,13 @@ def in_time(seconds: float, predict: Callable[[], object]) -> None:
 def test_once_the_request_s_time_is_over_no_further_batch_is_prepared(echo: Echo) -> None:
     items = [item(n) for n in range(10)]
     with pytest.raises(TooLate):
-        in_time(0.3, lambda: Pipeline(echo, Limits(), 1).predict(client_of(1, Slow), "", items, {}))
+        in_time(0.3, lambda: Pipeline(echo, Decoder(Limits())).predict(client_of(1, Slow), "", items, {}))
     assert echo.batches == [1, 1]
 
 
 def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> None:
-    pipeline = Pipeline(echo, Limits(), 1)
-    with pipeline._turn("image"), pytest.raises(TooLate):
+    pipeline = Pipeline(echo, Decoder(Limits()))
+    with pipeline.decoder.turn("image", 1.0), pytest.raises(TooLate):
         in_time(0.05, lambda: pipeline.predict(client_of(1), "", [item(0)], {}))
     assert echo.batches == []
     assert pipeline.predict(client_of(1), "", [item(5)], {}).predictions == [5.0]
@@ -205,7 +208,7 @@ class Length(ModelClient):
 
 
 def test_a_text_does_not_wait_behind_images(echo: Echo) -> None:
-    pipeline = Pipeline(echo, Limits(), 1)
-    with pipeline._turn("image"):
+    pipeline = Pipeline(echo, Decoder(Limits()))
+    with pipeline.decoder.turn("image", 1.0):
         done = pipeline.predict(client_of(1, Length), "", [Item("instances", raw=b"four")], {})
     assert done.predictions == [4.0]
