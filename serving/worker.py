@@ -39,8 +39,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         (listener,) = self.sockets
         listener.setblocking(True)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL)
-        self._start_spare(listener)
         while self.alive and self.is_parent_alive():
+            self._start_spare(listener)  # again and again: should all threads have ended, here are new ones
             self.notify()
             if select([self.PIPE[0]], [], [], 1.0)[0]:
                 os.read(self.PIPE[0], 4096)

@@ -23,11 +23,11 @@ import time
 
 def app(environ, start_response):
     path, _, seconds = environ["PATH_INFO"].strip("/").partition("/")
+    time.sleep(float(seconds or 0))
     if path == "exit":
         raise SystemExit(1)
     if path == "fail":
         raise ValueError("on purpose")
-    time.sleep(float(seconds or 0))
     read = len(environ["wsgi.input"].read()) if path == "read" else 0
     start_response("413 Too large" if path == "refuse" else "200 OK", [("Content-Length", str(len(str(read))))])
     return [str(read).encode()]
@@ -56,6 +56,11 @@ class Gunicorn:
             return reply.status, reply.read()
         finally:
             connection.close()
+
+    def leave(self, path: str) -> None:
+        """A call that gets no answer."""
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            self.get(path)
 
     def threads(self) -> int:
         """Those of the one worker, without its first."""
@@ -108,8 +113,8 @@ def test_no_more_are_in_work_than_threads_and_the_rest_waits(gunicorn: Gunicorn)
 def test_an_app_that_fails_or_exits_takes_no_thread_away(gunicorn: Gunicorn) -> None:
     for _ in range(THREADS + 1):
         assert gunicorn.get("/fail")[0] == 500
-        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-            gunicorn.get("/exit")
+        gunicorn.leave("/exit")
+    together(THREADS, lambda: gunicorn.leave("/exit/0.5"))
     answers, _ = together(THREADS, lambda: gunicorn.get("/read/0.3"))
     assert answers == [(200, b"0")] * THREADS
 
