@@ -27,7 +27,7 @@ SERVERS = ("ours", "triton")
 BYTES = tuple(1000 * factor for factor in (1, 4, 16, 64, 256, 1000, 4000, 16000, 24000))
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CALLERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-MODELS = (1, 8, 16, 32, 64)
+MODELS = (1, 8, 32, 128, 256)
 MODELS_CURVE = "models"
 Points = dict[str, list[dict[str, Any]]]  # a Point's fields, by server
 

@@ -108,4 +108,4 @@ _TYPE_NAMES = {
 def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.17g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

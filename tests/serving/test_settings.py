@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.machine import Machine
-from serving.setting import Setting, SettingsError
+from serving.setting import Setting, SettingsError, format_value
 from serving.settings import BUILT_IN_MODELS, TABLE, Settings, markdown
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
@@ -231,3 +231,10 @@ def test_the_table_for_the_readme_has_every_row() -> None:
     for line, setting in zip(lines, TABLE, strict=True):
         assert all(f"`{variable}`" in line for variable in setting.variables)
         assert setting.help in line and line.count("|") == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.8, "0.8"), (60.0, "60"), (0.1 + 0.2, "0.30000000000000004"), (7, "7"), (True, "true")]
+)
+def test_a_value_is_shown_as_short_as_it_can_be_read_back(value: object, shown: str) -> None:
+    assert format_value(value) == shown
