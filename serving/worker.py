@@ -53,29 +53,43 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _start_spare(self, listener: Any) -> None:
         with self._lock:
             while self._waiting < SPARE and self._threads < self.cfg.threads:
+                try:
+                    threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+                except RuntimeError as err:  # the container may have no more processes
+                    self.log.warning("connections wait for the threads there are: %s", err)
+                    return
                 self._threads += 1
                 self._waiting += 1
-                threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
 
     def _serve(self, listener: Any) -> None:
         try:
             while self.alive:
-                try:
-                    connection, address = listener.accept()
-                except OSError:  # nobody came within PATIENCE, or who came has left
-                    if self._waiting > SPARE:
-                        break
-                    continue
-                self._change_waiting(-1)
-                self._start_spare(listener)
-                try:
-                    self._answer(TConn(self.cfg, connection, address, listener.getsockname()))
-                finally:
-                    self._change_waiting(1)
+                connection = self._accept(listener)
+                if connection:
+                    self._change_waiting(-1)
+                    self._start_spare(listener)
+                    try:
+                        self._answer(connection)
+                    finally:
+                        self._change_waiting(1)
+                elif self._waiting > SPARE:
+                    break
         finally:
             with self._lock:
                 self._threads -= 1
                 self._waiting -= 1
+
+    def _accept(self, listener: Any) -> TConn | None:
+        """The next connection; None when nobody came within PATIENCE, or nothing is left to answer on."""
+        try:
+            connection, address = listener.accept()
+        except BlockingIOError:
+            return None
+        except OSError as err:  # too many open files, or who came has left
+            self.log.warning("a connection waits: %s", err)
+            time.sleep(PATIENCE)
+            return None
+        return TConn(self.cfg, connection, address, listener.getsockname())
 
     def _change_waiting(self, by: int) -> None:
         with self._lock:

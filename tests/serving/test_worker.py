@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -62,10 +63,14 @@ class Gunicorn:
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
             self.get(path)
 
+    def worker(self) -> Path:
+        """Its folder in /proc."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return Path("/proc") / children[0]
+
     def threads(self) -> int:
         """Those of the one worker, without its first."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return len(list(Path(f"/proc/{children[0]}/task").iterdir())) - 1
+        return len(list((self.worker() / "task").iterdir())) - 1
 
 
 @pytest.fixture
@@ -80,6 +85,12 @@ def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
         wait_until(lambda: address.exists() and running.get("/read") == (200, b"0"), 20, "gunicorn")
         yield running
         process.terminate()
+
+
+def cpu_seconds(process: Path) -> float:
+    """utime and stime of proc(5)."""
+    ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def together(count: int, call: Callable[[], object]) -> tuple[list[object], float]:
@@ -143,6 +154,25 @@ def test_callers_who_leave_or_say_nothing_take_no_thread_away_for_good(gunicorn:
     half.close()
     answers, _ = together(THREADS, lambda: gunicorn.get("/read/0.3"))
     assert answers == [(200, b"0")] * THREADS
+
+
+def test_a_worker_that_may_open_no_more_files_waits_until_it_may(gunicorn: Gunicorn) -> None:
+    pid = int(gunicorn.worker().name)
+    taken = {int(entry.name) for entry in (gunicorn.worker() / "fd").iterdir()}
+    few = next(number for number in range(1000) if number not in taken)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, before[1]))
+    time.sleep(2 * PATIENCE)  # a thread that waits has its number already
+    used = cpu_seconds(gunicorn.worker())
+    caller = threading.Thread(target=lambda: answers.append(gunicorn.get("/read")))
+    answers: list[object] = []
+    caller.start()
+    time.sleep(1)
+    assert answers == []
+    assert cpu_seconds(gunicorn.worker()) - used < 0.3, "it does not try without a pause"
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    caller.join()
+    assert answers == [(200, b"0")]
 
 
 def test_what_is_in_work_at_the_stop_is_answered_and_the_stop_waits_for_nothing_else(gunicorn: Gunicorn) -> None:
