@@ -45,22 +45,23 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """`work` and callers by x; `slow`: a round's last replies are waited for."""
+    """What is asked, and by how many callers, by x."""
 
     name: str
     title: str
     axis: str
     xs: Sequence[int]
     ask: Callable[[int], tuple[Workload, int]]
-    slow: bool = False
+    drive: Callable[[Server, Workload, int, int], Sample] = Server.closed
 
 
 CURVES = (
     Curve("size-binary", "FP32 tensor as bytes", "bytes", BYTES, lambda n: (tensor(n // 4, True), 4)),
     Curve("size-json", "FP32 tensor as JSON", "bytes", BYTES, lambda n: (tensor(max(1, n // 20)), 4)),
     Curve("batch", "ResNet-50, images in one request", "images", BATCHES,
-          lambda n: (images("resnet50", n, (320, 240)), 1), slow=True),
-    Curve("callers-image", "ResNet-50, callers", "callers", CALLERS, lambda n: (RESNET_WORK()[0], n), slow=True),
+          lambda n: (images("resnet50", n, (320, 240)), 1), drive=Server.patient),
+    Curve("callers-image", "ResNet-50, callers", "callers", CALLERS, lambda n: (RESNET_WORK()[0], n),
+          drive=Server.patient),
     Curve("callers-text", "Embedding of 8 tokens, callers", "callers", CALLERS, lambda n: (SHORT_WORK()[0], n)),
     Curve("callers-tensor", "4 floats, JSON, callers", "callers", CALLERS, lambda n: (tensor(4), n)),
 )  # fmt: skip
@@ -110,8 +111,8 @@ def measured(curve: Curve, servers: Sequence[Server]) -> Points:
         print(f"{curve.name}: {x}", flush=True)
         for server in servers:
             with server.awake():
-                drive = server.patient if curve.slow else server.closed
-                points[server.peer.name].append(asdict(one(x, server, partial(drive, work, callers, SECONDS))))
+                drive = partial(curve.drive, server, work, callers, SECONDS)
+                points[server.peer.name].append(asdict(one(x, server, drive)))
     return points
 
 

@@ -155,7 +155,7 @@ def nginx(settings: Settings, environ: Mapping[str, str]) -> Process:
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Half of nginx's time with a tensor of 600 kB went into giving memory back and asking for it again.
-    heap = {"MALLOC_MMAP_THRESHOLD_": f"{32 * 2**20}", "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
+    heap = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     return Process("nginx", command, {**environ, **heap}, settings.run_dir, signal.SIGQUIT, noise=NGINX_NOISE)
 
 

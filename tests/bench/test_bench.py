@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench import curves, figures, report, scenarios
@@ -181,16 +182,15 @@ def test_a_server_that_answers_with_errors_has_no_figures(tmp_path: Path) -> Non
     assert figures.ratio("resnet50-8", "limit", lambda s: s.rate)(results) is None
 
 
-def _state(pid: int) -> str:
-    """A letter of proc(5); T: stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_a_server_that_is_held_takes_no_processor_time_and_answers_again(tmp_path: Path) -> None:
     server = Server(_peer(), tmp_path, ("mean",), tmp_path)
     try:
         server.wait([]).hold()
-        wait_until(lambda: {_state(pid) for pid in server.pids()} == {"T"}, 5, "its processes are held")
+        wait_until(
+            lambda: {psutil.Process(pid).status() for pid in server.pids()} == {psutil.STATUS_STOPPED},
+            5,
+            "its processes are held",
+        )
         with server.awake():
             assert server.ask(Request("/", b"{}", {}))[0] == 501
         assert server.memory() > 0

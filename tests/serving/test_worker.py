@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -10,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.worker import PATIENCE, SPARE
@@ -63,14 +64,13 @@ class Gunicorn:
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
             self.get(path)
 
-    def worker(self) -> Path:
-        """Its folder in /proc."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return Path("/proc") / children[0]
+    def worker(self) -> psutil.Process:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
 
     def threads(self) -> int:
         """Those of the one worker, without its first."""
-        return len(list((self.worker() / "task").iterdir())) - 1
+        return int(self.worker().num_threads()) - 1
 
 
 @pytest.fixture
@@ -87,22 +87,17 @@ def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
         process.terminate()
 
 
-def cpu_seconds(process: Path) -> float:
-    """utime and stime of proc(5)."""
-    ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def together(count: int, call: Callable[[], object]) -> tuple[list[object], float]:
     """What so many calls at once give, and the seconds it takes."""
-    answers: list[object] = []
     started = time.monotonic()
-    callers = [threading.Thread(target=lambda: answers.append(call())) for _ in range(count)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    return answers, time.monotonic() - started
+    with ThreadPoolExecutor(count) as callers:
+        calls = [callers.submit(call) for _ in range(count)]
+    return [each.result() for each in calls], time.monotonic() - started
 
 
 def test_there_are_threads_for_what_is_in_work_and_they_end_again(gunicorn: Gunicorn) -> None:
@@ -157,20 +152,20 @@ def test_callers_who_leave_or_say_nothing_take_no_thread_away_for_good(gunicorn:
 
 
 def test_a_worker_that_may_open_no_more_files_waits_until_it_may(gunicorn: Gunicorn) -> None:
-    pid = int(gunicorn.worker().name)
-    taken = {int(entry.name) for entry in (gunicorn.worker() / "fd").iterdir()}
+    worker = gunicorn.worker()
+    taken = {int(entry.name) for entry in Path(f"/proc/{worker.pid}/fd").iterdir()}
     few = next(number for number in range(1000) if number not in taken)
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, before[1]))
+    before = worker.rlimit(psutil.RLIMIT_NOFILE)
+    worker.rlimit(psutil.RLIMIT_NOFILE, (few, before[1]))
     time.sleep(2 * PATIENCE)  # a thread that waits has its number already
-    used = cpu_seconds(gunicorn.worker())
+    used = cpu_seconds(worker)
     caller = threading.Thread(target=lambda: answers.append(gunicorn.get("/read")))
     answers: list[object] = []
     caller.start()
     time.sleep(1)
     assert answers == []
-    assert cpu_seconds(gunicorn.worker()) - used < 0.3, "it does not try without a pause"
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert cpu_seconds(worker) - used < 0.3, "it does not try without a pause"
+    worker.rlimit(psutil.RLIMIT_NOFILE, before)
     caller.join()
     assert answers == [(200, b"0")]
 
