@@ -82,6 +82,13 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the client, a parameter of "
         "config.pbtxt; repeatable")  # fmt: skip
     add("--size", type=_positive, default=0, help="height and width of the input, for what is exported here")
+    add(
+        "--boxes",
+        type=_count,
+        default=-1,
+        metavar="N",
+        help="of YOLOv5: the N likeliest leave the network; 1000; 0: all",
+    )
     add("--max-batch-size", type=_count, default=-1, metavar="N", help="0: none, one instance at a time")
     add("--input", action="append", default=[], metavar="[NAME:]DATATYPE:DIMS", help="of TorchScript: FP32:3,224,224")
     add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
@@ -134,7 +141,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
     return Request(
         parsed.model, parsed.weights, parsed.precision, _target(parsed.target), parsed.out.resolve(), parsed.name,
         parsed.client, parsed.task, parsed.labels, parsed.calibration, parsed.max_batch_size, parsed.size,
-        tuple(parsed.input), tuple(parsed.sequence_control), dict(_pairs(parsed.set)), serving,
+        parsed.boxes, tuple(parsed.input), tuple(parsed.sequence_control), dict(_pairs(parsed.set)), serving,
     )  # fmt: skip
 
 

@@ -10,13 +10,16 @@ import torch
 OPSET = 17
 
 
-def export(module: torch.nn.Module, image: tuple[int, ...], path: Path, names: tuple[str, str], batching: bool) -> None:
+def export(
+    module: torch.nn.Module, image: tuple[int, ...], path: Path, names: tuple[str, str], batching: bool,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
     """`module` of one image input as `path`; the batch dimension is free when `batching`, else 1.
 
     `image` is the input's shape without the batch; the shapes that the exporter leaves open are written into the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    example = torch.zeros(2 if batching else 1, *image)
+    example = torch.zeros(2 if batching else 1, *image, dtype=dtype)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # sizes and anchors are meant as constants
         warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster

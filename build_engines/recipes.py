@@ -27,7 +27,8 @@ class Recipe:
 class Request:
     """What is to be built. `target` is cpu or tensorrt; `name` is the model's folder, "" for the usual one.
 
-    `calibration` is a folder of images, or a file of texts, for INT8; `settings` are the client's."""
+    `boxes` is how many leave a detector's network, 0 for all and -1 for the usual number; `calibration` is a folder of
+    images, or a file of texts, for INT8; `settings` are the client's."""
 
     model: str
     weights: str = ""
@@ -41,6 +42,7 @@ class Request:
     calibration: Path | None = None
     max_batch_size: int = -1
     size: int = 0
+    boxes: int = -1
     inputs: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -79,7 +79,10 @@ def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator)
         return np.full(shape, "text", np.object_)
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
-    return np.ones(shape, dtype) if dtype.kind == "i" else rng.integers(0, 2, shape).astype(dtype)
+    return np.ones(shape, dtype) if dtype.kind == "i" else rng.integers(0, _LEVELS[dtype.kind], shape).astype(dtype)
+
+
+_LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
 
 
 def latency(run: Callable[[], object], seconds: float = 1.0, least: int = 3) -> float:

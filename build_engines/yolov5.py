@@ -6,7 +6,6 @@ official checkpoint, or random weights for load tests: nonsense at the true spee
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from build_engines.downloads import digest, fetch
@@ -17,8 +16,9 @@ from clients.yolov5 import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 8
 STRIDE = 32
+BOXES = 1000  # that leave the network; next to none of the others would be a detection
 TRAINED = REPOSITORY / "yolov5/1/model.onnx"
-TRAINED_SHA256 = "38ee312fbe8932e014a0481fa8a878f40e8505a717e983c6dddefd73832aa70e"
+TRAINED_SHA256 = "757b33d66e30992e109b10c268f3617dbcf713ded89d8ce7b9913e8ba04f5f33"
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
 DIGITS = tuple("0123456789")
 CLASSES = 80  # of COCO
@@ -28,18 +28,19 @@ def draft(request: Request, path: Path | None, folder: Path) -> Draft:
     """The model folder's files, from the committed weights, training, random weights or a checkpoint at `path`."""
     model = folder / "1" / "model.onnx"
     if path is None and request.model == "yolov5" and request.source == "pretrained":
-        labels = committed(request, model)
+        labels, layout = committed(request, model), "yolov5"
     else:
-        labels = exported(request, path, model)
+        labels, layout = exported(request, path, model)
     shutil.copyfile(EXAMPLE, folder / "example.jpg")
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
-    return replace(describe(request, folder, Draft("yolov5", (), (), MAX_BATCH_SIZE)), lengths=(STRIDE, 640, 1280))
+    empty = Draft("yolov5", (), (), MAX_BATCH_SIZE, {"layout": layout}, lengths=(STRIDE, 640, 1280))
+    return describe(request, folder, empty)
 
 
 def committed(request: Request, model: Path) -> tuple[str, ...]:
     """The trained network of this checkout; its labels."""
-    if request.size not in (0, 640) or request.max_batch_size == 0:
-        raise UsageError("--size and --max-batch-size 0 need the network: build with --weights train")
+    if request.size not in (0, 640) or request.max_batch_size == 0 or request.boxes >= 0:
+        raise UsageError("--size, --boxes and --max-batch-size 0 need the network: build with --weights train")
     if not TRAINED.is_file() or digest(TRAINED) != TRAINED_SHA256:
         raise BuildError(f"{TRAINED} is not the network that was trained: get it back (git checkout {TRAINED.name}), "
                          "or train it again with --weights train")  # fmt: skip
@@ -47,9 +48,10 @@ def committed(request: Request, model: Path) -> tuple[str, ...]:
     return DIGITS
 
 
-def exported(request: Request, path: Path | None, model: Path) -> tuple[str, ...]:
-    """Writes the ONNX file; the labels, none where they are not known."""
+def exported(request: Request, path: Path | None, model: Path) -> tuple[tuple[str, ...], str]:
+    """Writes the ONNX file; the labels, none where they are not known, and the client's `layout`."""
     from build_engines import yolov5_random
+    from build_engines.yolov5_network import YoloV5
 
     side = side_of(request)
     if path is None and request.source == "train":
@@ -63,8 +65,9 @@ def exported(request: Request, path: Path | None, model: Path) -> tuple[str, ...
         from build_engines.yolov5_checkpoint import read
 
         network, labels = read(path or fetch(f"{request.model}.pt"))
-    yolov5_random.write_onnx(network, side, model, batching=request.max_batch_size != 0)
-    return labels
+    boxes = BOXES if request.boxes < 0 else request.boxes
+    yolov5_random.write_onnx(network, side, model, boxes, batching=request.max_batch_size != 0)
+    return labels, "yolov5" if isinstance(network, YoloV5) else "yolov5u"
 
 
 def size_of(name: str) -> tuple[str, str]:

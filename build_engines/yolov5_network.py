@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from build_engines.yolov5_decoding import BINS, best, cells_of, decode, decode_free, picked, with_anchors
+
 STRIDES = (8, 16, 32)
 ANCHORS = (  # width, height in input pixels, found by k-means on COCO; one row per stride
     ((10, 13), (16, 30), (33, 23)),
@@ -23,7 +25,6 @@ ANCHORS = (  # width, height in input pixels, found by k-means on COCO; one row 
 )
 SIZES = {"n": (1 / 3, 0.25), "s": (1 / 3, 0.5), "m": (2 / 3, 0.75), "l": (1.0, 1.0), "x": (4 / 3, 1.25)}  # depth, width
 SIDE = 640
-BINS = 16  # of the anchor-free head, for each side of a box
 Anchors = Sequence[Sequence[Sequence[float]]]
 
 
@@ -170,10 +171,19 @@ class YoloV5(Network):
         height, width = map(int, logits.shape[2:])  # constants in the export
         return logits.reshape(-1, 3, 5 + self.classes, height, width).permute(0, 1, 3, 4, 2)
 
-    def decoded(self, images: Tensor) -> Tensor:
-        """images -> [N,rows,5+classes]: cx, cy, w, h in input pixels, objectness, class scores."""
-        levels = zip(self(images), STRIDES, self.anchors, strict=True)
-        return torch.cat([decode(logits, stride, anchors) for logits, stride, anchors in levels], 1)
+    def decoded(self, images: Tensor, boxes: int = 0) -> Tensor:
+        """images -> [N,rows,5+classes]: cx, cy, w, h in input pixels, objectness, class scores.
+
+        Of `boxes` rows, those of the highest objectness, in no order; 0: all.
+        """
+        maps = self(images)
+        sizes = [(int(logits.shape[2]), int(logits.shape[3])) for logits in maps]  # constants in the export
+        rows = torch.cat([m.reshape(-1, 3 * h * w, 5 + self.classes) for m, (h, w) in zip(maps, sizes, strict=True)], 1)
+        cells = torch.cat([with_anchors(*each) for each in zip(cells_of(sizes, STRIDES), self.anchors, strict=True)])
+        if boxes:
+            chosen = best(rows[..., 4], boxes)
+            rows, cells = picked(rows, chosen), cells[chosen]
+        return decode(rows, cells)
 
 
 class Branches(nn.Module):
@@ -212,44 +222,16 @@ class YoloV5u(Network):
         maps = self.neck(*self.backbone(x))
         return [head(features) for head, features in zip(self.heads, maps, strict=True)]
 
-    def decoded(self, images: Tensor) -> Tensor:
-        """images -> [N,4+classes,cells]: cx, cy, w, h in input pixels, class scores."""
-        levels = zip(self(images), STRIDES, strict=True)
-        return torch.cat([decode_free(boxes, scores, stride) for (boxes, scores), stride in levels], 2)
+    def decoded(self, images: Tensor, boxes: int = 0) -> Tensor:
+        """images -> [N,4+classes,cells]: cx, cy, w, h in input pixels, class scores.
 
-
-class Decoded(nn.Module):
-    """A network as images [N,3,H,W] -> its decoded table."""
-
-    def __init__(self, network: YoloV5 | YoloV5u):
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network.decoded(images)
-
-
-def decode(logits: Tensor, stride: int, anchors: Sequence[Sequence[float]]) -> Tensor:
-    """One level's logits [N,3,h,w,5+C] -> rows [N,3hw,5+C], s = sigmoid: xy = (2s - 0.5 + cell) · stride,
-    wh = (2s)² · anchor; the rest is s."""
-    height, width, columns = map(int, logits.shape[2:])  # constants in the export
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    corner = (torch.stack((x, y), -1).float() - 0.5).to(logits.device)
-    size = torch.tensor(anchors, dtype=torch.float32, device=logits.device).view(1, 3, 1, 1, 2)
-    centre, span, scores = logits.sigmoid().split((2, 2, columns - 4), -1)
-    rows = torch.cat(((2 * centre + corner) * stride, (2 * span) ** 2 * size, scores), -1)
-    return rows.reshape(-1, 3 * height * width, columns)
-
-
-def decode_free(boxes: Tensor, scores: Tensor, stride: int) -> Tensor:
-    """One level's bins [N,64,h,w] and class logits [N,C,h,w] -> [N,4+C,hw]. The distances left, top, right, bottom
-    from a cell's middle are the bins' expectations, in cells."""
-    height, width = map(int, boxes.shape[2:])  # constants in the export
-    bins = boxes.reshape(-1, 4, BINS, height * width).softmax(2)
-    distances = (bins * torch.arange(BINS, dtype=torch.float32, device=boxes.device).view(1, 1, BINS, 1)).sum(2)
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    middle = (torch.stack((x, y)).reshape(1, 2, -1).float() + 0.5).to(boxes.device)
-    low, high = distances.split((2, 2), 1)
-    centre, span = middle + (high - low) / 2, low + high
-    flat = scores.reshape(-1, int(scores.shape[1]), height * width)
-    return torch.cat((centre * stride, span * stride, flat.sigmoid()), 1)
+        Of `boxes` cells, those whose best class scores highest, in no order; 0: all.
+        """
+        maps = self(images)
+        sizes = [(int(scores.shape[2]), int(scores.shape[3])) for _, scores in maps]  # constants in the export
+        cells = torch.cat(cells_of(sizes, STRIDES))
+        bins, scores = (torch.cat([each.flatten(2) for each in level], 2) for level in zip(*maps, strict=True))
+        if boxes:
+            chosen = best(scores.amax(1), boxes)
+            bins, scores, cells = picked(bins, chosen, 2), picked(scores, chosen, 2), cells[chosen]
+        return decode_free(bins, scores, cells)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from build_engines.export import export
-from build_engines.yolov5_network import Decoded, YoloV5, YoloV5u
+from build_engines.yolov5_decoding import Decoded
+from build_engines.yolov5_network import YoloV5, YoloV5u
 
 CALIBRATION = 6  # pages that the statistics come from
 PASSING = 30  # boxes whose objectness is above 0.3, per page and on average
@@ -50,6 +51,7 @@ def _measure_norms(made: YoloV5, images: torch.Tensor) -> None:
     made.eval()
 
 
-def write_onnx(made: YoloV5 | YoloV5u, side: int, path: Path, batching: bool = True) -> None:
-    """images [N,3,side,side] -> output0, [N,rows,5+classes] or [N,4+classes,cells]."""
-    export(Decoded(made.fuse()), (3, side, side), path, ("images", "output0"), batching)
+def write_onnx(made: YoloV5 | YoloV5u, side: int, path: Path, boxes: int = 0, batching: bool = True) -> None:
+    """images UINT8 [N,3,side,side] -> output0, [N,rows,5+classes] or [N,4+classes,cells]; 0 boxes: all."""
+    module = Decoded(made.fuse(), boxes)
+    export(module, (3, side, side), path, ("images", "output0"), batching, torch.uint8)

@@ -16,7 +16,7 @@ from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
 DEFAULT_LABELS = "labels.txt"
-FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32}
+DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_CANDIDATES = 30_000  # boxes that enter NMS at most, by score (YOLOv5's max_nms)
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
@@ -39,7 +39,7 @@ class Client(ModelClient):
     | `labels` | labels.txt | a file in the model's folder, one label a line; without it the class ids are the labels |
     | `margin` | 0 | in a chain: what is cut out is larger than the box by this share of its sides, on each side |
 
-    The network sees RGB of 0 to 1, letterboxed. A box counts for its best class only, with the score
+    The network sees RGB of 0 to 1, letterboxed; an input of UINT8 gets 0 to 255. A box counts for its best class only, with the score
     objectness · class score; suppression is within a class. The first input and the first output are used.
     """  # noqa: E501
 
@@ -91,17 +91,18 @@ class Client(ModelClient):
         )
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
-        """n RGB images of any sizes -> the input [n,3,height,width], 0 to 1.
+        """n RGB images of any sizes -> the input [n,3,height,width], 0 to 1, or 0 to 255 where it is UINT8.
 
         Where the model leaves height and width open, all share the smallest size that fits each of them.
         """
         height, width = self._target([image.size for image in instances])
-        rows = np.empty((len(instances), 3, height, width), FLOAT_TYPES[self.input.datatype])
+        rows = np.empty((len(instances), 3, height, width), DATATYPES[self.input.datatype])
+        scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
         for row, image in zip(rows, instances, strict=True):
             pixels = Letterbox.fit(*image.size, width, height).apply(np.asarray(image))
             for channel, plane in enumerate(row):  # each from numbers side by side: half the time
                 values = cv2.extractChannel(pixels, channel)
-                np.multiply(values, np.float32(1 / 255), out=plane, casting="same_kind")
+                np.multiply(values, scale, out=plane, casting="same_kind")
         return {self.input.name: rows[:, None] if len(self.input.shape) == 4 else rows}
 
     def _target(self, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -238,10 +239,10 @@ class Client(ModelClient):
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
     """Height and width, -1 where they vary."""
-    if len(spec.shape) not in (3, 4) or spec.shape[-3] not in (3, -1) or spec.datatype not in FLOAT_TYPES:
+    if len(spec.shape) not in (3, 4) or spec.shape[-3] not in (3, -1) or spec.datatype not in DATATYPES:
         raise InvalidRequest(
             f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; a detector takes one RGB image of "
-            f"FP32 or FP16 as [3, height, width]"
+            f"UINT8, FP16 or FP32 as [3, height, width]"
         )
     return spec.shape[-2], spec.shape[-1]
 

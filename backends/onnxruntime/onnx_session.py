@@ -20,7 +20,7 @@ from instance import (  # type: ignore[import-not-found]  # Triton's stub puts t
 )
 
 CACHE_BYTES = 1 << 20  # of one processor, its own: 1 to 2 MB on servers of today (lscpu, L2 cache)
-FLOATS = {"TYPE_FP16": 2, "TYPE_FP32": 4, "TYPE_FP64": 8}  # bytes of an element; images are these or UINT8
+VALUE_BYTES = 4  # of a value as a run has it, which makes FP32 of pixels in UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # of config.pbtxt's optimization.graph.level
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
@@ -99,8 +99,8 @@ def separate_runs(config: Mapping[str, Any], given: Mapping[str, str], threads: 
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
-    """Bytes of one row of an input of config.pbtxt; a dimension that varies counts as 1."""
-    return FLOATS.get(entry["data_type"], 1) * math.prod(abs(int(size)) for size in entry["dims"])
+    """Bytes of one row of an input of config.pbtxt, in FP32; a dimension that varies counts as 1."""
+    return VALUE_BYTES * math.prod(abs(int(size)) for size in entry["dims"])
 
 
 UNOPTIMIZED = SessionSettings(level=DISABLED)

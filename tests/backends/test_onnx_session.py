@@ -107,6 +107,7 @@ LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
     [
         (LARGE, "2", {}, True),
         (SMALL, "2", {}, False),
+        (["3", "512", "512"], "2", {"input": [{"data_type": "TYPE_UINT8", "dims": ["3", "512", "512"]}]}, True),
         (["-1"], "2", {}, False),
         (SMALL, "2", {"parameters": {"separate_runs": {"string_value": "1"}}}, True),
         (LARGE, "2", {"parameters": {"separate_runs": {"string_value": "0"}}}, False),

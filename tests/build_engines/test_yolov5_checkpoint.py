@@ -27,7 +27,7 @@ from build_engines.recipes import Request
 from build_engines.repository_models import open_model
 from build_engines.tensors_only import Placeholder, load, tensors_of
 from build_engines.yolov5_checkpoint import read
-from build_engines.yolov5_network import Decoded, YoloV5, YoloV5u
+from build_engines.yolov5_network import YoloV5, YoloV5u
 
 MODULE = "models_of_the_release"  # importable while a checkpoint is written, not when it is read
 ANCHORS = [[[8, 9], [20, 11], [21, 40]], [[50, 51], [52, 110], [130, 70]], [[140, 150], [260, 200], [380, 390]]]
@@ -213,7 +213,7 @@ def test_a_checkpoint_answers_as_the_release_does(anchor_free: bool, importable:
     network, names = read(save(model, tmp_path / "best.pt"))
     images = torch.rand(2, 3, 64, 96)
     with torch.inference_mode():
-        ours, theirs = Decoded(network.eval())(images), model(images)
+        ours, theirs = network.eval().decoded(images), model(images)
     assert ours.shape == ((2, 3 * (96 + 24 + 6), 12) if not anchor_free else (2, 11, 126))
     torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-4)
     assert names == tuple(f"thing {number}" for number in range(7))

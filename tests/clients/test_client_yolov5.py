@@ -183,6 +183,12 @@ def test_pixels_are_rgb_from_0_to_1_in_the_models_datatype(labelled: Path) -> No
         np.testing.assert_allclose(values[0, :, 320, 320], [1, 0.2, 0], atol=2e-4)
 
 
+def test_pixels_are_0_to_255_where_the_model_takes_uint8(labelled: Path) -> None:
+    (values,) = client_of(labelled, datatype="UINT8").preprocess([Image.new("RGB", (640, 640), (255, 51, 0))]).values()
+    assert values.dtype == np.uint8
+    assert values[0, :, 320, 320].tolist() == [255, 51, 0]
+
+
 def test_a_model_with_its_own_batch_dimension_gets_it(labelled: Path) -> None:
     client = client_of(labelled, (1, 3, 320, 320), (1, -1, 8))
     assert client.preprocess([WIDE])["in"].shape == (1, 1, 3, 320, 320)
@@ -240,7 +246,7 @@ def session() -> onnxruntime.InferenceSession:
 
 
 def digits_client() -> Client:
-    inputs, outputs = (TensorSpec("images", "FP32", (3, 640, 640)),), (TensorSpec("output0", "FP32", (25200, 15)),)
+    inputs, outputs = (TensorSpec("images", "UINT8", (3, 640, 640)),), (TensorSpec("output0", "FP32", (1000, 15)),)
     return Client(Model("yolov5", FOLDER, inputs, outputs, 8, {}))
 
 
