@@ -20,6 +20,9 @@ from serving.values import bracketed
 HERE = Path(__file__).resolve().parents[1]
 LOADS_AT_ONCE = 32
 THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
+# Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
+# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
+SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16"}
 KEPT = f"{32 * 2**20}"  # bytes, the most that malloc takes for such a threshold
 
 # What tritonserver says on a machine without a GPU, its tables and its countdown at the end; never an error line
@@ -71,7 +74,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, math.ceil(settings.stop_timeout)),
     } | commandline.flags(settings)
-    environ = tritonserver.environment(environ)
+    environ = tritonserver.environment({**SPINNING, **environ})
     if settings.multi_model:
         flags |= multi_model(settings)
         environ = tritonserver.on_loopback(environ, settings.triton_sagemaker_port)
