@@ -21,7 +21,7 @@ from serving.errors import InvalidRequest
 from serving.health import read_example
 from serving.plans import onnx_stands_in
 from serving.registry import describe_model, make_client
-from serving.repositories import CONFIG, WEIGHTS, config_file, versions
+from serving.repositories import CONFIG, WEIGHTS, config_file, config_name, versions
 from serving.served_model import ServedModel
 from serving.settings import Settings
 from serving.triton.config import parse_config
@@ -123,7 +123,7 @@ def _candidates(folder: Path) -> Iterator[Candidate]:
 
 def _active(candidates: list[Candidate], folder: Path, settings: Settings) -> Candidate:
     """The one that is used on this machine."""
-    file = config_file(folder, "cpu" if settings.device == "cpu" else "")
+    file = config_file(folder, config_name(settings.device))
     return next((candidate for candidate in candidates if candidate.file == file), candidates[0])
 
 

@@ -14,13 +14,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from serving import memory
-from serving.archive_plans import ArchivePlans
 from serving.archives import Archive, locate
 from serving.errors import (
     InferenceFailed,
@@ -46,6 +46,13 @@ PAGE, LARGEST_PAGE = 100, 1000
 LONGEST_NAME = 1024
 
 
+class Step(Protocol):
+    """What is done to an archive before Triton sees it."""
+
+    def fit(self, archive: Archive, staged: Path) -> None:
+        """Changes what is staged of the archive; raises LoadFailed."""
+
+
 class MultiModel:
     """Loads, unloads and finds archives; safe to share between threads, and every worker has one.
 
@@ -60,10 +67,10 @@ class MultiModel:
         root: Path,
         budget: Budget,
         timeout: float,
-        plans: ArchivePlans,
+        steps: Sequence[Step],
     ) -> None:
         self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
-        self.root, self.budget, self.timeout, self.plans = root, budget, timeout, plans
+        self.root, self.budget, self.timeout, self.steps = root, budget, timeout, steps
         self._clients = _Clients(registry, loaded)
 
     def load(self, name: str, url: str, target: str) -> None:
@@ -75,7 +82,8 @@ class MultiModel:
             model = self._admit(name, url, target, archive)
             try:
                 archive.stage(self._staged(model))
-                self.plans.fit(archive, self._staged(model))
+                for step in self.steps:
+                    step.fit(archive, self._staged(model))
                 self._hand_over(model)
             except TritonTimeout:  # it may still be loaded: the next call for it undoes that
                 raise

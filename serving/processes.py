@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from serving import cloudwatch, commandline, tritonserver
+from serving import cloudwatch, commandline, completion, tritonserver
 from serving.edge import nginx_configuration
 from serving.plans import repositories_with_plans, with_overlays
 from serving.process import Process
+from serving.repositories import config_name
 from serving.settings import Settings
 from serving.values import bracketed
 
@@ -79,8 +80,10 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         flags |= multi_model(settings)
         environ = tritonserver.on_loopback(environ, settings.triton_sagemaker_port)
     if settings.device == "cpu":
-        flags |= {"model-config-name": "cpu", "allow-gpu-metrics": "false"}
+        flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
     command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
+    if completion.is_needless(settings, tritonserver.backend_directory()):
+        command.append(completion.DISABLE)
     for backend in commandline.python_backends(tritonserver.backend_directory()):
         command.append(f"--backend-config={backend},shm-region-prefix-name={shared_memory}")
         if settings.multi_model:

@@ -37,7 +37,7 @@ from serving.plans import (
     plan_models,
     repositories_with_plans,
 )
-from serving.repositories import CONFIG, config_file
+from serving.repositories import CONFIG, config_file, config_name
 from serving.settings import Settings
 from serving.trtexec import TrtexecError
 
@@ -154,7 +154,7 @@ def _build(model: PlanModel, version: Version) -> Build:
 
 def fallback(model: PlanModel, found: tuple[Version, ...], settings: Settings, gpu: bool) -> str:
     """The configuration with which ONNX Runtime serves the model; raises Unservable."""
-    file = config_file(model.folder, "cpu" if settings.device == "cpu" else "")
+    file = config_file(model.folder, config_name(settings.device))
     known = [version.fingerprint for version in found if version.fingerprint]
     build = known[-1].build if known else None
     try:

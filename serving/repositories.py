@@ -96,6 +96,11 @@ def versions(model: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
+def config_name(device: str) -> str:
+    """Triton's --model-config-name on a machine that runs models on the `device`."""
+    return "cpu" if device == "cpu" else ""
+
+
 def config_file(model: Path, config_name: str) -> Path:
     """The configuration that Triton takes with --model-config-name."""
     own = model / "configs" / f"{config_name}.pbtxt"

@@ -2,8 +2,10 @@
 
 from flask import current_app
 
+from serving import tritonserver
 from serving.archive_plans import ArchivePlans
 from serving.codecs import Limits
+from serving.completion import Completion
 from serving.decoding import Decoder
 from serving.direct import DirectLog
 from serving.hangups import HangUps
@@ -68,7 +70,8 @@ def multi_model(settings: Settings, registry: Registry) -> MultiModel:
     """For SAGEMAKER_MULTI_MODEL=true."""
     loaded = LoadedModels(settings.models_folder, settings.status_file)
     budget = Budget(int(settings.model_memory_share * memory_limit()))
-    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, ArchivePlans(settings))
+    steps = (ArchivePlans(settings), Completion(settings, tritonserver.backend_directory()))
+    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, steps)
 
 
 def services() -> Services:

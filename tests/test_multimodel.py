@@ -17,6 +17,7 @@ from bench.leak import cycle, usage
 from bench.platform import Platform, container, make_archive
 from bench.zipf import drive, numbers, share_for
 from serving.memory import tree
+from tests.backends.onnx_models import arithmetic, write_model
 from tests.harness import ROOT, Server, link_model, wait_until
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
@@ -48,6 +49,15 @@ input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
 """
 CONFIG = f'backend: "python"{PORTS}instance_group {{ count: 1 kind: KIND_CPU }}\n'
+COMPLETES = """
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(8)
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [1]})
+        return config
+
+"""
 ENSEMBLE = f"""platform: "ensemble"{PORTS}
 ensemble_scheduling {{ step {{
   model_name: "part" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
@@ -305,6 +315,36 @@ def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: 
     config.write_text(text.replace("step {", sound, 1))
     expect(running.load("half", "half"), 400, "load_failed", "part")
     wait_until(lambda: running.stubs() == len(LOADED), 5, "the sound part is gone too")
+
+
+def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) -> None:
+    write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
+    assert running.load("bare", "bare").status_code == 200
+    inputs = [{"name": name, "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]} for name in "xy"]
+    reply = running.invoke("bare", json={"inputs": inputs})
+    assert {each["name"]: each["data"] for each in reply.json()["outputs"]} == {"sum": [2, 4, 6], "product": [1, 4, 9]}
+    assert running.unload("bare").status_code == 200
+
+
+def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None:
+    make_model(running.path("says") / "net", 6)
+    code = running.path("says") / "net/1/model.py"
+    code.write_text(code.read_text().replace("    def initialize", COMPLETES + "    def initialize"))
+    (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
+    assert running.load("says", "says").status_code == 200
+    reply = running.invoke("says", json={"inputs": [tensor(7)]})
+    assert reply.json()["outputs"][0]["data"] == [42.0]
+    assert running.unload("says").status_code == 200
+
+
+def test_what_is_left_out_and_cannot_be_told_fails_the_load(running: Container) -> None:
+    write_model(running.path("torn") / "net", b"this is no ONNX file", None)
+    expect(running.load("torn", "torn"), 400, "load_failed", "'net' is not complete", "ONNX Runtime cannot load")
+    make_model(running.path("mute") / "net")
+    (running.path("mute") / "net/config.pbtxt").write_text(CONFIG.replace("dims: [1]", "", 1))
+    expect(running.load("mute", "mute"), 400, "load_failed", "'net' is not complete", "'x' has no dims")
+    (running.path("mute") / "net/config.pbtxt").write_text("backend = python\n")
+    expect(running.load("mute", "mute"), 400, "load_failed", "'net' is not complete", "1:9")
 
 
 def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:

@@ -82,9 +82,11 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """--backend-config=default-max-batch-size of the server, the parent process; Triton's own is 4."""
+    """--backend-config=default-max-batch-size of the server, the parent process, or of the options that `serve` would
+    give to it; Triton's own is 4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
-    given = re.findall(r"default-max-batch-size=(\d+)", command)
+    options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
+    given = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
     return max(1, int(given[-1])) if given else DEFAULT_MAX_BATCH_SIZE
 
 

@@ -1,0 +1,55 @@
+"""What serving.completer adds to a configuration, against what Triton and the same backends add."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from tests.backends.onnx_models import SERVED
+from tests.harness import ROOT
+
+OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
+
+
+def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "serving.completer", str(model), str(model / "config.pbtxt"), str(backends)]
+    return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=30)
+
+
+def what_was_told(config: Any) -> dict[str, Any]:
+    return {
+        "max_batch_size": config.max_batch_size,
+        "input": [str(tensor) for tensor in config.input],
+        "output": [str(tensor) for tensor in config.output],
+        "dynamic batching": config.HasField("dynamic_batching"),
+        "backend": config.backend,
+    }
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_configuration_is_completed_as_by_triton(
+    name: str, client: InferenceServerClient, repository: Path, backends: Path
+) -> None:
+    done = run(repository / name, backends)
+    assert done.returncode == 0, done.stderr
+    ours = text_format.Parse(done.stdout, ModelConfig())
+    ours.backend = ours.backend or "onnxruntime"  # Triton has it from the platform
+    assert what_was_told(ours) == what_was_told(client.get_model_config(name).config)
+    assert ours.name == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("bad_batch", "has no first dimension that varies"), ("bad_bfloat16", "which this backend cannot serve")],
+)
+def test_the_last_line_says_why_a_configuration_cannot_be_completed(
+    name: str, reason: str, repository: Path, backends: Path
+) -> None:
+    done = run(repository / name, backends)
+    assert done.returncode == 1
+    assert reason in done.stderr.strip().splitlines()[-1]
