@@ -52,6 +52,8 @@ CONFIG = f'backend: "python"{PORTS}instance_group {{ count: 1 kind: KIND_CPU }}\
 COMPLETES = """
     @staticmethod
     def auto_complete_config(config):
+        print("completing")
+        pb_utils.Logger.log_info("completing")
         config.set_max_batch_size(8)
         config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})
         config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [1]})
@@ -331,7 +333,8 @@ def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None
     code = running.path("says") / "net/1/model.py"
     code.write_text(code.read_text().replace("    def initialize", COMPLETES + "    def initialize"))
     (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
-    assert running.load("says", "says").status_code == 200
+    reply = running.load("says", "says")
+    assert reply.status_code == 200, reply.text
     reply = running.invoke("says", json={"inputs": [tensor(7)]})
     assert reply.json()["outputs"][0]["data"] == [42.0]
     assert running.unload("says").status_code == 200
