@@ -35,9 +35,12 @@ def is_needless(settings: Settings, backends: Path) -> bool:
     python_based = commandline.python_backends(backends)
     if settings.multi_model:
         return all(folder.name in python_based for folder in backends.glob("*/"))
+    repositories = settings.model_repositories
     if any("model-control-mode" in argument for argument in settings.additional_arguments):
         return False  # models may come later
-    models = [model for folder in settings.model_repositories for model in folders_in(folder) if is_model(model)]
+    if not all(folder.is_dir() for folder in repositories):
+        return False  # one that is made when TensorRT plans are
+    models = [model for folder in repositories for model in folders_in(folder) if is_model(model)]
     return all(_stands(model, settings.device, python_based) for model in models)
 
 

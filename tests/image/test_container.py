@@ -1,5 +1,6 @@
 """A container as platforms start, watch, limit and stop it: read-only, no capability, no network, a user of its own."""
 
+import base64
 import re
 import shlex
 from collections.abc import Iterator
@@ -152,12 +153,14 @@ def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(star
 def test_a_small_dev_shm_is_told_at_the_start_and_a_batch_beyond_it_is_a_507_that_says_what_to_set(
     start: Start,
 ) -> None:
-    container = start("--shm-size", "24m", memory="3g").wait_ready()
-    assert "/dev/shm has 24 MB" in container.output()
+    container = start("--shm-size", "10m", memory="3g").wait_ready()
+    assert "/dev/shm has 10 MB" in container.output()
     assert "--shm-size=1g" in container.output()
     assert find(container).status_code == 200
-    with ThreadPoolExecutor(16) as threads:
-        replies = list(threads.map(lambda _: find(container), range(32)))
+    image = {"b64": base64.b64encode(EXAMPLE).decode()}
+    batch = {"model_name": "yolov5", "instances": [image] * 8}  # 9.8 MB of pixels
+    with ThreadPoolExecutor(4) as threads:
+        replies = list(threads.map(lambda _: container.post(json=batch), range(8)))
     assert {reply.status_code for reply in replies} <= {200, 507, 503}
     assert any(reply.status_code == 507 and "--shm-size" in reply.json()["error"] for reply in replies)
     wait_until(lambda: find(container).status_code == 200, 40, "a single call is served")

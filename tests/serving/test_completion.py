@@ -89,3 +89,7 @@ def test_archives_are_completed_here_where_all_backends_are_python(tmp_path: Pat
     for name in ("python", "tensorrt"):
         (tmp_path / "backends" / name).mkdir(parents=True)
     assert not is_needless(several, tmp_path / "backends")
+
+
+def test_of_a_repository_that_is_yet_to_be_made_nothing_is_known(tmp_path: Path) -> None:
+    assert not is_needless(settings(tmp_path / "made by the rebuild of plans"), backend_directory())
