@@ -74,9 +74,11 @@ def test_a_stream_brings_the_same_answer_in_parts(simulation: Simulation, model:
 
 
 def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulation) -> None:
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
+    pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}  # seconds between two words
     reply = simulation.client.invoke_endpoint_with_response_stream(
-        EndpointName="desk", Body=b"one two three", ContentType="text/plain", Accept="text/event-stream",
-        CustomAttributes="model_name=reader",
+        EndpointName="desk", Body=json.dumps({"inputs": [text, pause]}), ContentType="application/json",
+        Accept="text/event-stream", CustomAttributes="model_name=reader",
     )  # fmt: skip
     parts = [event["PayloadPart"]["Bytes"] for event in reply["Body"]]
     assert reply["ContentType"].startswith("text/event-stream")
