@@ -21,21 +21,12 @@ from serving.errors import InvalidRequest
 from serving.health import read_example
 from serving.plans import onnx_stands_in
 from serving.registry import describe_model, make_client
-from serving.repositories import CONFIG, WEIGHTS, config_file, config_name, versions
+from serving.repositories import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, config_name, versions
 from serving.served_model import ServedModel
 from serving.settings import Settings
 from serving.triton.config import parse_config
 from serving.triton.tensors import numpy_dtype
 
-PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
-    "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
-    "tensorrt_plan": ("tensorrt", "model.plan"),
-    "pytorch_libtorch": ("pytorch", "model.pt"),
-    "tensorflow_savedmodel": ("tensorflow", "model.savedmodel"),
-    "tensorflow_graphdef": ("tensorflow", "model.graphdef"),
-}
-FILES = {backend: file for backend, file in PLATFORMS.values() if backend != "tensorflow"}
-FILES |= {"python": "model.py", "openvino": "model.xml", "dali": "model.dali"}
 DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
 GPU_ONLY = "a model of kind KIND_GPU does not load on a machine without a GPU"
 

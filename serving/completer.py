@@ -13,11 +13,9 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 
-from serving.completion import BACKENDS, HOOK
-from serving.repositories import versions
+from serving.completion import HOOK, backend_of
+from serving.repositories import FILES, versions
 from serving.triton.config import parse_config
-
-FILES = {"model.onnx": "onnxruntime", "model.pt": "pytorch", "model.py": "python"}  # that tell the backend
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +37,7 @@ def completed(config: Any, model: Path, backends: Path) -> Any:
     if not found:
         return config
     if not (config.backend or config.platform):
-        config.backend = next((name for file, name in FILES.items() if (found[-1] / file).exists()), "")
+        config.backend = next((name for name, file in FILES.items() if (found[-1] / file).exists()), "")
     sys.path.insert(0, str(backends / "python"))
     utils: Any = importlib.import_module("triton_python_backend_utils")
     utils.__getattr__ = _absent
@@ -57,7 +55,7 @@ def completed(config: Any, model: Path, backends: Path) -> Any:
 
 def _hook(config: Any, model: Path, version: Path, backends: Path) -> Any:
     """The `auto_complete_config` of the model's code, or of its backend's; None without one."""
-    backend = config.backend or BACKENDS.get(config.platform, config.platform)
+    backend = config.backend or backend_of(config.platform)
     own = backend == "python"
     place, module = (model, f"{version.name}.model") if own else (backends / backend, "model")
     if not (place / f"{module.replace('.', '/')}.py").is_file():

@@ -16,11 +16,10 @@ from pathlib import Path
 from serving import commandline
 from serving.archives import Archive
 from serving.errors import LoadFailed
-from serving.repositories import CONFIG, config_file, config_name, folders_in, is_model, without_comments
+from serving.repositories import CONFIG, PLATFORMS, config_file, config_name, config_text, folders_in, is_model
 from serving.settings import Settings
 
 DISABLE = "--disable-auto-complete-config"
-BACKENDS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}  # of platforms; else the name is one
 HOOK = "auto_complete_config"
 HERE = Path(__file__).resolve().parents[1]
 _TEXT = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
@@ -45,18 +44,23 @@ def is_needless(settings: Settings, backends: Path) -> bool:
 
 
 def _stands(model: Path, device: str, python_based: Collection[str]) -> bool:
-    found = _BACKEND.findall(_config(model, device))
-    backends = {BACKENDS.get(name, name) for name in found}
+    found = _BACKEND.findall(config_text(model, device))
+    backends = {backend_of(name) for name in found}
     return is_complete(model, device) and backends <= {"ensemble", *python_based}
 
 
 def is_complete(model: Path, device: str) -> bool:
     """Whether the configuration says all that Triton must know, and the model has nothing to add by code of its own:
     a backend, and inputs and outputs of which each has a name, a type and dimensions. Told by the text alone."""
-    config = _config(model, device)
+    config = config_text(model, device)
     tensors = dict(_tensors(_TEXT.sub('""', config)))
     own = any(HOOK in code.read_text(encoding="utf-8", errors="replace") for code in model.glob("*/model.py"))
     return bool(_BACKEND.search(config)) and tensors == {"input": True, "output": True} and not own
+
+
+def backend_of(name: str) -> str:
+    """The backend of a platform; another name is one itself."""
+    return PLATFORMS[name][0] if name in PLATFORMS else name
 
 
 def _tensors(plain: str) -> Iterator[tuple[str, bool]]:
@@ -78,11 +82,6 @@ def _block(plain: str, start: int) -> str:
         if not depth:
             return plain[start:end]
     return plain[start:]
-
-
-def _config(model: Path, device: str) -> str:
-    file = config_file(model, config_name(device))
-    return without_comments(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
 
 
 class Completion:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from serving.fingerprint import Fingerprint, Hardware, read, source_sha256, this_hardware
-from serving.repositories import config_file, config_name, folders_in, versions, without_comments
+from serving.repositories import config_text, folders_in, versions
 from serving.settings import Settings
 from serving.trtexec import find
 
@@ -135,8 +135,7 @@ def plan_models(settings: Settings, repository: Path) -> list[PlanModel]:
 
 def plan_model(folder: Path, device: str) -> PlanModel | None:
     """None for a model of another backend, and for one that names its plan by compute capability itself."""
-    file = config_file(folder, config_name(device))
-    text = without_comments(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""
+    text = config_text(folder, device)
     there = versions(folder)
     if not _TENSORRT.search(text) or "cc_model_filenames" in text or not there:
         return None

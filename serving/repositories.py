@@ -12,6 +12,15 @@ from pathlib import Path
 
 CONFIG = "config.pbtxt"
 WEIGHTS = ("model.onnx", "model.plan", "model.pt", "model.savedmodel", "model.graphdef", "model.xml", "model.dali")
+PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
+    "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
+    "tensorrt_plan": ("tensorrt", "model.plan"),
+    "pytorch_libtorch": ("pytorch", "model.pt"),
+    "tensorflow_savedmodel": ("tensorflow", "model.savedmodel"),
+    "tensorflow_graphdef": ("tensorflow", "model.graphdef"),
+}
+FILES = {backend: file for backend, file in PLATFORMS.values() if backend != "tensorflow"}
+FILES |= {"python": "model.py", "openvino": "model.xml", "dali": "model.dali"}
 LISTED = 8
 _VERSION = re.compile(r"[1-9]\d*")
 _COMMENT = re.compile(r"(\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')|#[^\n]*")
@@ -105,6 +114,11 @@ def config_file(model: Path, config_name: str) -> Path:
     """The configuration that Triton takes with --model-config-name."""
     own = model / "configs" / f"{config_name}.pbtxt"
     return own if config_name and own.is_file() else model / CONFIG
+
+
+def config_text(model: Path, device: str) -> str:
+    """The text of the configuration that Triton takes on that device, without comments; empty without a file."""
+    return without_comments(_text(config_file(model, config_name(device))))
 
 
 def parts_of(config: str) -> list[str]:
