@@ -35,7 +35,8 @@ COPY model_repository model_repository
 
 FROM builder AS backends
 RUN python3 -m venv .venv && .venv/bin/pip install --no-deps nvidia-pytriton
-COPY serving/__init__.py serving/tritonserver.py serving/
+COPY serving/__init__.py serving/
+COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
 COPY backends backends
 RUN .venv/bin/python -m backends.install .venv/triton/backends && \
     tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/loopback.so backends/loopback.c

@@ -7,16 +7,8 @@ from typing import Any
 from flask import Flask, Request, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
-from serving import deadline
-from serving.answers import answer
-from serving.encoding import unpacked
-from serving.errors import (
-    InvalidRequest,
-    ServingError,
-    TritonTimeout,
-    TritonUnavailable,
-)
-from serving.invocation import (
+from serving.bodies.encoding import unpacked
+from serving.bodies.invocation import (
     ATTRIBUTES,
     RESERVED,
     TARGET_MODEL,
@@ -29,16 +21,19 @@ from serving.invocation import (
     read_body,
     target_in,
 )
-from serving.logs import REQUEST_ID
-from serving.management import is_management
-from serving.metrics import CONTENT_TYPE, NGINX_WRITING
-from serving.multimodel_routes import add_routes
-from serving.observe import observe
-from serving.registry import Registry
-from serving.replies import json_reply, render_error, render_http_exception, render_unexpected
-from serving.request_body import read_whole
-from serving.services import Services, services
-from serving.settings import Settings
+from serving.errors import InvalidRequest, ServingError, TritonTimeout, TritonUnavailable
+from serving.front.answers import answer
+from serving.front.logs import REQUEST_ID
+from serving.front.management import is_management
+from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
+from serving.front.multimodel_routes import add_routes
+from serving.front.observe import observe
+from serving.front.replies import json_reply, render_error, render_http_exception, render_unexpected
+from serving.front.request_body import read_whole
+from serving.front.services import Services, services
+from serving.inference import deadline
+from serving.inference.registry import Registry
+from serving.settings.table import Settings
 
 
 def create_app(settings: Settings) -> Flask:

@@ -3,6 +3,6 @@
 import os
 
 from predictor import create_app
-from serving.settings import Settings
+from serving.settings.table import Settings
 
 app = create_app(Settings.from_env(os.environ))

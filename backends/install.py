@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from serving import tritonserver
+from serving.host import tritonserver
 
 OURS = Path(__file__).resolve().parent
 SHARED = "_shared"

@@ -77,9 +77,15 @@ def scope_of(options: argparse.Namespace) -> Scope:
     followed = {scenarios.BY_NAME[name].rate_of for name in chosen or ()}
     rows = tuple(s for s in full.scenarios if not chosen or s.name in {*chosen, *followed})
     return Scope(
-        rows, peers, full.models, max(1, options.rounds), max(1, options.seconds),
-        full.starts, 0 if chosen else full.archives, full.calls,
-    )  # fmt: skip
+        rows,
+        peers,
+        full.models,
+        max(1, options.rounds),
+        max(1, options.seconds),
+        full.starts,
+        0 if chosen else full.archives,
+        full.calls,
+    )
 
 
 def compare(scope: Scope, command: str, out: Path | None) -> None:

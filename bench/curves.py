@@ -58,13 +58,20 @@ class Curve:
 CURVES = (
     Curve("size-binary", "FP32 tensor as bytes", "bytes", BYTES, lambda n: (tensor(n // 4, True), 4)),
     Curve("size-json", "FP32 tensor as JSON", "bytes", BYTES, lambda n: (tensor(max(1, n // 20)), 4)),
-    Curve("batch", "ResNet-50, images in one request", "images", BATCHES,
-          lambda n: (images("resnet50", n, (320, 240)), 1), drive=Server.patient),
-    Curve("callers-image", "ResNet-50, callers", "callers", CALLERS, lambda n: (RESNET_WORK()[0], n),
-          drive=Server.patient),
+    Curve(
+        "batch",
+        "ResNet-50, images in one request",
+        "images",
+        BATCHES,
+        lambda n: (images("resnet50", n, (320, 240)), 1),
+        drive=Server.patient,
+    ),
+    Curve(
+        "callers-image", "ResNet-50, callers", "callers", CALLERS, lambda n: (RESNET_WORK()[0], n), drive=Server.patient
+    ),
     Curve("callers-text", "Embedding of 8 tokens, callers", "callers", CALLERS, lambda n: (SHORT_WORK()[0], n)),
     Curve("callers-tensor", "4 floats, JSON, callers", "callers", CALLERS, lambda n: (tensor(4), n)),
-)  # fmt: skip
+)
 
 
 NAMED = (*(curve.name for curve in CURVES), MODELS_CURVE)
@@ -170,10 +177,14 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
         charts[MODELS_CURVE] = {"MB": rows}
     titles = {curve.name: curve.title for curve in CURVES} | {MODELS_CURVE: "Memory"}
     subprocess.run(
-        [str(environments.python_of(REPORT)), "-m", "bench.pictures", str(folder.resolve())], cwd=ROOT,
-        input=json.dumps({"titles": titles, "charts": charts}), text=True, check=True, stdout=subprocess.DEVNULL,
+        [str(environments.python_of(REPORT)), "-m", "bench.pictures", str(folder.resolve())],
+        cwd=ROOT,
+        input=json.dumps({"titles": titles, "charts": charts}),
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
         env=os.environ | {"MPLCONFIGDIR": str(CACHE / REPORT)},
-    )  # fmt: skip
+    )
 
 
 def _panels(curve: Curve, by: Points) -> dict[str, list[list[object]]]:

@@ -29,10 +29,15 @@ def figure(samples: Sequence[Sample]) -> Figure:
     """Of one peer in one scenario."""
     rates, p50, p99 = [s.rate for s in samples], [s.p50 for s in samples], [s.p99 for s in samples]
     return Figure(
-        statistics.median(rates), (min(rates), max(rates)), statistics.median(p50), statistics.median(p99),
-        (min(p50), max(p50)), (min(p99), max(p99)), sum(s.errors for s in samples),
+        statistics.median(rates),
+        (min(rates), max(rates)),
+        statistics.median(p50),
+        statistics.median(p99),
+        (min(p50), max(p50)),
+        (min(p99), max(p99)),
+        sum(s.errors for s in samples),
         statistics.median(s.cpu_ms for s in samples),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,11 @@ def _multi(pick: Callable[[Results], float]) -> Callable[[Results], float | None
 
 
 MODELS = (
-    ("resnet50", "ResNet-50", 8), ("yolov5n", "YOLOv5n", 8), ("text-8", "embedding, 8 tokens", 16),
+    ("resnet50", "ResNet-50", 8),
+    ("yolov5n", "YOLOv5n", 8),
+    ("text-8", "embedding, 8 tokens", 16),
     ("text-128", "embedding, 128 tokens", 16),
-)  # fmt: skip
+)
 
 
 def _models() -> list[Target]:
@@ -144,30 +151,58 @@ def _models() -> list[Target]:
 
 def _tensors() -> list[Target]:
     return [
-        Target(f"{count} floats, {form}: requests per second / those of Triton's SageMaker endpoint", 0.9,
-               ratio(f"floats-{short}-{form}-8", "sagemaker", _rate))
+        Target(
+            f"{count} floats, {form}: requests per second / those of Triton's SageMaker endpoint",
+            0.9,
+            ratio(f"floats-{short}-{form}-8", "sagemaker", _rate),
+        )
         for count, short in (("4", "4"), ("150,528", "150k"))
         for form in ("json", "binary")
-    ]  # fmt: skip
+    ]
 
 
 TARGETS = (
     *_models(),
-    Target("ResNet-50 INT8, 8 callers: throughput / the best other front's fp32", 2.5,
-           best_other("resnet50-8", "resnet50-int8-8")),
+    Target(
+        "ResNet-50 INT8, 8 callers: throughput / the best other front's fp32",
+        2.5,
+        best_other("resnet50-8", "resnet50-int8-8"),
+    ),
     *_tensors(),
     Target("The front's own processor time per image", 1.5, _front_cost("resnet50-8"), True, "ms"),
     Target("The front's own processor time per text", 1.5, _front_cost("text-8-16"), True, "ms"),
     Target("JPEG of 12 megapixels: whole decode / ours", 3.0, decode_gain),
     Target("Short texts beside a busy YOLOv5n: p99 / Triton's", 2.0, ratio("saturated", "triton", _light_p99), True),
-    Target("Start until /ping is 200, three bundled models", 4.0,
-           _of_start(lambda r: [s.ready for s in r.starts.get("ours", [])]), True, "s"),
-    Target("Idle memory (PSS), three bundled models", 600,
-           _of_start(lambda r: [s.memory / MEGABYTE for s in r.starts.get("ours", [])]), True, "MB"),
-    Target("Multi-model: seconds of a load / Triton's", 1.3,
-           _multi(lambda r: r.multi_model["ours"].load / r.multi_model["sagemaker"].load), True),
-    Target("Multi-model: p99 of calls while others load / alone", 1.5,
-           _multi(lambda r: r.multi_model["ours"].loading_p99 / r.multi_model["ours"].quiet_p99), True),
-    Target("Multi-model: memory per loaded model / Triton's", 1.1,
-           _multi(lambda r: r.multi_model["ours"].per_model / r.multi_model["sagemaker"].per_model), True),
-)  # fmt: skip
+    Target(
+        "Start until /ping is 200, three bundled models",
+        4.0,
+        _of_start(lambda r: [s.ready for s in r.starts.get("ours", [])]),
+        True,
+        "s",
+    ),
+    Target(
+        "Idle memory (PSS), three bundled models",
+        600,
+        _of_start(lambda r: [s.memory / MEGABYTE for s in r.starts.get("ours", [])]),
+        True,
+        "MB",
+    ),
+    Target(
+        "Multi-model: seconds of a load / Triton's",
+        1.3,
+        _multi(lambda r: r.multi_model["ours"].load / r.multi_model["sagemaker"].load),
+        True,
+    ),
+    Target(
+        "Multi-model: p99 of calls while others load / alone",
+        1.5,
+        _multi(lambda r: r.multi_model["ours"].loading_p99 / r.multi_model["ours"].quiet_p99),
+        True,
+    ),
+    Target(
+        "Multi-model: memory per loaded model / Triton's",
+        1.1,
+        _multi(lambda r: r.multi_model["ours"].per_model / r.multi_model["sagemaker"].per_model),
+        True,
+    ),
+)

@@ -19,9 +19,13 @@ class Limit:
         self.setting = ""
         environ = os.environ | {"BENCH_REPOSITORY": str(repository), "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [str(python_of("")), "-m", "bench.peers.limit"], cwd=ROOT, env=environ, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [str(python_of("")), "-m", "bench.peers.limit"],
+            cwd=ROOT,
+            env=environ,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def _order(self, work: Workload, **order: Any) -> dict[str, Any]:
         if self._process.stdin is None or self._process.stdout is None:

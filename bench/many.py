@@ -79,8 +79,11 @@ def main() -> None:
                 with ThreadPoolExecutor(options.at_once) as threads:
                     statuses = list(threads.map(platform.load, range(loaded, count)))
                 took, loaded = time.monotonic() - begun, count
-                print(f"{count} models ({statuses.count(200)} more in {took:.0f} s; {usage(pid, folder / 'run')}): "
-                      f"{measure(platform, count)}", flush=True)  # fmt: skip
+                print(
+                    f"{count} models ({statuses.count(200)} more in {took:.0f} s; {usage(pid, folder / 'run')}): "
+                    f"{measure(platform, count)}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

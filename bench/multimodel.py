@@ -59,9 +59,14 @@ def _measured(name: str, root: Path, archives: int, calls: int, scratch: Path) -
         quiet = [seconds(lambda: platform.invoke(0, 1.0)) for _ in range(QUIET_CALLS)]
         during = calls_during_loads(platform, range(archives, archives + EXTRA))
         return MultiModel(
-            calls / took, len(outcome.wrong), statistics.median(loads), statistics.median(unloads),
-            1000 * percentile(quiet, 0.99), 1000 * percentile(during, 0.99), per_model,
-        )  # fmt: skip
+            calls / took,
+            len(outcome.wrong),
+            statistics.median(loads),
+            statistics.median(unloads),
+            1000 * percentile(quiet, 0.99),
+            1000 * percentile(during, 0.99),
+            per_model,
+        )
 
 
 def _load_and_unload(platform: Platform, number: int) -> tuple[float, float]:
@@ -81,9 +86,13 @@ def _running(name: str, root: Path, scratch: Path) -> Iterator[Server]:
 
 def _ours(context: Context) -> Start:
     variables = {
-        "PORT": str(context.port), "SERVE_HOST": "127.0.0.1", "SERVE_RUN_DIR": str(context.scratch / "run"),
-        "SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(context.repository), "SERVE_LOG_LEVEL": "warning",
-    }  # fmt: skip
+        "PORT": str(context.port),
+        "SERVE_HOST": "127.0.0.1",
+        "SERVE_RUN_DIR": str(context.scratch / "run"),
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SERVE_MODELS_ROOT": str(context.repository),
+        "SERVE_LOG_LEVEL": "warning",
+    }
     return Start((str(context.python), str(ROOT / "serve")), variables)
 
 

@@ -140,10 +140,18 @@ def container(folder: Path, **variables: str) -> Iterator[tuple[str, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environ = os.environ | {
-        "PORT": str(port), "SERVE_HOST": "127.0.0.1", "SERVE_RUN_DIR": str(folder / "run"),
-        "SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(folder / "models"), "SERVE_LOG_LEVEL": "warning",
-    } | variables  # fmt: skip
+    environ = (
+        os.environ
+        | {
+            "PORT": str(port),
+            "SERVE_HOST": "127.0.0.1",
+            "SERVE_RUN_DIR": str(folder / "run"),
+            "SAGEMAKER_MULTI_MODEL": "true",
+            "SERVE_MODELS_ROOT": str(folder / "models"),
+            "SERVE_LOG_LEVEL": "warning",
+        }
+        | variables
+    )
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, ROOT / "serve"], env=environ, stdout=log, stderr=log)
     try:

@@ -101,9 +101,7 @@ def _stage_row(each: Profile) -> list[str]:
     seen, inside = each.stages, sum(each.triton.values())
     way = max(0.0, seen["triton"] - inside) if seen["triton"] else 0.0
     rest = seen["total"] - seen["decode"] - seen["preprocess"] - seen["postprocess"] - (seen["triton"] or inside)
-    values = [
-        seen["total"], seen["decode"], seen["preprocess"], way, *each.triton.values(), seen["postprocess"], rest,
-    ]  # fmt: skip
+    values = [seen["total"], seen["decode"], seen["preprocess"], way, *each.triton.values(), seen["postprocess"], rest]
     return [each.title, *(f"{value:.2f}" for value in values)]
 
 

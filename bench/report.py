@@ -126,9 +126,14 @@ def row(peer: str, found: Figure, reference: Figure) -> list[str]:
     share = found.rate / reference.rate if reference.rate else 0.0
     cpu = f"{found.cpu_ms:.2f}" if found.cpu_ms else ""
     return [
-        TITLES[peer], f"{found.rate:.1f} ({low:.1f}-{high:.1f})", f"{share:.2f}", f"{found.p50:.2f}",
-        f"{found.p99:.2f}", cpu, str(found.errors or ""),
-    ]  # fmt: skip
+        TITLES[peer],
+        f"{found.rate:.1f} ({low:.1f}-{high:.1f})",
+        f"{share:.2f}",
+        f"{found.p50:.2f}",
+        f"{found.p99:.2f}",
+        cpu,
+        str(found.errors or ""),
+    ]
 
 
 def once(results: Results, folder: str, pictures: list[str]) -> Iterator[str]:
@@ -144,10 +149,18 @@ def once(results: Results, folder: str, pictures: list[str]) -> Iterator[str]:
         yield "## Multi-model archives, called by a Zipf distribution\n"
         yield "Tiny models of Triton's python backend, 4 callers; a model is loaded at its first call.\n"
         yield from table(
-            ["Server", "Calls/s with the loads", "Wrong", "Load, s", "Unload, s", "p99 ms alone",
-             "p99 ms while 4 load", "MB per model"],
+            [
+                "Server",
+                "Calls/s with the loads",
+                "Wrong",
+                "Load, s",
+                "Unload, s",
+                "p99 ms alone",
+                "p99 ms while 4 load",
+                "MB per model",
+            ],
             [_multi_row(name, asdict(found)) for name, found in results.multi_model.items()],
-        )  # fmt: skip
+        )
 
 
 def _start_row(name: str, results: Results) -> list[str]:
@@ -160,10 +173,15 @@ def _start_row(name: str, results: Results) -> list[str]:
 
 def _multi_row(name: str, found: dict[str, float]) -> list[str]:
     return [
-        TITLES[name], f"{found['calls_per_second']:.1f}", str(found["wrong"]), f"{found['load']:.2f}",
-        f"{found['unload']:.2f}", f"{found['quiet_p99']:.1f}", f"{found['loading_p99']:.1f}",
+        TITLES[name],
+        f"{found['calls_per_second']:.1f}",
+        str(found["wrong"]),
+        f"{found['load']:.2f}",
+        f"{found['unload']:.2f}",
+        f"{found['quiet_p99']:.1f}",
+        f"{found['loading_p99']:.1f}",
         f"{found['per_model'] / MEGABYTE:.1f}",
-    ]  # fmt: skip
+    ]
 
 
 def table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -187,10 +205,14 @@ def draw(results: Results, folder: Path) -> list[str]:
     titles = {name: SCENARIOS[name].title for name in results.samples}
     plan = {"titles": titles | {"start": "Start", "memory": "Memory"}, "charts": charts}
     done = subprocess.run(
-        [str(environments.python_of(REPORT)), "-m", "bench.pictures", str(folder.resolve())], cwd=ROOT,
-        input=json.dumps(plan), text=True, check=True, stdout=subprocess.PIPE,
+        [str(environments.python_of(REPORT)), "-m", "bench.pictures", str(folder.resolve())],
+        cwd=ROOT,
+        input=json.dumps(plan),
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
         env=os.environ | {"MPLCONFIGDIR": str(CACHE / REPORT)},
-    )  # fmt: skip
+    )
     return done.stdout.split()
 
 
@@ -209,8 +231,10 @@ def _once_bars(results: Results) -> dict[str, dict[str, list[list[Any]]]]:
     ready = [[title, *_middle([s.answered for s in found])] for title, found in starts]
     idle = [[title, *_middle([s.memory / MEGABYTE for s in found])] for title, found in starts]
     loaded = [[TITLES[name], *[size / MEGABYTE] * 3] for name, size in results.loaded.items()]
-    return {"start": {"seconds until each model has answered": ready},
-            "memory": {"idle, MB": idle, "after the load, MB": loaded}}  # fmt: skip
+    return {
+        "start": {"seconds until each model has answered": ready},
+        "memory": {"idle, MB": idle, "after the load, MB": loaded},
+    }
 
 
 def _middle(values: list[float]) -> list[float]:

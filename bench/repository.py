@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from clients.base import Model
-from serving.registry import describe_model
+from serving.inference.registry import describe_model
 from serving.triton.config import parse_config
 
 ROOT = Path(__file__).resolve().parents[1]

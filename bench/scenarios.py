@@ -85,9 +85,14 @@ def _one(make: Callable[..., Workload], *arguments: object) -> Callable[[], tupl
 
 
 def _closed(
-    name: str, title: str, works: Callable[[], tuple[Workload, ...]], callers: int, quick: bool = False,
-    peers: tuple[str, ...] = ALL, drive: Callable[..., Sample] = closed,
-) -> Scenario:  # fmt: skip
+    name: str,
+    title: str,
+    works: Callable[[], tuple[Workload, ...]],
+    callers: int,
+    quick: bool = False,
+    peers: tuple[str, ...] = ALL,
+    drive: Callable[..., Sample] = closed,
+) -> Scenario:
     noun = "caller" if callers == 1 else "callers"
     return Scenario(f"{name}-{callers}", f"{title}, {callers} {noun}", works, partial(drive, callers), peers, quick)
 
@@ -105,8 +110,15 @@ BINARY_PEERS = ("sagemaker", "ours", "triton")
 SCENARIOS = (
     _closed("resnet50", RESNET, RESNET_WORK, 1, quick=True),
     _closed("resnet50", RESNET, RESNET_WORK, 8, quick=True, drive=patient),
-    _closed("resnet50-int8", f"INT8: {RESNET}", _one(workload.images, "resnet50_int8"), 8, False, FP32_AND_INT8,
-            drive=patient),
+    _closed(
+        "resnet50-int8",
+        f"INT8: {RESNET}",
+        _one(workload.images, "resnet50_int8"),
+        8,
+        False,
+        FP32_AND_INT8,
+        drive=patient,
+    ),
     _closed("yolov5n", YOLO, YOLO_WORK, 1),
     _closed("yolov5n", YOLO, YOLO_WORK, 8, drive=patient),
     _closed("text-8", SHORT_TEXT, SHORT_WORK, 1),
@@ -118,27 +130,43 @@ SCENARIOS = (
     _closed("floats-150k-json", f"{LARGE}, JSON", _one(workload.tensor, PIXELS), 8, False, TENSORS),
     _closed("floats-150k-binary", f"{LARGE}, binary", _one(workload.tensor, PIXELS, True), 8, True, BINARY_PEERS),
     Scenario(
-        "images-25-1", "ResNet-50, 25 JPEGs of 320×240 in one request, 1 caller",
-        _one(workload.images, "resnet50", 25, (320, 240)), partial(closed, 1), longer=4,
+        "images-25-1",
+        "ResNet-50, 25 JPEGs of 320×240 in one request, 1 caller",
+        _one(workload.images, "resnet50", 25, (320, 240)),
+        partial(closed, 1),
+        longer=4,
     ),
     Scenario(
-        "photo-12mp-1", "ResNet-50, a JPEG of 12 megapixels, 1 caller",
-        _one(workload.images, "resnet50", 1, workload.TWELVE_MEGAPIXELS), partial(closed, 1),
-        ("limit", "ours", "triton"), longer=3,
+        "photo-12mp-1",
+        "ResNet-50, a JPEG of 12 megapixels, 1 caller",
+        _one(workload.images, "resnet50", 1, workload.TWELVE_MEGAPIXELS),
+        partial(closed, 1),
+        ("limit", "ours", "triton"),
+        longer=3,
     ),
     Scenario(
-        "open", f"{RESNET}; open loop at {OPEN_SHARE:g} of the limit's throughput", RESNET_WORK, open_loop,
-        ALL[1:], rate_of="resnet50-8",
+        "open",
+        f"{RESNET}; open loop at {OPEN_SHARE:g} of the limit's throughput",
+        RESNET_WORK,
+        open_loop,
+        ALL[1:],
+        rate_of="resnet50-8",
     ),
     Scenario(
-        "mix", "ResNet-50, YOLOv5n and short texts as 8 : 1 : 4, 8 callers",
-        lambda: (*RESNET_WORK(), *YOLO_WORK(), *SHORT_WORK()), mix, ALL[1:],
+        "mix",
+        "ResNet-50, YOLOv5n and short texts as 8 : 1 : 4, 8 callers",
+        lambda: (*RESNET_WORK(), *YOLO_WORK(), *SHORT_WORK()),
+        mix,
+        ALL[1:],
     ),
     Scenario(
-        "saturated", "Short texts, 1 caller, while 4 callers keep YOLOv5n busy",
-        lambda: (*YOLO_WORK(), *SHORT_WORK()), saturated, ("ours", "triton"),
+        "saturated",
+        "Short texts, 1 caller, while 4 callers keep YOLOv5n busy",
+        lambda: (*YOLO_WORK(), *SHORT_WORK()),
+        saturated,
+        ("ours", "triton"),
     ),
-)  # fmt: skip
+)
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
@@ -165,6 +193,13 @@ QUICK = Scope(
     tuple(s for s in SCENARIOS if s.quick), EVERYONE, QUICK_MODELS, rounds=2, seconds=1, starts=1, archives=0, calls=0
 )
 TINY = Scope(
-    tuple(BY_NAME[name] for name in ("text-8-1", "floats-4-json-8")), ("limit", "ours", "triton"),
-    ("bert", "mean"), rounds=1, seconds=1, starts=0, archives=0, calls=0, bundled=(),
-)  # fmt: skip
+    tuple(BY_NAME[name] for name in ("text-8-1", "floats-4-json-8")),
+    ("limit", "ours", "triton"),
+    ("bert", "mean"),
+    rounds=1,
+    seconds=1,
+    starts=0,
+    archives=0,
+    calls=0,
+    bundled=(),
+)

@@ -64,18 +64,28 @@ class Server:
         self._begun = time.monotonic()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                given.command, cwd=ROOT, env=self._environ(context) | dict(given.variables) | self._mark(),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                given.command,
+                cwd=ROOT,
+                env=self._environ(context) | dict(given.variables) | self._mark(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.started = self.answered = self._idle = 0.0
 
     def _environ(self, context: Context) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_", "OMP_"))}
         own = {
-            "BENCH_REPOSITORY": str(context.repository), "BENCH_MODELS": ",".join(self.models),
-            "BENCH_PORT": str(self.port), "BENCH_SCRATCH": str(context.scratch), "PYTHONPATH": str(ROOT),
-            "HOME": str(context.scratch), "PYTHONDONTWRITEBYTECODE": "1", "TOKENIZERS_PARALLELISM": "false",
-        }  # fmt: skip
+            "BENCH_REPOSITORY": str(context.repository),
+            "BENCH_MODELS": ",".join(self.models),
+            "BENCH_PORT": str(self.port),
+            "BENCH_SCRATCH": str(context.scratch),
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(context.scratch),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         path = f"{context.python.parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
         return inherited | own | {"PATH": path}
 

@@ -77,9 +77,13 @@ def client_of(facts: dict[str, Any]) -> ModelClient | None:
     if name is None:
         return None
     model = Model(
-        facts["name"], Path(facts["path"]), specs["inputs"], specs["outputs"], facts["max_batch_size"],
+        facts["name"],
+        Path(facts["path"]),
+        specs["inputs"],
+        specs["outputs"],
+        facts["max_batch_size"],
         facts["parameters"],
-    )  # fmt: skip
+    )
     client: ModelClient = importlib.import_module(f"clients.{name}").Client(model)
     return client
 

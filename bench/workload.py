@@ -118,6 +118,5 @@ def sagemaker(work: Workload) -> tuple[bytes, dict[str, str]]:
 def triton_http(work: Workload) -> tuple[bytes, dict[str, str]]:
     """A tensor as Triton's HTTP endpoint takes it."""
     return kserve(
-        work,
-        lambda size: {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(size)},
+        work, lambda size: {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(size)}
     )

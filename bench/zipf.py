@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.platform import Platform, container, end_on_sigterm, make_archive
-from serving.machine import memory_limit
+from serving.host.machine import memory_limit
 
 PER_MODEL = 19 * 2**20  # what one of these models takes, measured
 TRITON = 60 * 2**20  # what Triton takes, and what a load is reckoned with

@@ -42,15 +42,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_build(commands.add_parser("build", help="weights -> a model folder"))
     commands.add_parser("list", help="the models that can be built by name").set_defaults(run=_list)
     inspect = _stored(commands.add_parser("inspect", help="inputs, outputs, size, origin and speed here"), _inspect)
-    verify = _stored(commands.add_parser("verify", help="the engine against its fp32 reference; 1 when a limit fails"),
-                     _verify)  # fmt: skip
+    verify = _stored(
+        commands.add_parser("verify", help="the engine against its fp32 reference; 1 when a limit fails"), _verify
+    )
     verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, when it is not in the cache")
     verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
     verify.add_argument("--count", type=_positive, default=0, help="how many samples; all or 100 pages by default")
-    tune = _stored(commands.add_parser("tune", help="measures instances, threads and batching here; writes the best"),
-                   _tune)  # fmt: skip
-    tune.add_argument("--callers", type=_callers, default=(1, 8), metavar="N,N",
-                      help="latency is that of the fewer, throughput that of the more; 1,8")  # fmt: skip
+    tune = _stored(
+        commands.add_parser("tune", help="measures instances, threads and batching here; writes the best"), _tune
+    )
+    tune.add_argument(
+        "--callers",
+        type=_callers,
+        default=(1, 8),
+        metavar="N,N",
+        help="latency is that of the fewer, throughput that of the more; 1,8",
+    )
     tune.add_argument("--dry-run", action="store_true", help="prints the choice and writes nothing")
     archive = _stored(commands.add_parser("archive", help="NAME.tar.gz as SageMaker takes it"), _archive)
     archive.add_argument("--copies", type=_positive, default=0, help="NAME-0.tar.gz …, each under a name of its own")
@@ -79,8 +86,13 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add("--client", default="", help="of a model of your own: resnet, yolov5, bert; none: it takes tensors")
     add("--task", default="", help="of BERT: embedding, fill-mask or text-classification")
     add("--labels", type=Path, metavar="FILE", help="one label a line")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the client, a parameter of "
-        "config.pbtxt; repeatable")  # fmt: skip
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the client, a parameter of config.pbtxt; repeatable",
+    )
     add("--size", type=_positive, default=0, help="height and width of the input, for what is exported here")
     add(
         "--boxes",
@@ -100,8 +112,13 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--warm-up", action="store_true", help="Triton runs zeros when it loads the model")
     serving.add_argument("--response-cache", action="store_true")
     serving.add_argument("--versions", default="", metavar="POLICY", help="all, latest:2 or 1,3")
-    serving.add_argument("--sequence-control", action="append", default=[], metavar="KIND=INPUT",
-                         help="start, end, ready or corrid: sequence batching")  # fmt: skip
+    serving.add_argument(
+        "--sequence-control",
+        action="append",
+        default=[],
+        metavar="KIND=INPUT",
+        help="start, end, ready or corrid: sequence batching",
+    )
     serving.add_argument("--sequence-idle", type=float, default=0.0, metavar="SECONDS")
 
 
@@ -134,15 +151,38 @@ def request_of(parsed: argparse.Namespace) -> Request:
         if name.startswith(".") or "/" in name or name != name.strip():
             raise UsageError(f"'{name}' cannot be the name of a model's folder")
     if parsed.model not in RECIPES and not parsed.weights:
-        raise UsageError(f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one of your own add "
-                         "--weights PATH or HUB-ID")  # fmt: skip
-    serving = Serving(parsed.instances, parsed.preferred_batch_sizes, parsed.queue_delay, parsed.warm_up,
-                      parsed.response_cache, parsed.versions, parsed.sequence_idle)  # fmt: skip
+        raise UsageError(
+            f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one of your own add "
+            "--weights PATH or HUB-ID"
+        )
+    serving = Serving(
+        parsed.instances,
+        parsed.preferred_batch_sizes,
+        parsed.queue_delay,
+        parsed.warm_up,
+        parsed.response_cache,
+        parsed.versions,
+        parsed.sequence_idle,
+    )
     return Request(
-        parsed.model, parsed.weights, parsed.precision, _target(parsed.target), parsed.out.resolve(), parsed.name,
-        parsed.client, parsed.task, parsed.labels, parsed.calibration, parsed.max_batch_size, parsed.size,
-        parsed.boxes, tuple(parsed.input), tuple(parsed.sequence_control), dict(_pairs(parsed.set)), serving,
-    )  # fmt: skip
+        parsed.model,
+        parsed.weights,
+        parsed.precision,
+        _target(parsed.target),
+        parsed.out.resolve(),
+        parsed.name,
+        parsed.client,
+        parsed.task,
+        parsed.labels,
+        parsed.calibration,
+        parsed.max_batch_size,
+        parsed.size,
+        parsed.boxes,
+        tuple(parsed.input),
+        tuple(parsed.sequence_control),
+        dict(_pairs(parsed.set)),
+        serving,
+    )
 
 
 def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -154,8 +194,8 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _target(target: str) -> str:
-    from serving import trtexec
-    from serving.machine import has_gpu
+    from serving.host.machine import has_gpu
+    from serving.preparation import trtexec
 
     if target != "auto":
         return target

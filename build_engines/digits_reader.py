@@ -1,7 +1,7 @@
 """A chain of two models in the front, as one: a detector finds, a classifier is asked about each piece that is cut out.
 
 The folder is an ensemble whose one part is the detector, with the detector's client; its parameter `then` names the
-classifier (serving/served_model.py). --set detector=NAME and --set classifier=NAME take other models of the repository.
+classifier. --set detector=NAME and --set classifier=NAME take other models of the repository.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,9 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     config = read_config(detector)
     tensors = [{tensor.name: tensor.name for tensor in side} for side in (config.input, config.output)]
     settings = parameters_of(config) | {"margin": MARGIN} | _own(request.settings) | {"then": chosen["classifier"]}
-    text = ensemble(specs(config.input), specs(config.output), config.max_batch_size,
-                    [Step(detector.name, *tensors)], settings)  # fmt: skip
+    text = ensemble(
+        specs(config.input), specs(config.output), config.max_batch_size, [Step(detector.name, *tensors)], settings
+    )
     files = {"config.pbtxt": text, **copied(detector, "*.txt"), **copied(detector, "example.*")}
     folder = request.repository / (request.name or request.model)
     return folder, any([write_model(folder, files), *made])

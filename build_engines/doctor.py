@@ -12,15 +12,19 @@ from pathlib import Path
 
 from build_engines.downloads import cache_folder
 from build_engines.recipes import RECIPES, REPOSITORY
-from serving import machine, tritonserver, trtexec
+from serving.host import machine, tritonserver
+from serving.preparation import trtexec
 
 DISK, SHM = 2 << 30, 256 << 20  # bytes: of a large model's build; of batches of 8 images (PyPI's Triton)
 PACKAGES = {
-    "onnx": "every build", "onnxruntime": "CPU engines, verify, inspect", "safetensors": "BERT",
-    "torch": "ResNet-50, YOLOv5 and TorchScript (make dev)", "transformers": "ResNet-50 and ResNet checkpoints",
+    "onnx": "every build",
+    "onnxruntime": "CPU engines, verify, inspect",
+    "safetensors": "BERT",
+    "torch": "ResNet-50, YOLOv5 and TorchScript (make dev)",
+    "transformers": "ResNet-50 and ResNet checkpoints",
     "sklearn": "INT8 and verify of image models without images of your own (make dev)",
     "huggingface_hub": "HUB-ID",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,13 @@ def _package(name: str, purpose: str) -> Fact:
 
 def _tensorrt() -> Fact:
     path = trtexec.find(os.environ)
-    return Fact(bool(path), "trtexec", path or "not found; --for tensorrt needs it: run in NVIDIA's TensorRT image "
-                "(nvcr.io/nvidia/tensorrt:YY.MM-py3), of the same YY.MM as the Triton that serves")  # fmt: skip
+    return Fact(
+        bool(path),
+        "trtexec",
+        path
+        or "not found; --for tensorrt needs it: run in NVIDIA's TensorRT image "
+        "(nvcr.io/nvidia/tensorrt:YY.MM-py3), of the same YY.MM as the Triton that serves",
+    )
 
 
 def _gpu() -> Fact:

@@ -32,21 +32,28 @@ class Artifact:
 
 
 ARTIFACTS = {
-    "yolov5n.pt": Artifact(f"{_YOLOV5}/yolov5n.pt",
-                           "4f180cf23ba0717ada0badd6c685026d73d48f184d00fc159c2641284b2ac0a3", "AGPL-3.0"),
-    "yolov5s.pt": Artifact(f"{_YOLOV5}/yolov5s.pt",
-                           "8b3b748c1e592ddd8868022e8732fde20025197328490623cc16c6f24d0782ee", "AGPL-3.0"),
-    "yolov5m.pt": Artifact(f"{_YOLOV5}/yolov5m.pt",
-                           "61d933360ba5a7733a36764996c800287d973889d875227f5beedd2473a97a56", "AGPL-3.0"),
-    "yolov5l.pt": Artifact(f"{_YOLOV5}/yolov5l.pt",
-                           "2f603b7354c25454d1270663a14d8ddc1eea98e5eebc1d84ce0c6e3150fa155f", "AGPL-3.0"),
-    "yolov5x.pt": Artifact(f"{_YOLOV5}/yolov5x.pt",
-                           "9f27a794fa0308e2606f90565164571d6f0a0ba18a3ce2e5e5d323b71c157859", "AGPL-3.0"),
-    "bert-base-uncased.safetensors": Artifact(f"{_BERT}/model.safetensors",
-                           "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3"),
-    "bert-base-uncased-vocab.txt": Artifact(f"{_BERT}/vocab.txt",
-                           "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
-}  # fmt: skip
+    "yolov5n.pt": Artifact(
+        f"{_YOLOV5}/yolov5n.pt", "4f180cf23ba0717ada0badd6c685026d73d48f184d00fc159c2641284b2ac0a3", "AGPL-3.0"
+    ),
+    "yolov5s.pt": Artifact(
+        f"{_YOLOV5}/yolov5s.pt", "8b3b748c1e592ddd8868022e8732fde20025197328490623cc16c6f24d0782ee", "AGPL-3.0"
+    ),
+    "yolov5m.pt": Artifact(
+        f"{_YOLOV5}/yolov5m.pt", "61d933360ba5a7733a36764996c800287d973889d875227f5beedd2473a97a56", "AGPL-3.0"
+    ),
+    "yolov5l.pt": Artifact(
+        f"{_YOLOV5}/yolov5l.pt", "2f603b7354c25454d1270663a14d8ddc1eea98e5eebc1d84ce0c6e3150fa155f", "AGPL-3.0"
+    ),
+    "yolov5x.pt": Artifact(
+        f"{_YOLOV5}/yolov5x.pt", "9f27a794fa0308e2606f90565164571d6f0a0ba18a3ce2e5e5d323b71c157859", "AGPL-3.0"
+    ),
+    "bert-base-uncased.safetensors": Artifact(
+        f"{_BERT}/model.safetensors", "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3"
+    ),
+    "bert-base-uncased-vocab.txt": Artifact(
+        f"{_BERT}/vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
+    ),
+}
 
 
 def cache_folder() -> Path:

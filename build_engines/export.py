@@ -11,9 +11,13 @@ OPSET = 17
 
 
 def export(
-    module: torch.nn.Module, image: tuple[int, ...], path: Path, names: tuple[str, str], batching: bool,
+    module: torch.nn.Module,
+    image: tuple[int, ...],
+    path: Path,
+    names: tuple[str, str],
+    batching: bool,
     dtype: torch.dtype = torch.float32,
-) -> None:  # fmt: skip
+) -> None:
     """`module` of one image input as `path`; the batch dimension is free when `batching`, else 1.
 
     `image` is the input's shape without the batch; the shapes that the exporter leaves open are written into the file.

@@ -38,8 +38,11 @@ LEVEL = "127.5"  # mean and deviation: the network was trained on pixels from -1
 LAYOUTS: dict[tuple[int, ...], str] = {(SIDE, SIDE, 3): "HWC", (3, SIDE, SIDE): "CHW"}
 ENCODED, PIXELS = "DALI_INPUT_0", "DALI_OUTPUT_0"
 DECODERS = ("auto", "dali", "python")
-TENSORFLOW = {".pb": ("tensorflow_graphdef", "model.graphdef"), ".graphdef": ("tensorflow_graphdef", "model.graphdef"),
-              "": ("tensorflow_savedmodel", "model.savedmodel")}  # fmt: skip
+TENSORFLOW = {
+    ".pb": ("tensorflow_graphdef", "model.graphdef"),
+    ".graphdef": ("tensorflow_graphdef", "model.graphdef"),
+    "": ("tensorflow_savedmodel", "model.savedmodel"),
+}
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,13 @@ def _tensorflow(request: Request, path: Path, batch: int) -> tuple[Path, bool]:
     """The file as it is, with a configuration; Triton's own TensorFlow backend has to serve it."""
     platform, file = TENSORFLOW["" if path.is_dir() else path.suffix]
     folder = request.repository / request.name
-    draft = Draft("", (TensorSpec(INPUT, "FP32", (SIDE, SIDE, 3)),), (TensorSpec(OUTPUT, "FP32", (CLASSES,)),), batch,
-                  platform=platform)  # fmt: skip
+    draft = Draft(
+        "",
+        (TensorSpec(INPUT, "FP32", (SIDE, SIDE, 3)),),
+        (TensorSpec(OUTPUT, "FP32", (CLASSES,)),),
+        batch,
+        platform=platform,
+    )
     with building.scratch_folder(_made(request.repository)) as scratch:
         (scratch / "1").mkdir()
         if path.is_dir():
@@ -123,8 +131,10 @@ def _check(inputs: Specs, outputs: Specs) -> None:
     right = len(inputs) == 1 and inputs[0].shape in {(-1, *shape) for shape in LAYOUTS}
     if not right or len(outputs) != 1 or len(outputs[0].shape) != 2:
         found = "; ".join(f"{spec.name} {list(spec.shape)}" for spec in (*inputs, *outputs))
-        raise BuildError(f"the network is no Inception v3 for batches: its tensors are {found}; it takes one image "
-                         f"[N, {SIDE}, {SIDE}, 3] or [N, 3, {SIDE}, {SIDE}] and gives [N, classes]")  # fmt: skip
+        raise BuildError(
+            f"the network is no Inception v3 for batches: its tensors are {found}; it takes one image "
+            f"[N, {SIDE}, {SIDE}, 3] or [N, 3, {SIDE}, {SIDE}] and gives [N, classes]"
+        )
 
 
 def _described(folder: Path) -> Network:
@@ -145,9 +155,13 @@ def _write_decoder(folder: Path, decoder: str, network: Network, batch: int) -> 
     files: dict[str, Mapping[str, Path | str]] = {
         "python": {"config.pbtxt": python, "1/model.py": STEPS / "decode_image.py"},
         "dali": {"config.pbtxt": dali, "1/dali.py": source},
-        "auto": {"config.pbtxt": dali, "configs/cpu.pbtxt": python, "1/dali.py": source,
-                 "1/model.py": STEPS / "decode_image.py"},
-    }  # fmt: skip
+        "auto": {
+            "config.pbtxt": dali,
+            "configs/cpu.pbtxt": python,
+            "1/dali.py": source,
+            "1/model.py": STEPS / "decode_image.py",
+        },
+    }
     return write_model(folder, files[decoder])
 
 

@@ -60,8 +60,10 @@ def _speed(stored: StoredModel) -> Iterator[str]:
         where = "on the GPU" if stored.config.platform == PLAN else f"{threads()} threads, in process"
         for batch in sorted({1, min(8, stored.model.max_batch_size or 1)}):
             milliseconds = measure(stored, run, batch)
-            yield (f"speed       batch {batch}: {milliseconds:.2f} ms, {batch / milliseconds * 1e3:.0f} per second "
-                   f"({where})")  # fmt: skip
+            yield (
+                f"speed       batch {batch}: {milliseconds:.2f} ms, {batch / milliseconds * 1e3:.0f} per second "
+                f"({where})"
+            )
     except BuildError as err:
         yield f"speed       not measured: {err}"
 

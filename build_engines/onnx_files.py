@@ -11,11 +11,21 @@ from build_engines.draft import BuildError
 from clients.base import TensorSpec
 
 DATATYPES = {
-    TensorProto.FLOAT: "FP32", TensorProto.DOUBLE: "FP64", TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16",
-    TensorProto.INT8: "INT8", TensorProto.INT16: "INT16", TensorProto.INT32: "INT32", TensorProto.INT64: "INT64",
-    TensorProto.UINT8: "UINT8", TensorProto.UINT16: "UINT16", TensorProto.UINT32: "UINT32",
-    TensorProto.UINT64: "UINT64", TensorProto.BOOL: "BOOL", TensorProto.STRING: "BYTES",
-}  # fmt: skip
+    TensorProto.FLOAT: "FP32",
+    TensorProto.DOUBLE: "FP64",
+    TensorProto.FLOAT16: "FP16",
+    TensorProto.BFLOAT16: "BF16",
+    TensorProto.INT8: "INT8",
+    TensorProto.INT16: "INT16",
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.UINT8: "UINT8",
+    TensorProto.UINT16: "UINT16",
+    TensorProto.UINT32: "UINT32",
+    TensorProto.UINT64: "UINT64",
+    TensorProto.BOOL: "BOOL",
+    TensorProto.STRING: "BYTES",
+}
 
 
 def read(path: Path) -> onnx.ModelProto:

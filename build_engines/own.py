@@ -10,7 +10,7 @@ from build_engines import onnx_files
 from build_engines.draft import TORCHSCRIPT, BuildError, Draft, UsageError
 from build_engines.recipes import REPOSITORY, Request
 from clients.base import TensorSpec
-from serving.registry import families
+from serving.inference.registry import families
 from serving.triton.tensors import numpy_dtype
 
 MAX_BATCH_SIZE = 8
@@ -43,8 +43,9 @@ def client_of(request: Request) -> str:
     """The flag's, else the recipe's, else none; UsageError for an unknown one."""
     client = request.client or (request.recipe.client if request.recipe else "")
     if client and client not in families():
-        raise UsageError(f"--client {client}: the clients are {', '.join(families())}; without one the model takes "
-                         "tensors")  # fmt: skip
+        raise UsageError(
+            f"--client {client}: the clients are {', '.join(families())}; without one the model takes tensors"
+        )
     return client
 
 
@@ -74,8 +75,9 @@ def _with_controls(request: Request, draft: Draft) -> Draft:
     inputs = {spec.name: spec for spec in draft.inputs}
     for kind, name in given.items():
         if kind not in ("start", "end", "ready", "corrid") or name not in inputs:
-            raise UsageError(f"--sequence-control {kind}={name}: it is start, end, ready or corrid = one of "
-                             f"{', '.join(inputs)}")  # fmt: skip
+            raise UsageError(
+                f"--sequence-control {kind}={name}: it is start, end, ready or corrid = one of {', '.join(inputs)}"
+            )
     controls = {kind: inputs[name] for kind, name in given.items()}
     left = tuple(spec for spec in draft.inputs if spec not in controls.values())
     return replace(draft, inputs=left, controls=controls)
@@ -94,8 +96,10 @@ def torchscript_draft(request: Request, path: Path, folder: Path) -> Draft:
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     """[NAME:]DATATYPE:DIMS as FP32:3,224,224, -1 where one varies; the names are Triton's INPUT__0 … without one."""
     if not texts:
-        raise UsageError("a TorchScript file does not say what it takes: add --input FP32:3,224,224 for each input "
-                         "(DATATYPE:DIMS, without the batch dimension)")  # fmt: skip
+        raise UsageError(
+            "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for each input "
+            "(DATATYPE:DIMS, without the batch dimension)"
+        )
     return tuple(_parse_input(text, number) for number, text in enumerate(texts))
 
 
@@ -142,8 +146,9 @@ def _datatype(tensor: object) -> str:
     return names.get(name, name.upper())
 
 
-def _output(number: int, one: tuple[tuple[int, ...], str], other: tuple[tuple[int, ...], str], batching: bool
-            ) -> TensorSpec:  # fmt: skip
+def _output(
+    number: int, one: tuple[tuple[int, ...], str], other: tuple[tuple[int, ...], str], batching: bool
+) -> TensorSpec:
     shape = tuple(a if a == b else -1 for a, b in zip(one[0], other[0], strict=True))
     if batching and shape[:1] != (-1,):
         raise BuildError(f"output {number} has no batch dimension; build it with --max-batch-size 0")

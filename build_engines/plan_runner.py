@@ -15,8 +15,9 @@ import numpy as np
 from build_engines import onnx_files
 from build_engines.draft import BuildError
 from clients.base import Tensors
-from serving import fingerprint, trtexec
-from serving.trtexec import TrtexecError
+from serving.preparation import trtexec
+from serving.preparation.trtexec import TrtexecError
+from serving.repository import fingerprint
 
 SECONDS = 300.0  # of one call: loading a plan of gigabytes
 _MEDIAN = re.compile(r"GPU Compute Time:.*\bmedian = ([0-9.]+) ms")

@@ -66,25 +66,54 @@ _YOLO = {"pretrained": ("torch",), "random": ("torch",)}
 def _yolov5(size: str, layout: str) -> Recipe:
     words = ("random",) if layout else ("pretrained", "random")
     form = "anchor-free, as YOLOv8's" if layout else "classic"
-    return Recipe(f"YOLOv5{size}, 80 classes of COCO, 640×640, output {form}",
-                  "build_engines.yolov5", "yolov5", words, _YOLO)  # fmt: skip
+    return Recipe(
+        f"YOLOv5{size}, 80 classes of COCO, 640×640, output {form}", "build_engines.yolov5", "yolov5", words, _YOLO
+    )
 
 
 RECIPES: dict[str, Recipe] = {
-    "resnet": Recipe("ResNet-18 at a quarter of its width; reads handwritten digits, 64×64", "build_engines.resnet",
-                     "resnet", ("pretrained", "train"), {"train": (*_TORCH, "sklearn")}),
-    "resnet50": Recipe("ResNet-50, 1000 classes of ImageNet, 224×224", "build_engines.resnet", "resnet",
-                       ("pretrained", "random"), {"pretrained": _TORCH, "random": _TORCH}),
-    "yolov5": Recipe("YOLOv5n; finds handwritten digits on pages, 640×640", "build_engines.yolov5", "yolov5",
-                     ("pretrained", "train"), {"train": ("torch", "sklearn")}),
+    "resnet": Recipe(
+        "ResNet-18 at a quarter of its width; reads handwritten digits, 64×64",
+        "build_engines.resnet",
+        "resnet",
+        ("pretrained", "train"),
+        {"train": (*_TORCH, "sklearn")},
+    ),
+    "resnet50": Recipe(
+        "ResNet-50, 1000 classes of ImageNet, 224×224",
+        "build_engines.resnet",
+        "resnet",
+        ("pretrained", "random"),
+        {"pretrained": _TORCH, "random": _TORCH},
+    ),
+    "yolov5": Recipe(
+        "YOLOv5n; finds handwritten digits on pages, 640×640",
+        "build_engines.yolov5",
+        "yolov5",
+        ("pretrained", "train"),
+        {"train": ("torch", "sklearn")},
+    ),
     **{f"yolov5{size}{u}": _yolov5(size, u) for u in ("", "u") for size in "nsmlx"},
     "bert": Recipe("all-MiniLM-L6-v2, sentences to embeddings", "build_engines.bert", "bert", ("pretrained",)),
     "bert_base": Recipe("BERT-base, fill-mask", "build_engines.bert", "bert", ("pretrained", "random")),
-    "text_embedding": Recipe("ensemble: tokenizer, bert, pooling inside Triton; STRING to FP32 [384]",
-                             "build_engines.text_embedding", "", ("pretrained",)),
-    "inception": Recipe("ensemble: decoding, Inception v3 inside Triton; an encoded image to FP32 [1001]",
-                        "build_engines.inception", "", ("random",), {"random": ("torch",)}),
-    "digits_reader": Recipe("chain: yolov5 finds, resnet is asked about each piece that is cut out",
-                            "build_engines.digits_reader", "yolov5", ("pretrained",)),
-}  # fmt: skip
+    "text_embedding": Recipe(
+        "ensemble: tokenizer, bert, pooling inside Triton; STRING to FP32 [384]",
+        "build_engines.text_embedding",
+        "",
+        ("pretrained",),
+    ),
+    "inception": Recipe(
+        "ensemble: decoding, Inception v3 inside Triton; an encoded image to FP32 [1001]",
+        "build_engines.inception",
+        "",
+        ("random",),
+        {"random": ("torch",)},
+    ),
+    "digits_reader": Recipe(
+        "chain: yolov5 finds, resnet is asked about each piece that is cut out",
+        "build_engines.digits_reader",
+        "yolov5",
+        ("pretrained",),
+    ),
+}
 ENSEMBLES = ("text_embedding", "inception", "digits_reader")  # whose modules have build(request, force)

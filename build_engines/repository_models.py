@@ -9,9 +9,9 @@ from build_engines.draft import MODEL_FILES, BuildError
 from build_engines.running import RUNNERS, Runner
 from clients.base import Model, ModelClient
 from serving.errors import InvalidRequest
-from serving.fingerprint import this_hardware
-from serving.registry import describe_model, make_client
-from serving.repositories import CONFIG, config_file, versions
+from serving.inference.registry import describe_model, make_client
+from serving.repository.fingerprint import this_hardware
+from serving.repository.layout import CONFIG, config_file, versions
 from serving.triton.config import parse_config
 
 
@@ -40,15 +40,19 @@ class StoredModel:
         name = self.config.default_model_filename or MODEL_FILES.get(self.config.platform, "")
         path = self.version / name
         if not name or not path.is_file():
-            raise BuildError(f"{self.folder.name} ({self.config.platform or self.config.backend or 'no platform'}) has "
-                             f"no model file that can be run here in {self.version}")  # fmt: skip
+            raise BuildError(
+                f"{self.folder.name} ({self.config.platform or self.config.backend or 'no platform'}) has "
+                f"no model file that can be run here in {self.version}"
+            )
         return path
 
     def runner(self) -> Runner:
         """Runs its file in this process; BuildError for a platform that only Triton runs."""
         if self.config.platform not in RUNNERS:
-            raise BuildError(f"{self.folder.name} is of platform '{self.config.platform or self.config.backend}', "
-                             f"which this command does not run; it runs {', '.join(RUNNERS)}")  # fmt: skip
+            raise BuildError(
+                f"{self.folder.name} is of platform '{self.config.platform or self.config.backend}', "
+                f"which this command does not run; it runs {', '.join(RUNNERS)}"
+            )
         return RUNNERS[self.config.platform](self.file)
 
     def client(self) -> ModelClient | None:
@@ -69,8 +73,10 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
     folder = repository / name
     if not folder.is_dir():
         there = sorted(path.name for path in repository.iterdir() if path.is_dir()) if repository.is_dir() else []
-        raise BuildError(f"there is no model '{name}' in {repository}; there are: "
-                         f"{', '.join(n for n in there if not n.startswith('.')) or 'none'}")  # fmt: skip
+        raise BuildError(
+            f"there is no model '{name}' in {repository}; there are: "
+            f"{', '.join(n for n in there if not n.startswith('.')) or 'none'}"
+        )
     file = config_file(folder, config_name)
     try:
         config = parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")

@@ -43,21 +43,32 @@ class Plan:
 
 # ResNet-18 at a quarter of its width, 703,386 parameters: the digit may lie anywhere, so all of the image counts.
 DIGITS = Plan(
-    64, tuple("0123456789"),
+    64,
+    tuple("0123456789"),
     {"resize": "stretch", "interpolation": "bilinear", "mean": "0.5", "std": "0.25"},
     {"layer_type": "basic", "depths": (2, 2, 2, 2), "embedding_size": 16, "hidden_sizes": (16, 32, 64, 128)},
-)  # fmt: skip
+)
 # 25,557,032 parameters; the settings are those of the checkpoint microsoft/resnet-50.
 RESNET50 = Plan(
-    224, tuple(f"class_{i}" for i in range(1000)),
-    {"resize": "shortest", "crop_pct": "0.875", "interpolation": "bicubic",
-     "mean": _listed(IMAGENET_MEAN), "std": _listed(IMAGENET_STD)},
-    {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "embedding_size": 64,
-     "hidden_sizes": (256, 512, 1024, 2048)},
-)  # fmt: skip
+    224,
+    tuple(f"class_{i}" for i in range(1000)),
+    {
+        "resize": "shortest",
+        "crop_pct": "0.875",
+        "interpolation": "bicubic",
+        "mean": _listed(IMAGENET_MEAN),
+        "std": _listed(IMAGENET_STD),
+    },
+    {"layer_type": "bottleneck", "depths": (3, 4, 6, 3), "embedding_size": 64, "hidden_sizes": (256, 512, 1024, 2048)},
+)
 # What torchvision's weights for ImageNet were trained with, but for the resizing of the newer ones.
-TORCHVISION = {"resize": "shortest", "crop_pct": "0.875", "interpolation": "bilinear",
-               "mean": _listed(IMAGENET_MEAN), "std": _listed(IMAGENET_STD)}  # fmt: skip
+TORCHVISION = {
+    "resize": "shortest",
+    "crop_pct": "0.875",
+    "interpolation": "bilinear",
+    "mean": _listed(IMAGENET_MEAN),
+    "std": _listed(IMAGENET_STD),
+}
 
 
 def draft(request: Request, path: Path | None, folder: Path) -> Draft:
@@ -75,8 +86,10 @@ def draft(request: Request, path: Path | None, folder: Path) -> Draft:
 def committed(model: Path) -> Plan:
     """The trained network of this checkout."""
     if not TRAINED.is_file() or digest(TRAINED) != TRAINED_SHA256:
-        raise BuildError(f"{TRAINED} is not the network that was trained: get it back (git checkout {TRAINED.name}), "
-                         "or train it again with --weights train")  # fmt: skip
+        raise BuildError(
+            f"{TRAINED} is not the network that was trained: get it back (git checkout {TRAINED.name}), "
+            "or train it again with --weights train"
+        )
     shutil.copyfile(TRAINED, model)
     return DIGITS
 
@@ -121,13 +134,17 @@ def plan_of(checkpoint: Path) -> Plan:
     labels = tuple(names[index] for index in sorted(names))
     size = given.get("size", 224)
     side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height", 224)
-    return Plan(side, () if "LABEL_0" in labels else labels, {
-        "resize": "shortest",
-        "crop_pct": str(given.get("crop_pct") or 0.875),
-        "interpolation": RESAMPLE[given.get("resample", 3)],
-        "mean": _listed(given.get("image_mean", IMAGENET_MEAN)),
-        "std": _listed(given.get("image_std", IMAGENET_STD)),
-    })  # fmt: skip
+    return Plan(
+        side,
+        () if "LABEL_0" in labels else labels,
+        {
+            "resize": "shortest",
+            "crop_pct": str(given.get("crop_pct") or 0.875),
+            "interpolation": RESAMPLE[given.get("resample", 3)],
+            "mean": _listed(given.get("image_mean", IMAGENET_MEAN)),
+            "std": _listed(given.get("image_std", IMAGENET_STD)),
+        },
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -140,6 +157,6 @@ def finish(request: Request, folder: Path, plan: Plan) -> Draft:
 
     labels = write_labels(folder / DEFAULT_LABELS, plan.labels, request.labels)
     shutil.copyfile(EXAMPLE, folder / "example.png")
-    return describe(request, folder, Draft(
-        "resnet", (), (), MAX_BATCH_SIZE, plan.settings, labels=DEFAULT_LABELS if labels else "",
-    ))  # fmt: skip
+    return describe(
+        request, folder, Draft("resnet", (), (), MAX_BATCH_SIZE, plan.settings, labels=DEFAULT_LABELS if labels else "")
+    )

@@ -12,7 +12,7 @@ import onnxruntime
 from build_engines.draft import ONNX, PLAN, TORCHSCRIPT, BuildError
 from build_engines.plan_runner import run_plan
 from clients.base import Model, Tensors, TensorSpec
-from serving.machine import cpu_quota
+from serving.host.machine import cpu_quota
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]

@@ -21,19 +21,31 @@ HELD_OUT_PAGES_SEED = 100
 DIGITS = [str(digit) for digit in range(10)]
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
-    "The quick brown fox jumps over the lazy dog.", "A man is eating food.",
+    "The quick brown fox jumps over the lazy dog.",
+    "A man is eating food.",
     "Someone in a gorilla costume is playing the drums.",
-    "The recipe needs two cups of flour, an egg and a pinch of salt.", "He drove to the stadium in the rain.",
-    "Stock markets fell on Monday after the central bank's report.", "What time does the last train leave?",
-    "The committee will meet again in March to vote on the proposal.", "I would not recommend this hotel to anyone.",
-    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen.", "Great service and lovely food!",
-    "The server answered the request in four milliseconds.", "Paris is the capital of France.",
-    "She has played the violin since she was six years old.", "My order never arrived and nobody answers the phone.",
-    "The bridge was closed for repairs all summer.", "Two dogs run across a field of snow.", "Turn left at the church.",
-    "The patient complained of a sore throat and a mild fever.", "This film is a waste of two hours.",
-    "Whales are mammals that live in the sea.", "Please send the signed contract by Friday.",
-    "The old library smells of dust and leather.", "Solar panels cover most of the roof.",
-)  # fmt: skip
+    "The recipe needs two cups of flour, an egg and a pinch of salt.",
+    "He drove to the stadium in the rain.",
+    "Stock markets fell on Monday after the central bank's report.",
+    "What time does the last train leave?",
+    "The committee will meet again in March to vote on the proposal.",
+    "I would not recommend this hotel to anyone.",
+    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen.",
+    "Great service and lovely food!",
+    "The server answered the request in four milliseconds.",
+    "Paris is the capital of France.",
+    "She has played the violin since she was six years old.",
+    "My order never arrived and nobody answers the phone.",
+    "The bridge was closed for repairs all summer.",
+    "Two dogs run across a field of snow.",
+    "Turn left at the church.",
+    "The patient complained of a sore throat and a mild fever.",
+    "This film is a waste of two hours.",
+    "Whales are mammals that live in the sea.",
+    "Please send the signed contract by Friday.",
+    "The old library smells of dust and leather.",
+    "Solar panels cover most of the roof.",
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +114,9 @@ def _generators() -> _Generators:
             f"the bundled pictures are made with the package '{err.name}', which is not installed: install it (make "
             "dev), or name a folder of your own images with --calibration or --samples"
         ) from err
-    return _Generators(digit_images.training, digit_images.held_out, digit_pages.training_pages,
-                       held_out_pages.held_out_pages)  # fmt: skip
+    return _Generators(
+        digit_images.training, digit_images.held_out, digit_pages.training_pages, held_out_pages.held_out_pages
+    )
 
 
 def _own(family: str, source: Path) -> Iterator[Any]:

@@ -22,9 +22,9 @@ from build_engines.downloads import cache_folder, digest
 from build_engines.draft import ONNX, BuildError, Draft, Engine, UsageError
 from build_engines.recipes import Request
 from clients.base import Tensors
-from serving import trtexec
-from serving.fingerprint import Build, Fingerprint, Hardware, Profile, this_hardware
-from serving.trtexec import CALIBRATION, Trtexec, TrtexecError
+from serving.preparation import trtexec
+from serving.preparation.trtexec import CALIBRATION, Trtexec, TrtexecError
+from serving.repository.fingerprint import Build, Fingerprint, Hardware, Profile, this_hardware
 
 PLATFORM, PLAN = "tensorrt_plan", "model.plan"
 INT64_SINCE = 10  # TensorRT's major version; older ones make INT32 of it, which the clients do not send
@@ -71,8 +71,10 @@ def _hardware(program: Trtexec) -> Hardware:
     """This machine's, with the version of the TensorRT that builds."""
     found = this_hardware()
     if found is None:
-        raise BuildError(f"there is no GPU that nvidia-smi knows of, and a plan is built on the kind of GPU that "
-                         f"serves it; {trtexec.WHERE_TO_GET_IT}")  # fmt: skip
+        raise BuildError(
+            f"there is no GPU that nvidia-smi knows of, and a plan is built on the kind of GPU that "
+            f"serves it; {trtexec.WHERE_TO_GET_IT}"
+        )
     return Hardware(found.gpu, found.compute_capability, program.version, found.cuda, found.driver)
 
 
@@ -130,8 +132,11 @@ class _Batches(CalibrationDataReader):  # type: ignore[misc]
 def activation_ranges(onnx: Path, batches: Iterable[Tensors]) -> dict[str, float]:
     """The largest absolute value of each tensor of the graph, by its name."""
     with tempfile.TemporaryDirectory() as scratch:
-        calibrator = create_calibrator(str(onnx), augmented_model_path=str(Path(scratch) / "augmented.onnx"),
-                                       calibrate_method=CalibrationMethod.MinMax)  # fmt: skip
+        calibrator = create_calibrator(
+            str(onnx),
+            augmented_model_path=str(Path(scratch) / "augmented.onnx"),
+            calibrate_method=CalibrationMethod.MinMax,
+        )
         calibrator.collect_data(_Batches(batches))
         found = calibrator.compute_data()
     bounds = {name: found[name].range_value for name in found}

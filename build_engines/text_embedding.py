@@ -40,14 +40,21 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     """The ensemble's folder, and whether anything had to be made; BuildError."""
     name = request.name or request.model
     usual = request.weights in ("", "pretrained") and request.precision == "fp32"
-    encoder = replace(request, model=ENCODER, name=ENCODER if usual else f"{name}_{ENCODER}", task="embedding",
-                      max_batch_size=-1, settings={})  # fmt: skip
+    encoder = replace(
+        request,
+        model=ENCODER,
+        name=ENCODER if usual else f"{name}_{ENCODER}",
+        task="embedding",
+        max_batch_size=-1,
+        settings={},
+    )
     folder, made = building.build(encoder, force)
     config, batch = read_config(folder), MAX_BATCH_SIZE if request.max_batch_size < 1 else request.max_batch_size
     settings = chosen(request, **(DEFAULTS | _known(parameters_of(config))))
     if config.max_batch_size and config.max_batch_size < batch:
-        raise BuildError(f"'{folder.name}' takes {config.max_batch_size} texts at most: --max-batch-size "
-                         f"{config.max_batch_size}")  # fmt: skip
+        raise BuildError(
+            f"'{folder.name}' takes {config.max_batch_size} texts at most: --max-batch-size {config.max_batch_size}"
+        )
     for made_too in (
         _write_tokenizer(request.repository / f"{name}_tokenizer", folder, config, batch, settings),
         _write_pooling(request.repository / f"{name}_pooling", config, batch, settings),
@@ -70,11 +77,14 @@ def _write_tokenizer(folder: Path, encoder: Path, config: Any, batch: int, setti
         "pad_to_multiple_of": settings["pad_to_multiple_of"],
     }
     outputs = specs(config.input)
-    return write_model(folder, {
-        "config.pbtxt": python_step((TensorSpec(TEXT, "BYTES", (1,)),), outputs, batch, parameters),
-        "1/model.py": STEPS / "tokenize_text.py",
-        "tokenizer/tokenizer.json": json.dumps(json.loads(tokenizer.tokenizer.to_str()), ensure_ascii=False),
-    })  # fmt: skip
+    return write_model(
+        folder,
+        {
+            "config.pbtxt": python_step((TensorSpec(TEXT, "BYTES", (1,)),), outputs, batch, parameters),
+            "1/model.py": STEPS / "tokenize_text.py",
+            "tokenizer/tokenizer.json": json.dumps(json.loads(tokenizer.tokenizer.to_str()), ensure_ascii=False),
+        },
+    )
 
 
 def _write_pooling(folder: Path, config: Any, batch: int, settings: Mapping[str, str]) -> bool:
@@ -83,9 +93,10 @@ def _write_pooling(folder: Path, config: Any, batch: int, settings: Mapping[str,
     parameters = {"pooling": settings["pooling"], "normalize": settings["normalize"].lower()}
     inputs = (replace(hidden, name=HIDDEN), mask)
     outputs = (TensorSpec("finaloutput", "FP32", hidden.shape[-1:]),)
-    return write_model(folder, {
-        "config.pbtxt": python_step(inputs, outputs, batch, parameters), "1/model.py": STEPS / "pool_tokens.py",
-    })  # fmt: skip
+    return write_model(
+        folder,
+        {"config.pbtxt": python_step(inputs, outputs, batch, parameters), "1/model.py": STEPS / "pool_tokens.py"},
+    )
 
 
 def _write_ensemble(folder: Path, encoder: Path, config: Any, batch: int) -> bool:
@@ -98,8 +109,11 @@ def _write_ensemble(folder: Path, encoder: Path, config: Any, batch: int) -> boo
     ]
     inputs = (TensorSpec(TEXT, "BYTES", (1,)),)
     outputs = (TensorSpec("finaloutput", "FP32", hidden.shape[-1:]),)
-    return write_model(folder, {
-        "config.pbtxt": ensemble(inputs, outputs, batch, steps, {}),
-        "client.py": STEPS / "embedding_client.py",
-        **copied(encoder, "example.*"),
-    })  # fmt: skip
+    return write_model(
+        folder,
+        {
+            "config.pbtxt": ensemble(inputs, outputs, batch, steps, {}),
+            "client.py": STEPS / "embedding_client.py",
+            **copied(encoder, "example.*"),
+        },
+    )

@@ -34,19 +34,22 @@ def check(stored: StoredModel) -> None:
     """BuildError, with what to do, for a model whose serving cannot be tuned here."""
     name, config = stored.folder.name, stored.config
     if config.platform != ONNX:
-        raise BuildError(f"{name} is of platform '{config.platform or config.backend}', and tune knows ONNX on a CPU: "
-                         "a TensorRT plan's batches are chosen by `build --preferred-batch-sizes`")  # fmt: skip
+        raise BuildError(
+            f"{name} is of platform '{config.platform or config.backend}', and tune knows ONNX on a CPU: "
+            "a TensorRT plan's batches are chosen by `build --preferred-batch-sizes`"
+        )
     if any(group.kind == group.KIND_GPU for group in config.instance_group):
         raise BuildError(f"{name} is configured for a GPU here, and tune knows processors: run it where there is none")
     if not config.max_batch_size or config.HasField("sequence_batching"):
         why = "serves sequences" if config.max_batch_size else "has max_batch_size 0"
-        raise BuildError(f"{name} {why}, so requests cannot share a run: choose its instances by hand "
-                         "(instance_group.count, parameters intra_op_thread_count)")  # fmt: skip
+        raise BuildError(
+            f"{name} {why}, so requests cannot share a run: choose its instances by hand "
+            "(instance_group.count, parameters intra_op_thread_count)"
+        )
     _ = stored.file  # BuildError without weights
 
 
-def measure(stored: StoredModel, candidates: Sequence[Candidate], callers: tuple[int, int]
-            ) -> dict[Candidate, Figures]:  # fmt: skip
+def measure(stored: StoredModel, candidates: Sequence[Candidate], callers: tuple[int, int]) -> dict[Candidate, Figures]:
     """What each candidate does for the fewer and the more callers."""
     feed = example_feed(stored.model, 1, LENGTH)
     found: dict[Candidate, list[Figures]] = {candidate: [] for candidate in candidates}
@@ -58,8 +61,9 @@ def measure(stored: StoredModel, candidates: Sequence[Candidate], callers: tuple
     return {candidate: Figures.best(figures) for candidate, figures in found.items()}
 
 
-def _measured(triton: Triton, stored: StoredModel, candidate: Candidate, feed: Tensors, callers: tuple[int, int]
-              ) -> Figures:  # fmt: skip
+def _measured(
+    triton: Triton, stored: StoredModel, candidate: Candidate, feed: Tensors, callers: tuple[int, int]
+) -> Figures:
     name, config = stored.folder.name, candidate.applied(stored.config)
     try:
         triton.client.load_model(name, config=json.dumps(json_format.MessageToDict(config)))

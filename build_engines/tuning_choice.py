@@ -69,8 +69,12 @@ class Figures:
     @staticmethod
     def best(figures: "list[Figures]") -> "Figures":
         """Of the same candidate: the better of each."""
-        return Figures(min(f.latency for f in figures), max(f.throughput for f in figures),
-                       min(f.p99 for f in figures), max(f.memory for f in figures))  # fmt: skip
+        return Figures(
+            min(f.latency for f in figures),
+            max(f.throughput for f in figures),
+            min(f.p99 for f in figures),
+            max(f.memory for f in figures),
+        )
 
 
 def candidates(processors: int) -> list[Candidate]:
@@ -96,8 +100,10 @@ def table(found: Mapping[Candidate, Figures], limit: Figures, callers: tuple[int
     few, many = (f"{count} caller{'s' * (count > 1)}" for count in callers)
     yield f"{'':<41} {few + ', p50':>19} {many + ', per second':>23} {'p99':>8} {'memory':>9}"
     for candidate, f in found.items():
-        yield (f"{candidate!s:<41} {f.latency:>9.2f} ms ({f.latency / limit.latency:.2f}) {f.throughput:>16.1f} "
-               f"({f.throughput / limit.throughput:.2f}) {f.p99:>5.0f} ms {f.memory:>6.0f} MB")  # fmt: skip
+        yield (
+            f"{candidate!s:<41} {f.latency:>9.2f} ms ({f.latency / limit.latency:.2f}) {f.throughput:>16.1f} "
+            f"({f.throughput / limit.throughput:.2f}) {f.p99:>5.0f} ms {f.memory:>6.0f} MB"
+        )
     best = "ONNX Runtime in process, at its best"
     yield f"{best:<41} {limit.latency:>9.2f} ms (1.00) {limit.throughput:>16.1f} (1.00)"
 

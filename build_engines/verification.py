@@ -52,8 +52,14 @@ class Score:
         return f"{self.name} {self.value:.4f}{limit}{f', {self.note}' if self.note else ''}"
 
 
-def compare(model: Model, client: ModelClient | None, engine: Runner, reference: Runner, count: int = 0,
-            source: Path | None = None) -> list[Score]:  # fmt: skip
+def compare(
+    model: Model,
+    client: ModelClient | None,
+    engine: Runner,
+    reference: Runner,
+    count: int = 0,
+    source: Path | None = None,
+) -> list[Score]:
     """The scores of `engine` on at most `count` instances (0: as many as are usual), of `source` where it is given."""
     if client is None:
         return _tensors(model, engine, reference)
@@ -93,10 +99,14 @@ def _reference(stored: StoredModel) -> Path:
         if source and path.is_file() and digest(path) == source:
             return path
     if not source:
-        raise BuildError(f"{stored.folder} was not built here (it has no build.json), so its fp32 model is not known; "
-                         "name it with --reference ONNX, or build it")  # fmt: skip
-    raise BuildError(f"the fp32 model that {stored.folder.name} was made from is not in {kept.parent}: build it again "
-                     "with --force, or name it with --reference ONNX")  # fmt: skip
+        raise BuildError(
+            f"{stored.folder} was not built here (it has no build.json), so its fp32 model is not known; "
+            "name it with --reference ONNX, or build it"
+        )
+    raise BuildError(
+        f"the fp32 model that {stored.folder.name} was made from is not in {kept.parent}: build it again "
+        "with --force, or name it with --reference ONNX"
+    )
 
 
 COUNTS = {"resnet": 359, "yolov5": 100}
@@ -138,14 +148,18 @@ def _detections(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[A
     if all(sample.truth is not None for sample in found):
         truths = [sample.truth for sample in found]
         (m50, m5095), (r50, r5095) = mean_average_precision(mine, truths), mean_average_precision(other, truths)
-        return [Score("mAP50", m50, r50 - MAP50_LOSS, f"fp32 {r50:.4f}, {pages}"),
-                Score("mAP50-95", m5095, None, f"fp32 {r5095:.4f}")]  # fmt: skip
+        return [
+            Score("mAP50", m50, r50 - MAP50_LOSS, f"fp32 {r50:.4f}, {pages}"),
+            Score("mAP50-95", m5095, None, f"fp32 {r5095:.4f}"),
+        ]
     certain = [boxes_of([d for d in p["detections"] if d["score"] > 0.25]) for p in theirs]
     if not any(len(truth.classes) for truth in certain):
         raise BuildError("fp32 finds nothing on the samples; name images with objects: --samples FOLDER")
     m50, m5095 = mean_average_precision(mine, certain)
-    return [Score("mAP50 with fp32 as the truth", m50, MAP50_AGREEMENT, pages),
-            Score("mAP50-95 with fp32 as the truth", m5095)]  # fmt: skip
+    return [
+        Score("mAP50 with fp32 as the truth", m50, MAP50_AGREEMENT, pages),
+        Score("mAP50-95 with fp32 as the truth", m5095),
+    ]
 
 
 def _embeddings(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
@@ -166,11 +180,21 @@ def _tensors(model: Model, engine: Runner, reference: Runner) -> list[Score]:
     """On random tensors, for a model without a client."""
     feed: Tensors = example_feed(model, batch=min(4, model.max_batch_size) or 1)
     ours, theirs = engine(feed), reference(feed)
-    return [Score(f"cosine of '{name}'", cosine(np.atleast_2d(ours[name]), np.atleast_2d(theirs[name])),
-                  TENSOR_COSINE, "random input") for name in theirs]  # fmt: skip
+    return [
+        Score(
+            f"cosine of '{name}'",
+            cosine(np.atleast_2d(ours[name]), np.atleast_2d(theirs[name])),
+            TENSOR_COSINE,
+            "random input",
+        )
+        for name in theirs
+    ]
 
 
 _MEASURES: dict[str, Callable[[Sequence[Sample], Sequence[Any], Sequence[Any]], list[Score]]] = {
-    "resnet": _classes, "text-classification": _classes, "yolov5": _detections, "embedding": _embeddings,
+    "resnet": _classes,
+    "text-classification": _classes,
+    "yolov5": _detections,
+    "embedding": _embeddings,
     "fill-mask": _fills,
-}  # fmt: skip
+}

@@ -10,8 +10,17 @@ from build_engines.draft import BuildError, UsageError
 from build_engines.recipes import Request
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = ["config.json", "*.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-             "vocab.txt", "preprocessor_config.json", "1_Pooling/config.json", "modules.json"]  # fmt: skip
+HUB_FILES = [
+    "config.json",
+    "*.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "preprocessor_config.json",
+    "1_Pooling/config.json",
+    "modules.json",
+]
 
 
 def find(request: Request) -> Path | None:
@@ -48,8 +57,10 @@ def kind(path: Path) -> str:
             return "tensors"
     if path.suffix in (".pth", ".pt"):
         return "tensors"
-    raise BuildError(f"{path} is none of: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
-                     "as save_pretrained writes it")  # fmt: skip
+    raise BuildError(
+        f"{path} is none of: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
+        "as save_pretrained writes it"
+    )
 
 
 def identity(path: Path | None) -> str:

@@ -42,8 +42,10 @@ def committed(request: Request, model: Path) -> tuple[str, ...]:
     if request.size not in (0, 640) or request.max_batch_size == 0 or request.boxes >= 0:
         raise UsageError("--size, --boxes and --max-batch-size 0 need the network: build with --weights train")
     if not TRAINED.is_file() or digest(TRAINED) != TRAINED_SHA256:
-        raise BuildError(f"{TRAINED} is not the network that was trained: get it back (git checkout {TRAINED.name}), "
-                         "or train it again with --weights train")  # fmt: skip
+        raise BuildError(
+            f"{TRAINED} is not the network that was trained: get it back (git checkout {TRAINED.name}), "
+            "or train it again with --weights train"
+        )
     shutil.copyfile(TRAINED, model)
     return DIGITS
 

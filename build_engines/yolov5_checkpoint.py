@@ -20,11 +20,25 @@ from build_engines.yolov5_network import STRIDES, YoloV5, YoloV5u
 Arrays = dict[str, NDArray[Any]]
 SIZE_OF_WIDTH = {16: "n", 32: "s", 48: "m", 64: "l", 80: "x"}  # channels of the first layer
 LAYERS = {
-    0: "backbone.to8.0", 1: "backbone.to8.1", 2: "backbone.to8.2", 3: "backbone.to8.3", 4: "backbone.to8.4",
-    5: "backbone.to16.0", 6: "backbone.to16.1", 7: "backbone.to32.0", 8: "backbone.to32.1", 9: "backbone.to32.2",
-    10: "neck.narrow5", 13: "neck.down4", 14: "neck.narrow4", 17: "neck.down3", 18: "neck.step3", 20: "neck.up4",
-    21: "neck.step4", 23: "neck.up5",
-}  # fmt: skip
+    0: "backbone.to8.0",
+    1: "backbone.to8.1",
+    2: "backbone.to8.2",
+    3: "backbone.to8.3",
+    4: "backbone.to8.4",
+    5: "backbone.to16.0",
+    6: "backbone.to16.1",
+    7: "backbone.to32.0",
+    8: "backbone.to32.1",
+    9: "backbone.to32.2",
+    10: "neck.narrow5",
+    13: "neck.down4",
+    14: "neck.narrow4",
+    17: "neck.down3",
+    18: "neck.step3",
+    20: "neck.up4",
+    21: "neck.step4",
+    23: "neck.up5",
+}
 POOLING, HEAD = 9, 24
 _BLOCK = {"cv1": "through", "cv2": "past", "cv3": "join"}  # of a C3
 _POOL = {"cv1": "narrow", "cv2": "join"}  # of the SPPF

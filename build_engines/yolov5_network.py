@@ -93,9 +93,12 @@ class Backbone(nn.Module):
         super().__init__()
         stem, p2, p3, p4, p5 = widths
         self.to8 = nn.Sequential(
-            Conv(3, stem, 6, 2, 2), Conv(stem, p2, 3, 2), C3(p2, p2, depths[0]),
-            Conv(p2, p3, 3, 2), C3(p3, p3, depths[1]),
-        )  # fmt: skip
+            Conv(3, stem, 6, 2, 2),
+            Conv(stem, p2, 3, 2),
+            C3(p2, p2, depths[0]),
+            Conv(p2, p3, 3, 2),
+            C3(p3, p3, depths[1]),
+        )
         self.to16 = nn.Sequential(Conv(p3, p4, 3, 2), C3(p4, p4, depths[2]))
         self.to32 = nn.Sequential(Conv(p4, p5, 3, 2), C3(p5, p5, depths[3]), SPPF(p5))
 

@@ -150,8 +150,14 @@ _PARSERS = {
     tuple: _parse_tuple,
     Names: _parse_names,
 }
-_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string",
-               tuple: "a list of numbers", Names: "a list of strings"}  # fmt: skip
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list of numbers",
+    Names: "a list of strings",
+}
 
 
 class ModelClient(ABC):

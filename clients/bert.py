@@ -118,10 +118,7 @@ class Client(ModelClient):
     example = b"Paris is the [MASK] of France."
     settings = (
         Parameter(
-            "task",
-            "embedding",
-            "what the model's output is",
-            choices=("embedding", "fill-mask", "text-classification"),
+            "task", "embedding", "what the model's output is", choices=("embedding", "fill-mask", "text-classification")
         ),
         Parameter("tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"),
         Parameter("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
@@ -276,9 +273,5 @@ def _best(scores: Array, count: int) -> list[tuple[int, float]]:
     return [(int(index), float(scores[index])) for index in order]
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "softmax": softmax,
-    "sigmoid": sigmoid,
-    "none": np.asarray,
-}
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": np.asarray}
 _TASKS = {"embedding": Client.embed, "fill-mask": Client.fill, "text-classification": Client.classify}

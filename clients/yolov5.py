@@ -114,11 +114,7 @@ class Client(ModelClient):
         return self.height if self.height > 0 else height, self.width if self.width > 0 else width
 
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Image.Image],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
     ) -> list[Any]:
         """The output, [n,rows,5+C] or [n,4+C,rows] -> per image its detections, highest score first.
 

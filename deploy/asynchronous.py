@@ -21,8 +21,12 @@ def invoke(context: Context, request: Request, folder: str, seconds: float) -> R
     key = f"{prefix.rstrip('/')}/{uuid.uuid4()}".lstrip("/")
     upload = {"Bucket": bucket, "Key": key, "Body": request.body, "ContentType": request.content_type}
     context.calls.call("s3", "PutObject", upload)
-    parameters = {"EndpointName": context.name, "InputLocation": f"s3://{bucket}/{key}",
-                  "ContentType": request.content_type, **request.fields}  # fmt: skip
+    parameters = {
+        "EndpointName": context.name,
+        "InputLocation": f"s3://{bucket}/{key}",
+        "ContentType": request.content_type,
+        **request.fields,
+    }
     reply = context.calls.call(RUNTIME, "InvokeEndpointAsync", parameters, ASSUMED)
     context.say(f"the result will be {reply['OutputLocation']}")
     return _result(context, reply, seconds)

@@ -19,9 +19,17 @@ from deploy.errors import DeployError, UsageError, explain
 from deploy.stack import ACCOUNT, ASSUMED_DIGEST, PROJECT, check_name
 
 COMMANDS: dict[str, ModuleType] = {
-    "push": push, "create": create, "update": update, "autoscale": scaling, "invoke": invoke, "transform": transform,
-    "status": status, "logs": logs, "delete": delete, "costs": costs,
-}  # fmt: skip
+    "push": push,
+    "create": create,
+    "update": update,
+    "autoscale": scaling,
+    "invoke": invoke,
+    "transform": transform,
+    "status": status,
+    "logs": logs,
+    "delete": delete,
+    "costs": costs,
+}
 SIMULATED_REGION = "us-east-1"  # where nothing names one and AWS is not called
 INTERRUPTED = 130  # the exit code after Ctrl-C
 

@@ -79,8 +79,12 @@ def _check_modes(options: argparse.Namespace) -> None:
         raise UsageError("--multi-model and --async exclude each other: InvokeEndpointAsync has no TargetModel")
     if options.serverless is None:
         return
-    for name, value in {"multi-model": options.multi_model, "async": options.output, "subnet": options.subnet,
-                        "network-isolation": options.network_isolation}.items():  # fmt: skip
+    for name, value in {
+        "multi-model": options.multi_model,
+        "async": options.output,
+        "subnet": options.subnet,
+        "network-isolation": options.network_isolation,
+    }.items():
         if value:
             raise UsageError(f"--serverless and --{name} exclude each other: SageMaker's serverless has it not")
 

@@ -8,7 +8,7 @@ from deploy.calls import READ_TIMEOUT
 from deploy.errors import DeployError, container_error, one_line
 from deploy.request import Request
 
-# InvokeEndpoint's fields as SageMaker hands them to the container (serving/invocation.py reads them).
+# InvokeEndpoint's fields as SageMaker hands them to the container (serving/bodies/invocation.py reads them).
 HEADERS = {
     "Accept": "Accept",
     "CustomAttributes": "X-Amzn-SageMaker-Custom-Attributes",

@@ -7,8 +7,16 @@ from botocore import exceptions as aws
 
 POLICY = "the policy that this program needs is docs/deploy-policy.json"
 LOGIN = "run 'aws configure' or 'aws sso login', or name a profile with --profile or AWS_PROFILE"
-ABSENT_CODES = {"NoSuchEntity", "NoSuchKey", "404", "ObjectNotFoundException", "RepositoryNotFoundException",
-                "ResourceNotFoundException", "ResourceNotFound", "ImageNotFoundException"}  # fmt: skip
+ABSENT_CODES = {
+    "NoSuchEntity",
+    "NoSuchKey",
+    "404",
+    "ObjectNotFoundException",
+    "RepositoryNotFoundException",
+    "ResourceNotFoundException",
+    "ResourceNotFound",
+    "ImageNotFoundException",
+}
 ADVICE = {
     "403": POLICY,
     "AccessDenied": POLICY,

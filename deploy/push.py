@@ -47,11 +47,7 @@ def ensure_repository(context: Context, name: str) -> Reply:
         there: Reply = found["repositories"][0]
         return there
     context.say(f"creating ECR repository {name}")
-    parameters = {
-        "repositoryName": name,
-        "imageScanningConfiguration": {"scanOnPush": True},
-        "tags": tags(name)[:1],
-    }
+    parameters = {"repositoryName": name, "imageScanningConfiguration": {"scanOnPush": True}, "tags": tags(name)[:1]}
     assumed = {"repository": {"repositoryUri": assumed_repository(context).replace(PROJECT, name)}}
     made: Reply = context.calls.call("ecr", "CreateRepository", parameters, assumed)["repository"]
     return made
@@ -73,5 +69,7 @@ def _warn_of_oci(context: Context, repository: str, tag: str) -> None:
     assumed = {"imageDetails": [{"imageManifestMediaType": ""}]}
     found = context.calls.find("ecr", "DescribeImages", query, assumed)
     if found and "oci" in found["imageDetails"][0].get("imageManifestMediaType", ""):
-        context.say("warning: the image has an OCI manifest, which SageMaker refuses; build it with "
-                    "'docker build --provenance=false --output type=docker', or push it with podman")  # fmt: skip
+        context.say(
+            "warning: the image has an OCI manifest, which SageMaker refuses; build it with "
+            "'docker build --provenance=false --output type=docker', or push it with podman"
+        )

@@ -8,9 +8,17 @@ from typing import Any
 
 from deploy.errors import UsageError
 
-TYPES = {".json": "application/json", ".jsonl": "application/jsonlines", ".ndjson": "application/jsonlines",
-         ".txt": "text/plain", ".npy": "application/x-npy", ".jpg": "image/jpeg", ".jpeg": "image/jpeg",
-         ".png": "image/png", ".webp": "image/webp"}  # fmt: skip
+TYPES = {
+    ".json": "application/json",
+    ".jsonl": "application/jsonlines",
+    ".ndjson": "application/jsonlines",
+    ".txt": "text/plain",
+    ".npy": "application/x-npy",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+}
 ANY_TYPE = "application/octet-stream"
 PICTURES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
 MAX_ATTRIBUTES = 1024  # characters of CustomAttributes, SageMaker's limit

@@ -75,8 +75,10 @@ def _refuse_scaled(options: argparse.Namespace, context: Context, variant: Reply
     """AWS lets nobody change the instance type of what is scaled."""
     if options.instance_type in (None, variant.get("InstanceType")) or not scaling.targets(context, []):
         return
-    raise DeployError("the endpoint is scaled, and AWS lets its instance type change only without that: "
-                      "run 'autoscale --remove', 'update', 'autoscale'")  # fmt: skip
+    raise DeployError(
+        "the endpoint is scaled, and AWS lets its instance type change only without that: "
+        "run 'autoscale --remove', 'update', 'autoscale'"
+    )
 
 
 def _wanted(options: argparse.Namespace, context: Context, old: Reply) -> tuple[Reply, Reply]:

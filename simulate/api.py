@@ -16,8 +16,8 @@ import urllib3
 from flask import Flask, Response, jsonify, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from serving.invocation import ATTRIBUTES
-from serving.sessions import CLOSED_SESSION_ID, SESSION_ID
+from serving.bodies.invocation import ATTRIBUTES
+from serving.inference.sessions import CLOSED_SESSION_ID, SESSION_ID
 from simulate import eventstream, service_model
 from simulate.asynchronous import Queue
 from simulate.calls import Call, Exchange
@@ -84,10 +84,13 @@ class Api:
             raise NoSuchEndpoint(f"Could not find endpoint {name!r}")
         now = datetime.now(UTC).timestamp()
         document = {
-            "EndpointName": name, "EndpointArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:endpoint/{name.lower()}",
-            "EndpointConfigName": name, "EndpointStatus": self._endpoint.status, "CreationTime": now,
+            "EndpointName": name,
+            "EndpointArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:endpoint/{name.lower()}",
+            "EndpointConfigName": name,
+            "EndpointStatus": self._endpoint.status,
+            "CreationTime": now,
             "LastModifiedTime": now,
-        }  # fmt: skip
+        }
         return jsonify(document | ({"FailureReason": self._endpoint.failure} if self._endpoint.failure else {}))
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:

@@ -11,16 +11,24 @@ import time
 from pathlib import Path
 from typing import IO
 
-from serving.ports import PortPicker
+from serving.supervisor.ports import PortPicker
 from simulate.inplace import output_of
 from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, host_variables
 
 START_SECONDS = 60.0
 # Fewer rights than the platform's containers have: what works here works there.
 RIGHTS = (
-    "--read-only", "--tmpfs", "/tmp:rw,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-    "--pids-limit", "4096", "--no-healthcheck",
-)  # fmt: skip
+    "--read-only",
+    "--tmpfs",
+    "/tmp:rw,mode=1777",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+    "--pids-limit",
+    "4096",
+    "--no-healthcheck",
+)
 
 
 class Image:
@@ -45,8 +53,11 @@ class Image:
         """`port` is published, unless the container has no network."""
         network = ["--network", "none"] if self.isolated else ["-p", f"127.0.0.1:{port}:{PORT}"]
         memory = ["--memory", str(self.memory), "--memory-swap", str(self.memory), "--shm-size", str(self.memory // 2)]
-        volumes = [("-v", f"{path.absolute()}:{place}:ro") for path, place in
-                   [(launch.model, MODEL), (launch.models, MODELS)] if path]  # fmt: skip
+        volumes = [
+            ("-v", f"{path.absolute()}:{place}:ro")
+            for path, place in [(launch.model, MODEL), (launch.models, MODELS)]
+            if path
+        ]
         variables = [("-e", f"{k}={v}") for k, v in (host_variables(PORT) | dict(launch.environment)).items()]
         options = [word for pair in [*volumes, *variables] for word in pair]
         head = [self.engine, "run", "--rm", "--name", launch.name, *RIGHTS]
@@ -72,9 +83,14 @@ class Running:
         self.port = PORT if image.isolated else self._picker.pick(1)[0]
         self.models = MODELS
         self._process = subprocess.Popen(
-            image.command(launch, self.port), env=engine_environment(), cwd=launch.folder, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            image.command(launch, self.port),
+            env=engine_environment(),
+            cwd=launch.folder,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.output: IO[bytes] = output_of(self._process)
         self.pid = self._first_process()
         self.network = self.pid if image.isolated else 0

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from serving.memory import tree
-from serving.ports import PortPicker
+from serving.multimodel.memory import tree
+from serving.supervisor.ports import PortPicker
 from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, host_variables
 
 SCRIPT = Path(__file__).with_name("namespaces.sh")
@@ -144,9 +144,14 @@ def base_environment(folder: Path) -> dict[str, str]:
 
 def run(command: list[str], environment: Mapping[str, str], folder: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        command, env=environment, cwd=folder, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def output_of(process: "subprocess.Popen[bytes]") -> IO[bytes]:

@@ -78,9 +78,16 @@ class Client:
         left = max(0.001, deadline - time.monotonic())
         timeout = urllib3.Timeout(connect=self._connect, read=left)
         return self._pool.urlopen(
-            method, path, body=body, headers=headers, timeout=timeout, retries=False, redirect=False,
-            preload_content=False, decode_content=False,
-        )  # fmt: skip
+            method,
+            path,
+            body=body,
+            headers=headers,
+            timeout=timeout,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
 
     def close(self) -> None:
         self._pool.close()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import urllib3
 
-from serving.invocation import TARGET_MODEL
+from serving.bodies.invocation import TARGET_MODEL
 from simulate.archives import BadArchive, find, size_of, unpack
 from simulate.chaos import Chaos
 from simulate.container import Container
@@ -219,9 +219,14 @@ class Models:
         shutil.rmtree(self._folder / model.name, ignore_errors=True)
 
     def _ask(
-        self, method: str, path: str, rule: str, deadline: float, body: bytes | None = None,
+        self,
+        method: str,
+        path: str,
+        rule: str,
+        deadline: float,
+        body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> tuple[int, bytes]:  # fmt: skip
+    ) -> tuple[int, bytes]:
         try:
             reply = self._container.client.send(method, path, body, headers or {}, deadline)
             return reply.status, reply.read()

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.machine import memory_limit
+from serving.host.machine import memory_limit
 from simulate.chaos import KINDS, Rates, parse_rates
 from simulate.endpoint import RANDOM, ROUTING
 from simulate.rules import RULES, Rules, with_limits
@@ -67,13 +67,21 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--image", default="", help="an image, with podman or docker; else ./serve in place")
     what.add_argument("--engine", default="", choices=("podman", "docker"), help="which of the two")
     what.add_argument("--serve", type=Path, default=SERVE, metavar="PROGRAM", help="the program that is run in place")
-    what.add_argument("--isolation", choices=(AUTO, NONE), default=AUTO,
-                      help="auto: a program in place runs in namespaces of its own where that is possible (root); "
-                      "none: as a plain process")  # fmt: skip
+    what.add_argument(
+        "--isolation",
+        choices=(AUTO, NONE),
+        default=AUTO,
+        help="auto: a program in place runs in namespaces of its own where that is possible (root); "
+        "none: as a plain process",
+    )
     data = what.add_mutually_exclusive_group()
     data.add_argument("--model-data", type=Path, metavar="FOLDER|TAR", help="becomes /opt/ml/model")
-    data.add_argument("--models", type=Path, metavar="FOLDER",
-                      help="a multi-model endpoint: the folder of .tar.gz that stands for its S3 prefix")  # fmt: skip
+    data.add_argument(
+        "--models",
+        type=Path,
+        metavar="FOLDER",
+        help="a multi-model endpoint: the folder of .tar.gz that stands for its S3 prefix",
+    )
     what.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the container; repeatable")
     what.add_argument("--memory", default="", metavar="4g", help="of an instance; a container beyond it is killed")
 
@@ -112,11 +120,25 @@ def _options(given: argparse.Namespace) -> Options:
     if not re.fullmatch(r"s3://[^/]+/.+", given.async_output):
         raise ValueError(f"--async-output {given.async_output}: must be s3://BUCKET/PREFIX")
     return Options(
-        given.image, given.engine, given.serve, given.isolation, given.model_data, given.models, given.instances,
-        given.host, given.port, given.endpoint_name, dict(_pair("--env", each) for each in given.env),
-        _memory(given.memory) if given.memory else memory_limit(), _rules(given), given.routing, given.s3,
-        given.async_output, _chaos(given), given.strict,
-    )  # fmt: skip
+        given.image,
+        given.engine,
+        given.serve,
+        given.isolation,
+        given.model_data,
+        given.models,
+        given.instances,
+        given.host,
+        given.port,
+        given.endpoint_name,
+        dict(_pair("--env", each) for each in given.env),
+        _memory(given.memory) if given.memory else memory_limit(),
+        _rules(given),
+        given.routing,
+        given.s3,
+        given.async_output,
+        _chaos(given),
+        given.strict,
+    )
 
 
 def _rules(given: argparse.Namespace) -> Rules:

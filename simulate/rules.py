@@ -64,7 +64,7 @@ TABLE = (
     Rule("unload-time", "an unload must end within {limit} s", MULTI_MODEL, 360),
     Rule("lost-model", "a model that was loaded must not be answered 404", MULTI_MODEL),
     Rule("memory-share", "models are unloaded when the container takes more than {limit} of the memory", CHOSEN, 0.8),
-)  # fmt: skip
+)
 
 Rules = Mapping[str, Rule]
 RULES: Rules = {rule.id: rule for rule in TABLE}

@@ -114,9 +114,13 @@ def _operation(name: str) -> OperationModel:
 def _member(name: str, shape: Shape) -> Member:
     limits = shape.metadata
     return Member(
-        name, str(shape.serialization["name"]), int(limits.get("min", 0)), int(limits.get("max", 0)),
-        _python_pattern(str(limits.get("pattern", ""))), shape.type_name,
-    )  # fmt: skip
+        name,
+        str(shape.serialization["name"]),
+        int(limits.get("min", 0)),
+        int(limits.get("max", 0)),
+        _python_pattern(str(limits.get("pattern", ""))),
+        shape.type_name,
+    )
 
 
 def _python_pattern(java: str) -> str:

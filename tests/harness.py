@@ -18,14 +18,24 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
-from serving.ports import PortPicker
+from serving.supervisor.ports import PortPicker
 
 ROOT = Path(__file__).resolve().parents[1]
 DATATYPES = {
-    "FP32": Type.FLOAT, "FP64": Type.DOUBLE, "FP16": Type.FLOAT16, "INT8": Type.INT8, "INT16": Type.INT16,
-    "INT32": Type.INT32, "INT64": Type.INT64, "UINT8": Type.UINT8, "UINT16": Type.UINT16, "UINT32": Type.UINT32,
-    "UINT64": Type.UINT64, "BOOL": Type.BOOL, "BYTES": Type.STRING,
-}  # fmt: skip
+    "FP32": Type.FLOAT,
+    "FP64": Type.DOUBLE,
+    "FP16": Type.FLOAT16,
+    "INT8": Type.INT8,
+    "INT16": Type.INT16,
+    "INT32": Type.INT32,
+    "INT64": Type.INT64,
+    "UINT8": Type.UINT8,
+    "UINT16": Type.UINT16,
+    "UINT32": Type.UINT32,
+    "UINT64": Type.UINT64,
+    "BOOL": Type.BOOL,
+    "BYTES": Type.STRING,
+}
 _PORTS = PortPicker((10000, 11999))
 
 
@@ -62,10 +72,16 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log, self.run_dir = folder / "serve.log", folder / "run"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
-        environ = inherited | {
-            "PORT": str(self.port), "SERVE_HOST": "127.0.0.1", "SERVE_MODEL_REPOSITORY": str(repository),
-            "SERVE_RUN_DIR": str(self.run_dir),
-        } | variables  # fmt: skip
+        environ = (
+            inherited
+            | {
+                "PORT": str(self.port),
+                "SERVE_HOST": "127.0.0.1",
+                "SERVE_MODEL_REPOSITORY": str(repository),
+                "SERVE_RUN_DIR": str(self.run_dir),
+            }
+            | variables
+        )
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, ROOT / "serve"], stdout=output, stderr=subprocess.STDOUT, env=environ

@@ -128,9 +128,13 @@ class Reader:
         self._stop(name)
         with self._log_file(name).open("wb") as log:
             self.running[name] = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self.checkout, env=environment(), stdout=log, stderr=log,
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.checkout,
+                env=environment(),
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def _serves(self) -> bool:
         try:

@@ -7,15 +7,37 @@ from pathlib import Path
 import pytest
 
 from clients.base import ModelClient
-from serving.registry import families
+from serving.inference.registry import families
 from tests.harness import ROOT
 
-ORDER = ["wsgi", "predictor", "serving.multimodel_routes", "serving.answers", "serving.replies", "serving.services",
-         "serving.multimodel", "serving.loaded", "serving.archives", "serving.stream_reply", "serving.health",
-         "serving.batch_transform", "serving.streaming", "serving.pipeline", "serving.registry",
-         "serving.served_model", "clients",
-         "serving.wire", "serving.tensors", "serving.sessions", "serving.invocation", "serving.triton",
-         "serving.codecs", "serving.deadline", "serving.errors", "serving.settings"]  # fmt: skip
+ORDER = [
+    "wsgi",
+    "predictor",
+    "serving.front.multimodel_routes",
+    "serving.front.answers",
+    "serving.front.replies",
+    "serving.front.services",
+    "serving.multimodel.loader",
+    "serving.multimodel.loaded",
+    "serving.repository.archives",
+    "serving.front.stream_reply",
+    "serving.front.health",
+    "serving.inference.batch_transform",
+    "serving.inference.streaming",
+    "serving.inference.pipeline",
+    "serving.inference.registry",
+    "serving.inference.served_model",
+    "clients",
+    "serving.bodies.wire",
+    "serving.bodies.tensors",
+    "serving.inference.sessions",
+    "serving.bodies.invocation",
+    "serving.triton",
+    "serving.codecs",
+    "serving.inference.deadline",
+    "serving.errors",
+    "serving.settings.table",
+]
 STANDARD = set(sys.stdlib_module_names)
 
 
@@ -45,12 +67,30 @@ def test_only_the_gateway_talks_to_triton(path: Path) -> None:
     assert "triton" in path.parts or not tops & {"grpc", "tritonclient", "urllib3"}
 
 
-@pytest.mark.parametrize("name", ["serve", "serving/process.py", "serving/system.py", "serving/settings.py",
-                                  "serving/processes.py", "serving/machine.py", "serving/tritonserver.py",
-                                  "serving/cloudwatch.py", "serving/repositories.py", "serving/ports.py",
-                                  "serving/values.py", "serving/commandline.py", "serving/explain.py",
-                                  "serving/setting.py", "serving/contradictions.py", "serving/edge.py",
-                                  "serving/plans.py", "serving/fingerprint.py", "serving/trtexec.py"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "serve",
+        "serving/supervisor/supervisor.py",
+        "serving/supervisor/linux.py",
+        "serving/settings/table.py",
+        "serving/supervisor/processes.py",
+        "serving/host/machine.py",
+        "serving/host/tritonserver.py",
+        "serving/supervisor/cloudwatch.py",
+        "serving/repository/layout.py",
+        "serving/supervisor/ports.py",
+        "serving/settings/forms.py",
+        "serving/supervisor/triton_options.py",
+        "serving/settings/explain.py",
+        "serving/settings/row.py",
+        "serving/settings/contradictions.py",
+        "serving/supervisor/nginx.py",
+        "serving/repository/plans.py",
+        "serving/repository/fingerprint.py",
+        "serving/preparation/trtexec.py",
+    ],
+)
 def test_pid_1_needs_nothing_but_the_standard_library(name: str) -> None:
     tops = {found.split(".")[0] for found in imports(ROOT / name)}
     assert tops - STANDARD <= {"serving"}

@@ -14,9 +14,9 @@ import pytest
 import requests
 from PIL import Image
 
-from serving.machine import Machine
-from serving.setting import SettingsError
-from serving.settings import Settings
+from serving.host.machine import Machine
+from serving.settings.row import SettingsError
+from serving.settings.table import Settings
 from tests.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, png_that_claims
 
 LINES = "application/jsonlines"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.check import Finding, check_models
-from serving.settings import Settings
+from serving.preparation.check import Finding, check_models
+from serving.settings.table import Settings
 from tests.harness import ROOT, link_model, make_scale, make_sleeper
 from tests.test_repositories import make_ensemble
 from tests.test_serve import run
@@ -171,8 +171,11 @@ def test_labels_that_do_not_match_the_output(repository: Path) -> None:
     ],
 )
 def test_label_files_of_triton(repository: Path, labels: str | None, told: str) -> None:
-    change(repository / "scale" / CONFIG, 'name: "y" data_type: TYPE_FP32 dims: [-1]',
-           'name: "y" data_type: TYPE_FP32 dims: [3] label_filename: "names.txt"')  # fmt: skip
+    change(
+        repository / "scale" / CONFIG,
+        'name: "y" data_type: TYPE_FP32 dims: [-1]',
+        'name: "y" data_type: TYPE_FP32 dims: [3] label_filename: "names.txt"',
+    )
     if labels:
         (repository / "scale/names.txt").write_text(labels)
     assert told in only(repository, "scale")

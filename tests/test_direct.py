@@ -63,7 +63,8 @@ SAME: dict[str, dict[str, Any]] = {
     "binary in and out": binary({"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}),
     "binary with attributes": binary({}, **{ATTRIBUTES: "model_name=scale;model_version=1"}),
     "binary without a header": {
-        "data": struct.pack("<2f", 1, 2), "headers": {"Content-Type": f"{BINARY};json-header-size=0"},
+        "data": struct.pack("<2f", 1, 2),
+        "headers": {"Content-Type": f"{BINARY};json-header-size=0"},
     },
     "a wrong shape": shaped(1, 3),
     "a shape of no body": shaped(1, 2**40),
@@ -80,7 +81,7 @@ SAME: dict[str, dict[str, Any]] = {
         "data": json.dumps(BODY).replace("shape", "\\u0073hape").replace("[1, 2]", "[1, 1099511627776]", 1),
         "headers": {"Content-Type": "application/json"},
     },
-}  # fmt: skip
+}
 
 
 def test_requests_are_counted_by_model_version_and_code(direct: Server) -> None:

@@ -12,7 +12,7 @@ import pytest
 from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
-from serving.settings import Settings, markdown
+from serving.settings.table import Settings, markdown
 from tests.harness import ROOT
 from tests.readme import (
     BLOCKS,
@@ -115,7 +115,7 @@ def test_a_block_with_an_unknown_marker_is_neither_executed_nor_excused() -> Non
         ("text", "resnet version 1", "resnet version 1 and more"),
         ("text", "6 0.9558", "6 0.8558"),
     ],
-)  # fmt: skip
+)
 def test_an_output_that_is_another_one_is_noticed(language: str, shown: str, output: str) -> None:
     compare(shown.replace("…", "2.0"), Block("", language, shown))
     with pytest.raises(AssertionError):
@@ -150,5 +150,8 @@ def test_deploy_takes_the_readme_s_command_lines(command: str) -> None:
 def test_the_readme_shows_an_answer_of_each_bundled_model() -> None:
     calls = [f"{block.text}{after.language}" for block, after in pairwise(BLOCKS)]
     assert {found[1] for call in calls if (found := re.search(r"model_name=(\w+).*json$", call, re.DOTALL))} == {
-        "resnet", "yolov5", "bert", "iris",
-    }  # fmt: skip
+        "resnet",
+        "yolov5",
+        "bert",
+        "iris",
+    }

@@ -224,8 +224,13 @@ def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) 
 def test_models_are_listed_with_what_they_take(server: Server) -> None:
     listed = {model["name"]: model for model in requests.get(server.url + "/models", timeout=10).json()["models"]}
     assert {name: model["client"] for name, model in listed.items()} == {
-        "resnet": "resnet", "yolov5": "yolov5", "bert": "bert", "identity": None, "scale": None, "sleeper": "client.py",
-    }  # fmt: skip
+        "resnet": "resnet",
+        "yolov5": "yolov5",
+        "bert": "bert",
+        "identity": None,
+        "scale": None,
+        "sleeper": "client.py",
+    }
     assert [v["version"] for v in listed["scale"]["versions"]] == ["1", "2"]
     assert {v["state"] for model in listed.values() for v in model["versions"]} == {"READY"}
     assert listed["scale"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1], "optional": False}]

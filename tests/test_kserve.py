@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import requests
 
-from serving.settings import Settings
+from serving.settings.table import Settings
 from tests.harness import Server, make_scale, make_sleeper, wait_until
 from tests.streaming_models import make_teller
 
@@ -213,9 +213,14 @@ def triton_port(server: Server) -> int:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/v2/health/live"), ("POST", "/v2/models/scale/config"), ("GET", "/v2/models/scale/infer"),
-     ("DELETE", "/v2/models/scale"), ("PUT", "/v2/models/scale/generate_stream")],
-)  # fmt: skip
+    [
+        ("POST", "/v2/health/live"),
+        ("POST", "/v2/models/scale/config"),
+        ("GET", "/v2/models/scale/infer"),
+        ("DELETE", "/v2/models/scale"),
+        ("PUT", "/v2/models/scale/generate_stream"),
+    ],
+)
 def test_another_method_is_a_405(server: Server, method: str, path: str) -> None:
     reply = requests.request(method, server.url + path, timeout=5)
     assert (reply.status_code, reply.json()["code"]) == (405, "method_not_allowed")

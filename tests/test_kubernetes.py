@@ -16,8 +16,8 @@ import requests
 import yaml
 
 from predictor import create_app
-from serving.process import BACKOFF_MAX
-from serving.settings import TABLE, Settings
+from serving.settings.table import TABLE, Settings
+from serving.supervisor.supervisor import BACKOFF_MAX
 from tests import kustomize
 from tests.harness import ROOT, Server, make_scale, wait_until
 from tests.kubernetes_schemas import Manifest, check
@@ -127,10 +127,16 @@ def test_every_manifest_is_valid(render: Render, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("base", "Deployment"), ("base", "HorizontalPodAutoscaler"), ("base", "NetworkPolicy"),
-     ("overlays/keda", "ScaledObject"), ("overlays/keda", "ServiceMonitor"), ("kserve", "ServingRuntime"),
-     ("kserve", "InferenceService")],
-)  # fmt: skip
+    [
+        ("base", "Deployment"),
+        ("base", "HorizontalPodAutoscaler"),
+        ("base", "NetworkPolicy"),
+        ("overlays/keda", "ScaledObject"),
+        ("overlays/keda", "ServiceMonitor"),
+        ("kserve", "ServingRuntime"),
+        ("kserve", "InferenceService"),
+    ],
+)
 def test_a_misspelt_field_and_a_wrong_type_would_be_found(render: Render, name: str, kind: str) -> None:
     manifest = only(render(name), kind)
     misspelt = copy.deepcopy(manifest)

@@ -15,8 +15,8 @@ import pytest
 import requests
 
 from predictor import create_app
-from serving.logs import REQUEST_ID, JsonFormatter
-from serving.settings import Settings
+from serving.front.logs import REQUEST_ID, JsonFormatter
+from serving.settings.table import Settings
 from tests.harness import ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
@@ -92,9 +92,16 @@ def test_one_line_says_everything_of_a_request(server: Server) -> None:
     assert line.pop("bytes_in") > len(reply.request.body or "")
     assert line.pop("bytes_out") > len(reply.content)
     assert line == {
-        "process": "nginx", "level": "info", "request_id": request_id, "method": "POST", "path": "/invocations",
-        "status": 200, "code": "", "model": "sleeper", "version": "1",
-    }  # fmt: skip
+        "process": "nginx",
+        "level": "info",
+        "request_id": request_id,
+        "method": "POST",
+        "path": "/invocations",
+        "status": 200,
+        "code": "",
+        "model": "sleeper",
+        "version": "1",
+    }
 
 
 def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answered(server: Server) -> None:
@@ -135,7 +142,7 @@ def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> 
     body = {"model_name": "sleeper", "instances": [0], "parameters": {"mistake": "raise"}}
     _, request_id = send(server, json=body)
     [line] = lines_of(server, request_id, "gunicorn")
-    assert (line["level"], line["logger"], line["exception"]) == ("error", "serving.replies", "InferenceFailed")
+    assert (line["level"], line["logger"], line["exception"]) == ("error", "serving.front.replies", "InferenceFailed")
     assert "failed in postprocess (KeyError)" in line["message"]
     assert re.search(r"KeyError\n(.*\n)*  .*/sleeper/client.py:\d+ in postprocess$", line["trace"])
 

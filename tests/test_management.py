@@ -11,9 +11,9 @@ import pytest
 import requests
 
 from serving.errors import Forbidden
-from serving.management import Management, is_management
-from serving.setting import SettingsError
-from serving.settings import Settings
+from serving.front.management import Management, is_management
+from serving.settings.row import SettingsError
+from serving.settings.table import Settings
 from tests.harness import ROOT, Server, make_scale
 
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
@@ -103,15 +103,7 @@ def test_no_spelling_of_the_path_gets_around_it(secret: Server, path: str) -> No
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "",
-        SECRET[:-1],
-        SECRET + "x",
-        SECRET.upper(),
-        f"{SECRET}, {SECRET}",
-        "Zürich".encode("latin-1"),
-        b"\xff\xfe",
-    ],
+    ["", SECRET[:-1], SECRET + "x", SECRET.upper(), f"{SECRET}, {SECRET}", "Zürich".encode("latin-1"), b"\xff\xfe"],
 )
 def test_a_wrong_value_is_refused(secret: Server, value: str | bytes) -> None:
     assert is_forbidden(call(secret, "GET", "/models", **{KEY: value}))

@@ -15,9 +15,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from predictor import create_app
-from serving.metrics import MOST_MODELS, OTHER, Finished, Metrics
-from serving.settings import Settings
-from serving.timings import STAGES, begin, server_timing, stage
+from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
+from serving.inference.timings import STAGES, begin, server_timing, stage
+from serving.settings.table import Settings
 from tests.harness import Server, make_scale, make_sleeper, wait_until
 from tests.load import Load
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.repositories import LayoutError, called_by, holds_models, parts_of, plan
-from serving.settings import BUILT_IN_MODELS, Settings
+from serving.repository.layout import LayoutError, called_by, holds_models, parts_of, plan
+from serving.settings.table import BUILT_IN_MODELS, Settings
 from tests.harness import Server, make_identity, make_scale, make_sleeper
 from tests.test_serve import MACHINE, run
 
@@ -120,9 +120,11 @@ def test_the_model_that_follows_in_a_chain_is_loaded_with_it(repository: Path) -
 
 
 def test_the_parameter_that_names_what_follows_is_read_in_every_spelling() -> None:
-    for text in ('parameters { key: "then" value { string_value: "b" } }',
-                 "parameters: [ { key: 'then', value: { string_value: 'b' } } ]",
-                 'parameters {\n  key: "then"\n  value {\n    string_value: "b"\n  }\n}'):  # fmt: skip
+    for text in (
+        'parameters { key: "then" value { string_value: "b" } }',
+        "parameters: [ { key: 'then', value: { string_value: 'b' } } ]",
+        'parameters {\n  key: "then"\n  value {\n    string_value: "b"\n  }\n}',
+    ):
         assert called_by(text) == ["b"]
     assert called_by('# parameters { key: "then" value { string_value: "b" } }') == []
 

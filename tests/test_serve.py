@@ -14,11 +14,11 @@ from types import ModuleType
 
 import pytest
 
-from serving.edge import nginx_configuration
-from serving.machine import Machine
-from serving.process import Process
-from serving.setting import SettingsError
-from serving.settings import TABLE, Settings
+from serving.host.machine import Machine
+from serving.settings.row import SettingsError
+from serving.settings.table import TABLE, Settings
+from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.supervisor import Process
 from tests.harness import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,7 @@ def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.processes.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("serving.supervisor.processes.shutil.which", lambda *_, **__: None)
     with pytest.raises(FileNotFoundError, match="install Debian's package nginx-light"):
         table(tmp_path)
 

@@ -280,9 +280,9 @@ SAME = {
     "parameters": ("teller", {"text_input": "a", "parameters": {"x": True}}),
     "nothing": ("teller", {"text_input": ""}),
     "a batch dimension": ("reader", {"text_input": "a b"}),
-    "an ordinary model": ("echo", {"text_input": "ä\n\"b\""}),
+    "an ordinary model": ("echo", {"text_input": 'ä\n"b"'}),
     "several values": ("echo", {"text_input": ["a", "b"]}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "body"), SAME.values(), ids=SAME)
@@ -302,8 +302,12 @@ def test_generate_stream_leaves_the_other_bodies_alone(generating: Server) -> No
 
 def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_path: Path) -> None:
     port = str(free_port())
-    server = container(tmp_path, SAGEMAKER_TRITON_INFERENCE_TYPE="generate", SERVE_TRITON_HTTP_PORT=port,
-                       SERVE_STOP_TIMEOUT=TRITON_WAITS)  # fmt: skip
+    server = container(
+        tmp_path,
+        SAGEMAKER_TRITON_INFERENCE_TYPE="generate",
+        SERVE_TRITON_HTTP_PORT=port,
+        SERVE_STOP_TIMEOUT=TRITON_WAITS,
+    )
     try:
         for model, body in (("echo", {"text_input": "a"}), ("teller", {"text_input": ["a"], "delay": 0.5})):
             theirs = requests.post(f"http://127.0.0.1:{port}/v2/models/{model}/generate", json=body, timeout=10)

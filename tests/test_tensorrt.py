@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import requests
 
-from serving.fingerprint import Build, Fingerprint, Hardware, source_sha256
+from serving.repository.fingerprint import Build, Fingerprint, Hardware, source_sha256
 from tests.harness import ROOT, Server, link_model, make_scale, wait_until
 from tests.stand_ins import Nvidia, tensorrt_backend
 

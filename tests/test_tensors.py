@@ -9,16 +9,25 @@ import pytest
 import requests
 from numpy.typing import NDArray
 
-from serving.settings import Settings
+from serving.settings.table import Settings
 from tests.harness import DATATYPES, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 VALUES: dict[str, list[Any]] = {
-    "FP32": [1.5, -2.25], "FP64": [1e300, -0.1], "FP16": [0.5, -65504.0], "INT8": [-128, 127],
-    "INT16": [-32768, 32767], "INT32": [-(2**31), 2**31 - 1], "INT64": [-(2**62), 2**62],
-    "UINT8": [0, 255], "UINT16": [0, 65535], "UINT32": [0, 2**32 - 1], "UINT64": [0, 2**63],
-    "BOOL": [True, False], "BYTES": ["digit", "Ziffer ✓"],
-}  # fmt: skip
+    "FP32": [1.5, -2.25],
+    "FP64": [1e300, -0.1],
+    "FP16": [0.5, -65504.0],
+    "INT8": [-128, 127],
+    "INT16": [-32768, 32767],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**62), 2**62],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**63],
+    "BOOL": [True, False],
+    "BYTES": ["digit", "Ziffer ✓"],
+}
 
 
 def identity_request(binary: tuple[str, ...] = ()) -> tuple[dict[str, Any], bytes]:
@@ -130,8 +139,7 @@ def test_the_latest_version_answers_unless_one_is_named(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "array",
-    [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)],
+    "array", [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)]
 )
 def test_npy_goes_in_and_comes_out_when_accept_asks(server: Server, array: NDArray[Any]) -> None:
     body = io.BytesIO()
@@ -155,8 +163,16 @@ def test_npy_comes_back_as_json_by_default(server: Server) -> None:
 def test_a_model_with_a_client_takes_tensors_too(server: Server) -> None:
     described = {model["name"]: model for model in requests.get(server.url + "/models", timeout=10).json()["models"]}
     spec = described["resnet"]["inputs"][0]
-    body = {"inputs": [{"name": spec["name"], "shape": [1, *spec["shape"]], "datatype": spec["datatype"],
-                        "data": [0.5] * int(np.prod(spec["shape"]))}]}  # fmt: skip
+    body = {
+        "inputs": [
+            {
+                "name": spec["name"],
+                "shape": [1, *spec["shape"]],
+                "datatype": spec["datatype"],
+                "data": [0.5] * int(np.prod(spec["shape"])),
+            }
+        ]
+    }
     reply = server.post(params={"model_name": "resnet"}, json=body)
     assert reply.status_code == 200
     assert reply.json()["outputs"][0]["shape"] == [1, 10]

@@ -14,12 +14,12 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from serving import commandline
-from serving.explain import print_config, unknown_variables
-from serving.machine import gpu_count
-from serving.ports import NoFreePort, PortPicker, check_ports
-from serving.setting import SettingsError
-from serving.settings import TABLE, Settings
+from serving.host.machine import gpu_count
+from serving.settings.explain import print_config, unknown_variables
+from serving.settings.row import SettingsError
+from serving.settings.table import TABLE, Settings
+from serving.supervisor import triton_options
+from serving.supervisor.ports import NoFreePort, PortPicker, check_ports
 from tests.harness import Server, free_port, make_scale
 from tests.test_serve import MACHINE, run, table
 
@@ -36,14 +36,15 @@ RENDERED: dict[str, tuple[str, tuple[str, ...]]] = {
     "LOG_WARNING": ("0", ("--log-warning=false",)),
     "LOG_ERROR": ("false", ("--log-error=false",)),
     "SHM_DEFAULT_BYTE_SIZE": (
-        "16777216", tuple(f"--backend-config={b},shm-default-byte-size=16777216" for b in BACKENDS)
+        "16777216",
+        tuple(f"--backend-config={b},shm-default-byte-size=16777216" for b in BACKENDS),
     ),
     "SHM_GROWTH_BYTE_SIZE": ("4194304", tuple(f"--backend-config={b},shm-growth-byte-size=4194304" for b in BACKENDS)),
     "ADDITIONAL_ARGS": (
         "--model-load-thread-count=2 --trace-config 'level=OFF' ",
         ("--model-load-thread-count=2", "--trace-config", "level=OFF"),
     ),
-}  # fmt: skip
+}
 
 
 def command(folder: Path, **variables: str) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ def test_grpc_and_metrics_listen_outside_only_when_they_are_allowed() -> None:
 
 def test_an_address_of_ipv6_is_written_as_each_part_of_triton_wants_it() -> None:
     settings = Settings(host="::", allow_grpc=True, allow_metrics=True, triton_grpc_port=18001)
-    options = commandline.flags(settings)
+    options = triton_options.flags(settings)
     assert (options["grpc-address"], options["metrics-address"]) == ("[::]", "ipv6:::")
     assert settings.triton_grpc_address == "[::1]:18001"
 
@@ -85,9 +86,9 @@ def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) ->
 
 def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path) -> None:
     settings = Settings(device="gpu", model_load_gpu_limit=0.75)
-    rendered = [o for o in commandline.repeated(settings, tmp_path, gpus=2) if "gpu" in o]
+    rendered = [o for o in triton_options.repeated(settings, tmp_path, gpus=2) if "gpu" in o]
     assert rendered == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
-    assert not [o for o in commandline.repeated(replace(settings, device="cpu"), tmp_path, 2) if "gpu" in o]
+    assert not [o for o in triton_options.repeated(replace(settings, device="cpu"), tmp_path, 2) if "gpu" in o]
 
 
 def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
@@ -99,17 +100,17 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
 
 def test_tensorflow_s_version_is_handed_on_where_there_is_its_own_backend(tmp_path: Path) -> None:
     option, settings = "--backend-config=tensorflow,version=1", Settings(tensorflow_version=1)
-    assert option not in commandline.repeated(settings, tmp_path)
+    assert option not in triton_options.repeated(settings, tmp_path)
     (tmp_path / "tensorflow").mkdir()
-    assert option in commandline.repeated(settings, tmp_path)
+    assert option in triton_options.repeated(settings, tmp_path)
     (tmp_path / "tensorflow/model.py").touch()
-    assert option not in commandline.repeated(settings, tmp_path)
+    assert option not in triton_options.repeated(settings, tmp_path)
 
 
 def test_models_and_repositories_are_named_one_by_one(tmp_path: Path) -> None:
     folders = (Path("/first"), Path("/second"))
     settings = Settings(model_repositories=folders, load_models=("a", "b"))
-    rendered = list(commandline.repeated(settings, tmp_path))
+    rendered = list(triton_options.repeated(settings, tmp_path))
     assert rendered[:2] == ["--model-repository=/first", "--model-repository=/second"]
     assert rendered[2:5] == ["--model-control-mode=explicit", "--load-model=a", "--load-model=b"]
 
@@ -180,8 +181,13 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
 
 
 def test_print_config_shows_each_value_and_where_it_came_from() -> None:
-    environ = {"MODEL_SERVER_TIMEOUT": "7", "SERVE_THREADS": "1", "SERVE_LOAD_MODELS": "a b",
-               "SERVE_MANAGEMENT": "secret", "SERVE_MANAGEMENT_SECRET": "X-Key=hidden"}  # fmt: skip
+    environ = {
+        "MODEL_SERVER_TIMEOUT": "7",
+        "SERVE_THREADS": "1",
+        "SERVE_LOAD_MODELS": "a b",
+        "SERVE_MANAGEMENT": "secret",
+        "SERVE_MANAGEMENT_SECRET": "X-Key=hidden",
+    }
     lines = print_config(Settings.from_env(environ, MACHINE), environ).splitlines()
     assert len(lines) == len(TABLE)
     assert "SERVE_REQUEST_TIMEOUT=7  # variable MODEL_SERVER_TIMEOUT" in lines
@@ -287,14 +293,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     low = free_range(13, lowest=24000)[0]  # the simulator's containers have 23000 to 23999
     allowed = {"SAGEMAKER_SAFE_PORT_RANGE": f"{low}-{low + 9}"}
     exposed = {
-        f"{NATIVE}ALLOW_GRPC": "true", f"{NATIVE}GRPC_PORT": str(low + 8), f"{NATIVE}ALLOW_METRICS": "true",
-        f"{NATIVE}METRICS_PORT": str(low + 9), f"{NATIVE}OVERRIDE_PING_MODE": "live", f"{NATIVE}THREAD_COUNT": "2",
-        f"{NATIVE}BUFFER_MANAGER_THREAD_COUNT": "1", f"{NATIVE}LOG_VERBOSE": "1",
-        f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.9", f"{NATIVE}TENSORFLOW_VERSION": "1",
-        f"{NATIVE}SHM_DEFAULT_BYTE_SIZE": "16777216", f"{NATIVE}SHM_GROWTH_BYTE_SIZE": "1048576",
+        f"{NATIVE}ALLOW_GRPC": "true",
+        f"{NATIVE}GRPC_PORT": str(low + 8),
+        f"{NATIVE}ALLOW_METRICS": "true",
+        f"{NATIVE}METRICS_PORT": str(low + 9),
+        f"{NATIVE}OVERRIDE_PING_MODE": "live",
+        f"{NATIVE}THREAD_COUNT": "2",
+        f"{NATIVE}BUFFER_MANAGER_THREAD_COUNT": "1",
+        f"{NATIVE}LOG_VERBOSE": "1",
+        f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.9",
+        f"{NATIVE}TENSORFLOW_VERSION": "1",
+        f"{NATIVE}SHM_DEFAULT_BYTE_SIZE": "16777216",
+        f"{NATIVE}SHM_GROWTH_BYTE_SIZE": "1048576",
         f"{NATIVE}ADDITIONAL_ARGS": "--model-load-retry-count=1 --log-format 'ISO8601'",
-        f"{NATIVE}SHM_DEFAULT_BYTESIZE": "1", "SERVE_TRITON_SECRET": "sesame",
-    }  # fmt: skip
+        f"{NATIVE}SHM_DEFAULT_BYTESIZE": "1",
+        "SERVE_TRITON_SECRET": "sesame",
+    }
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     for folder in folders:
         make_scale(folder / "models")

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from instance import (  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-    default_threads,
-    give_back_memory,
-    given_parameters,
-    parse_bool,
-    read,
-)
+from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
 CACHE_BYTES = 1 << 20  # of one processor, its own: 1 to 2 MB on servers of today (lscpu, L2 cache)
 VALUE_BYTES = 4  # of a value as a run has it, which makes FP32 of pixels in UINT8

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from instance import (  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-    default_threads,
-    given_parameters,
-    parse_bool,
-    read,
-)
+from instance import default_threads, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
 ALLOWED = "true, false, 1, 0"
 IGNORED = {"ENABLE_NVFUSER": "nvFuser is no part of PyTorch any more (since 2.2)"}

@@ -12,9 +12,12 @@ from bench.workload import Request, Workload
 def start(context: Context) -> Start:
     """Its models are named, for the repository may hold others."""
     variables = {
-        "PORT": str(context.port), "SERVE_HOST": "127.0.0.1", "SERVE_MODEL_REPOSITORY": str(context.repository),
-        "SERVE_LOAD_MODELS": ",".join(context.models), "SERVE_RUN_DIR": str(context.scratch / "run"),
-    }  # fmt: skip
+        "PORT": str(context.port),
+        "SERVE_HOST": "127.0.0.1",
+        "SERVE_MODEL_REPOSITORY": str(context.repository),
+        "SERVE_LOAD_MODELS": ",".join(context.models),
+        "SERVE_RUN_DIR": str(context.scratch / "run"),
+    }
     return Start((str(context.python), str(ROOT / "serve")), variables)
 
 

@@ -11,9 +11,9 @@ import grpc
 import orjson
 import urllib3
 
-from serving.deadline import left
 from serving.errors import RegionUnknown, ServingError, TritonUnavailable
-from serving.timings import stage
+from serving.inference.deadline import left
+from serving.inference.timings import stage
 from serving.triton.errors import NOT_ANSWERING, http_errors, serving_errors, to_stream_error, without_trace
 from serving.triton.tensors import Regions, Reply, read_reply
 

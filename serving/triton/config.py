@@ -5,9 +5,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serving.errors import (
-    InvalidRequest,
-)
+from serving.errors import InvalidRequest
 
 SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_scheduler.cc)
 

@@ -22,7 +22,7 @@ from serving.errors import (
     TritonTimeout,
     TritonUnavailable,
 )
-from serving.memory import is_out_of_memory
+from serving.multimodel.memory import is_out_of_memory
 
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,

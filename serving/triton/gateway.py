@@ -12,15 +12,10 @@ import orjson
 import urllib3
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serving.deadline import left
-from serving.errors import (
-    InferenceFailed,
-    InvalidRequest,
-    ModelNotReady,
-    TritonUnavailable,
-)
-from serving.settings import SECRET_KEY
-from serving.timings import stage
+from serving.errors import InferenceFailed, InvalidRequest, ModelNotReady, TritonUnavailable
+from serving.inference.deadline import left
+from serving.inference.timings import stage
+from serving.settings.table import SECRET_KEY
 from serving.triton.calls import Call, RepositoryCall, Responses
 from serving.triton.errors import http_errors, never_sent, serving_errors, to_http_error, without_trace
 from serving.triton.shared_memory import SharedMemory
@@ -61,7 +56,7 @@ class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
     The addresses are "host:port"; `timeout` and `stream_timeout` are the deadlines of an inference and of a
-    stream of responses in seconds, where less is left of the request's time (serving/deadline.py) that. `secret`
+    stream of responses in seconds, where less is left of the request's time that. `secret`
     is what a Triton asks for whose gRPC others can reach too. Large inputs go through files of /dev/shm whose names
     begin with `shared_prefix`, `shared_limit` bytes of them at most.
     """

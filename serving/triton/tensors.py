@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import (
-    deserialize_bytes_tensor,
-    np_to_triton_dtype,
-    serialize_byte_tensor,
-    triton_to_np_dtype,
-)
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
 from serving.triton.shared_memory import Region
 

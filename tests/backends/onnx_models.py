@@ -31,10 +31,7 @@ Signature = dict[str, tuple[int, Shape]]
 
 
 def model(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Signature,
-    outputs: Signature,
-    constants: Sequence[onnx.TensorProto] = (),
+    nodes: Sequence[onnx.NodeProto], inputs: Signature, outputs: Signature, constants: Sequence[onnx.TensorProto] = ()
 ) -> bytes:
     graph = helper.make_graph(
         list(nodes),

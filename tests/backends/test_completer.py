@@ -1,4 +1,4 @@
-"""What serving.completer adds to a configuration, against what Triton and the same backends add."""
+"""What serving.preparation.completer adds to a configuration, against what Triton and the same backends add."""
 
 import subprocess
 import sys
@@ -17,7 +17,14 @@ OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-bat
 
 
 def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "serving.completer", str(model), str(model / "config.pbtxt"), str(backends)]
+    command = [
+        sys.executable,
+        "-m",
+        "serving.preparation.completer",
+        str(model),
+        str(model / "config.pbtxt"),
+        str(backends),
+    ]
     return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=30)
 
 

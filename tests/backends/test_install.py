@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.install import OURS, STUB, install, main, own_backends
-from serving import tritonserver
+from serving.host import tritonserver
 
 PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
 
@@ -87,10 +87,7 @@ def test_the_command_reports_what_it_did_and_why_it_failed(tmp_path: Path, caplo
     assert main([str(tmp_path / "backends")]) == 0
     (tmp_path / "file").touch()
     assert main([str(tmp_path / "file")]) == 1
-    assert [record.getMessage().partition(": ")[2][:9] for record in caplog.records[:2]] == [
-        "installed",
-        "up to dat",
-    ]
+    assert [record.getMessage().partition(": ")[2][:9] for record in caplog.records[:2]] == ["installed", "up to dat"]
     assert "cannot be installed" in caplog.text
 
 

@@ -65,10 +65,20 @@ def test_the_defaults_are_those_of_nvidias_backend() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["INFERENCE_MODE", "DISABLE_OPTIMIZED_EXECUTION", "ENABLE_WEIGHT_SHARING", "ENABLE_CACHE_CLEANING",
-     "ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER", "ENABLE_NVFUSER", "DISABLE_CUDNN",
-     "INTER_OP_THREAD_COUNT", "INTRA_OP_THREAD_COUNT"],
-)  # fmt: skip
+    [
+        "INFERENCE_MODE",
+        "DISABLE_OPTIMIZED_EXECUTION",
+        "ENABLE_WEIGHT_SHARING",
+        "ENABLE_CACHE_CLEANING",
+        "ENABLE_JIT_EXECUTOR",
+        "ENABLE_JIT_PROFILING",
+        "ENABLE_TENSOR_FUSER",
+        "ENABLE_NVFUSER",
+        "DISABLE_CUDNN",
+        "INTER_OP_THREAD_COUNT",
+        "INTRA_OP_THREAD_COUNT",
+    ],
+)
 def test_a_wrong_parameter_is_named_with_its_value_and_what_is_allowed(name: str) -> None:
     with pytest.raises(ValueError, match=f"parameter '{name}' has a wrong value: 'maybe'; allowed: (true|a whole)"):
         settings(**{name: "maybe"})

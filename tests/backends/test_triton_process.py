@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import tritonserver
+from serving.host import tritonserver
 from tests.backends.onnx_models import ONE, PLATFORM, REFUSED, write_model
 from tests.backends.triton_process import start
 

@@ -67,47 +67,69 @@ FOUR = ("BOOL", "FP16", "INT64", "UINT8")
 TEXT = '{} {{ name: "{}" data_type: TYPE_STRING dims: [ 1 ] reshape {{ shape: [ ] }} }}\n'
 SHARING = "".join(
     parameter(*pair)
-    for pair in (("ENABLE_WEIGHT_SHARING", "true"), ("INTRA_OP_THREAD_COUNT", "3"), ("INTER_OP_THREAD_COUNT", "2"),
-                 ("ENABLE_JIT_EXECUTOR", "false"), ("ENABLE_JIT_PROFILING", "0"), ("ENABLE_TENSOR_FUSER", "False"),
-                 ("DISABLE_OPTIMIZED_EXECUTION", "TRUE"), ("ENABLE_CACHE_CLEANING", "1"), ("ENABLE_NVFUSER", "true"))
-)  # fmt: skip
+    for pair in (
+        ("ENABLE_WEIGHT_SHARING", "true"),
+        ("INTRA_OP_THREAD_COUNT", "3"),
+        ("INTER_OP_THREAD_COUNT", "2"),
+        ("ENABLE_JIT_EXECUTOR", "false"),
+        ("ENABLE_JIT_PROFILING", "0"),
+        ("ENABLE_TENSOR_FUSER", "False"),
+        ("DISABLE_OPTIMIZED_EXECUTION", "TRUE"),
+        ("ENABLE_CACHE_CLEANING", "1"),
+        ("ENABLE_NVFUSER", "true"),
+    )
+)
 
 # Name -> (module, config.pbtxt)
 SERVED: dict[str, tuple[nn.Module, str]] = {
     "weighted": (
         Weighted(),
-        BATCHES + ONE + port("input", "INPUT__0", dims="512")
-        + port("output", "OUTPUT__1", dims="512") + port("output", "OUTPUT__0", dims="512"),
+        BATCHES
+        + ONE
+        + port("input", "INPUT__0", dims="512")
+        + port("output", "OUTPUT__1", dims="512")
+        + port("output", "OUTPUT__0", dims="512"),
     ),
     "weighted_shared": (
         Weighted(),
-        BATCHES + "instance_group { count: 2 kind: KIND_CPU }\n" + SHARING
-        + port("input", "x", dims="512") + port("output", "OUTPUT__0", dims="512"),
+        BATCHES
+        + "instance_group { count: 2 kind: KIND_CPU }\n"
+        + SHARING
+        + port("input", "x", dims="512")
+        + port("output", "OUTPUT__0", dims="512"),
     ),
     "by_argument": (
-        Difference(), BATCHES + ONE + port("input", "subtrahend") + port("input", "minuend") + port("output", "result"),
+        Difference(),
+        BATCHES + ONE + port("input", "subtrahend") + port("input", "minuend") + port("output", "result"),
     ),
     "by_dictionary": (
         OfDictionary(),
-        'backend: "pytorch"\n' + ONE + 'default_model_filename: "other.pt"\n'
-        + port("input", "subtrahend") + port("input", "minuend") + port("output", "result"),
+        'backend: "pytorch"\n'
+        + ONE
+        + 'default_model_filename: "other.pt"\n'
+        + port("input", "subtrahend")
+        + port("input", "minuend")
+        + port("output", "result"),
     ),
     "lookup": (
-        Lookup(), BATCHES + ONE + port("input", "INPUT__0", "INT64", "1") + port("output", "OUTPUT__0", dims="1"),
+        Lookup(),
+        BATCHES + ONE + port("input", "INPUT__0", "INT64", "1") + port("output", "OUTPUT__0", dims="1"),
     ),
     "datatypes": (
         Datatypes(),
-        BATCHES + ONE + "".join(port("input", f"in_{name}", name) for name in FOUR)
+        BATCHES
+        + ONE
+        + "".join(port("input", f"in_{name}", name) for name in FOUR)
         + "".join(port("output", f"out_{name}", name) for name in FOUR),
     ),
     "texts": (Texts(), BATCHES + ONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0")),
-}  # fmt: skip
+}
 
 # Name -> (module, None for a file that is no TorchScript, config.pbtxt) of models that must not load.
 REFUSED: dict[str, tuple[nn.Module | None, str]] = {
     "bad_file": (None, BATCHES + ONE + port("input", "INPUT__0") + port("output", "OUTPUT__0")),
     "bad_config": (Difference(), BATCHES + ONE),
-}  # fmt: skip
+}
 
 
 def write_repository(folder: Path) -> None:

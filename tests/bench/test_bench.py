@@ -32,10 +32,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `python -m bench tiny` writes."""
     target = tmp_path_factory.mktemp("bench") / "page.md"
     done = subprocess.run(
-        [sys.executable, "-m", "bench", "tiny", "--out", str(target)], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "bench", "tiny", "--out", str(target)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         env=os.environ | {"BENCH_TEST": MARK},
-        timeout=240, check=False,
-    )  # fmt: skip
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return target
 

@@ -14,9 +14,12 @@ def save_scale(path: Path, shape: Dims = ("batch", 4), kind: int = TensorProto.F
     """y = 2 x."""
     two = numpy_helper.from_array(np.full((1,), 2, helper.tensor_dtype_to_np_dtype(kind)), "two")
     graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "two"], ["y"])], "scale",
-        [helper.make_tensor_value_info("x", kind, shape)], [helper.make_tensor_value_info("y", kind, shape)], [two],
-    )  # fmt: skip
+        [helper.make_node("Mul", ["x", "two"], ["y"])],
+        "scale",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", kind, shape)],
+        [two],
+    )
     return save(graph, path, external)
 
 
@@ -34,10 +37,12 @@ def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
         helper.make_node("MatMul", ["e", "m"], ["logits"], name="matrix"),
     ]
     graph = helper.make_graph(
-        nodes, "classifier",
+        nodes,
+        "classifier",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])], weights,
-    )  # fmt: skip
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
+        weights,
+    )
     return save(graph, path)
 
 

@@ -114,7 +114,7 @@ def test_a_network_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.Ca
         ("frozen.pb", "tensorflow_graphdef", "model.graphdef"),
         ("saved", "tensorflow_savedmodel", "model.savedmodel/saved_model.pb"),
     ],
-)  # fmt: skip
+)
 def test_a_tensorflow_graph_gets_a_configuration_for_triton_s_own_backend(
     tmp_path: Path, name: str, platform: str, file: str
 ) -> None:
@@ -136,8 +136,10 @@ def test_the_chain_takes_other_models_of_the_repository(tmp_path: Path, capsys: 
     assert main([*arguments, "--name", "reader", "--set", "classifier=yolov5", "--set", "margin=0.5"]) == 0
     parameters = read_config(tmp_path / "reader").parameters
     assert {name: parameters[name].string_value for name in ("client", "then", "margin")} == {
-        "client": "yolov5", "then": "yolov5", "margin": "0.5",
-    }  # fmt: skip
+        "client": "yolov5",
+        "then": "yolov5",
+        "margin": "0.5",
+    }
     assert main([*arguments, "--set", "detector=none"]) == 1
     assert "there is no model 'none'" in capsys.readouterr().err
 

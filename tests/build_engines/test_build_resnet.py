@@ -201,8 +201,13 @@ def torchvision_state(bottleneck: bool) -> dict[str, torch.Tensor]:
         state[f"{name}.weight"] = torch.randn(out, into, kernel, kernel) / (into * kernel * kernel) ** 0.5
 
     def norm(name: str, n: int) -> None:
-        values = {"weight": torch.rand(n) + 0.5, "bias": torch.randn(n), "running_mean": torch.randn(n) / 9,
-                  "running_var": torch.rand(n) + 0.5, "num_batches_tracked": torch.tensor(3)}  # fmt: skip
+        values = {
+            "weight": torch.rand(n) + 0.5,
+            "bias": torch.randn(n),
+            "running_mean": torch.randn(n) / 9,
+            "running_var": torch.rand(n) + 0.5,
+            "num_batches_tracked": torch.tensor(3),
+        }
         state.update({f"{name}.{key}": value for key, value in values.items()})
 
     convolution("conv1", 8, 3, 7)
@@ -237,8 +242,9 @@ def test_a_torchvision_file_becomes_a_model_folder_of_the_size_asked_for(tmp_pat
     torch.save(torchvision_state(True), tmp_path / "resnet.pth")
     labels = tmp_path / "names.txt"
     labels.write_text("".join(f"name {number}\n" for number in range(7)))
-    request = Request("birds", str(tmp_path / "resnet.pth"), client="resnet", labels=labels, size=96,
-                      repository=tmp_path / "models")  # fmt: skip
+    request = Request(
+        "birds", str(tmp_path / "resnet.pth"), client="resnet", labels=labels, size=96, repository=tmp_path / "models"
+    )
     folder, _ = build(request)
     config = config_of(folder / "config.pbtxt")
     assert [list(config.input[0].dims), list(config.output[0].dims)] == [[3, 96, 96], [7]]
@@ -249,9 +255,17 @@ def test_a_torchvision_file_becomes_a_model_folder_of_the_size_asked_for(tmp_pat
 def test_a_checkpoints_labels_and_preparation_are_read(tmp_path: Path) -> None:
     config = transformers.ResNetConfig(**SMALL, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
     transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint/preprocessor_config.json").write_text(json.dumps(
-        {"crop_pct": 0.9, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2], "resample": 2,
-         "size": {"shortest_edge": 64}}))  # fmt: skip
+    (tmp_path / "checkpoint/preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "crop_pct": 0.9,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.2, 0.2, 0.2],
+                "resample": 2,
+                "size": {"shortest_edge": 64},
+            }
+        )
+    )
     plan = plan_of(tmp_path / "checkpoint")
     assert plan.labels == ("cat", "dog")
     assert (plan.side, plan.settings["crop_pct"], plan.settings["interpolation"]) == (64, "0.9", "bilinear")

@@ -19,8 +19,9 @@ from build_engines.inspection import report
 from build_engines.repository_models import open_model
 from build_engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.verification import verify
-from serving import fingerprint, trtexec
-from serving.fingerprint import Hardware, source_sha256, this_hardware
+from serving.preparation import trtexec
+from serving.repository import fingerprint
+from serving.repository.fingerprint import Hardware, source_sha256, this_hardware
 from tests.harness import ROOT
 from tests.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
@@ -102,11 +103,18 @@ def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> No
     assert {node.output[0] for node in graph.node if node.op_type in ("Conv", "Relu")} | {"input"} <= names
 
 
-@pytest.mark.parametrize(("arguments", "environ", "said"), [
-    (("resnet",), {"STAND_IN_FAULT": "Error Code 2: OutOfMemory"}, "trtexec failed (status 1): Error Code 2: OutOfM"),
-    (("bert",), {"STAND_IN_TENSORRT": "8601"}, "'input_ids' is INT64, which TensorRT 8.6.1 does not have"),
-    (("resnet", "--precision", "fp16"), {"STAND_IN_TENSORRT": "110000"}, "has no --fp16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (
+            ("resnet",),
+            {"STAND_IN_FAULT": "Error Code 2: OutOfMemory"},
+            "trtexec failed (status 1): Error Code 2: OutOfM",
+        ),
+        (("bert",), {"STAND_IN_TENSORRT": "8601"}, "'input_ids' is INT64, which TensorRT 8.6.1 does not have"),
+        (("resnet", "--precision", "fp16"), {"STAND_IN_TENSORRT": "110000"}, "has no --fp16"),
+    ],
+)
 def test_a_build_that_fails_says_why_and_leaves_nothing(
     tmp_path: Path, nvidia: Nvidia, arguments: tuple[str, ...], environ: dict[str, str], said: str
 ) -> None:
@@ -145,8 +153,11 @@ def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to
 def small_model(path: Path) -> onnx.ModelProto:
     """y = relu(x - 2) * 3."""
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes = [helper.make_node("Sub", ["x", "two"], ["shifted"]), helper.make_node("Relu", ["shifted"], ["positive"]),
-             helper.make_node("Mul", ["positive", "three"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("Sub", ["x", "two"], ["shifted"]),
+        helper.make_node("Relu", ["shifted"], ["positive"]),
+        helper.make_node("Mul", ["positive", "three"], ["y"]),
+    ]
     values = [helper.make_tensor_value_info(name, kind, ["batch", 4]) for name in ("x", "y")]
     weights = [helper.make_tensor("two", kind, [1], [2.0]), helper.make_tensor("three", kind, [1], [3.0])]
     graph = helper.make_graph(nodes, "small", values[:1], values[1:], weights)

@@ -99,9 +99,18 @@ def test_inspect_says_what_a_model_is(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert main(["inspect", "resnet", "--repository", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    for part in ("client      resnet", "input       input FP32 [3, 64, 64]", "output      logits FP32 [10]", "2.8 MB",
-                 "resnet from pretrained, precision fp32", TRAINED_SHA256,
-                 "since the build: labels.txt", "batch 1: ", "batch 8: ", "1 × KIND_CPU"):  # fmt: skip
+    for part in (
+        "client      resnet",
+        "input       input FP32 [3, 64, 64]",
+        "output      logits FP32 [10]",
+        "2.8 MB",
+        "resnet from pretrained, precision fp32",
+        TRAINED_SHA256,
+        "since the build: labels.txt",
+        "batch 1: ",
+        "batch 8: ",
+        "1 × KIND_CPU",
+    ):
         assert part in said
 
 
@@ -125,7 +134,7 @@ def test_doctor_says_what_this_machine_can_do(capsys: pytest.CaptureFixture[str]
 
 def test_doctor_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with little shared memory, without torch and without a disk that can be written to."""
-    monkeypatch.setattr("serving.machine.shm_size", lambda: 64 << 20)
+    monkeypatch.setattr("serving.host.machine.shm_size", lambda: 64 << 20)
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else found(name))
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -15,20 +15,36 @@ from clients.base import TensorSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = Draft(
-    "resnet", (TensorSpec("input", "FP32", (3, 224, 224)),), (TensorSpec("logits", "FP32", (1000,)),), 32,
-    {"mean": "0.5", "std": "0.25"}, labels="labels.txt", note="A comment\nof two lines.",
-)  # fmt: skip
+    "resnet",
+    (TensorSpec("input", "FP32", (3, 224, 224)),),
+    (TensorSpec("logits", "FP32", (1000,)),),
+    32,
+    {"mean": "0.5", "std": "0.25"},
+    labels="labels.txt",
+    note="A comment\nof two lines.",
+)
 TEXT = Draft(
-    "bert", tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask")),
-    (TensorSpec("last_hidden_state", "FP32", (-1, 384)),), 16, {"task": "embedding"},
-)  # fmt: skip
-TENSORS = Draft("", (TensorSpec("INPUT__0", "FP16", (1, 4)),), (TensorSpec("OUTPUT__0", "BYTES", (-1,)),), 0,
-                platform=TORCHSCRIPT)  # fmt: skip
+    "bert",
+    tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask")),
+    (TensorSpec("last_hidden_state", "FP32", (-1, 384)),),
+    16,
+    {"task": "embedding"},
+)
+TENSORS = Draft(
+    "", (TensorSpec("INPUT__0", "FP16", (1, 4)),), (TensorSpec("OUTPUT__0", "BYTES", (-1,)),), 0, platform=TORCHSCRIPT
+)
 COUNTER = Draft(
-    "", (TensorSpec("x", "FP32", ()),), (TensorSpec("y", "FP32", ()),), 4,
-    controls={"start": TensorSpec("START", "INT32", (1,)), "end": TensorSpec("END", "BOOL", (1,)),
-              "ready": TensorSpec("READY", "FP32", (1,)), "corrid": TensorSpec("ID", "UINT64", (1,))},
-)  # fmt: skip
+    "",
+    (TensorSpec("x", "FP32", ()),),
+    (TensorSpec("y", "FP32", ()),),
+    4,
+    controls={
+        "start": TensorSpec("START", "INT32", (1,)),
+        "end": TensorSpec("END", "BOOL", (1,)),
+        "ready": TensorSpec("READY", "FP32", (1,)),
+        "corrid": TensorSpec("ID", "UINT64", (1,)),
+    },
+)
 CASES: dict[str, tuple[Draft, str, str, Serving]] = {
     "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", Serving(queue_delay=500)),
     "image_tensorrt": (IMAGE, "tensorrt_plan", "KIND_GPU", Serving(preferred_batch_sizes=(8, 32), queue_delay=100)),

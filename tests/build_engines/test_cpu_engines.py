@@ -135,8 +135,14 @@ def test_verify_says_what_to_do_without_the_reference(repository: Path) -> None:
 
 def test_a_language_models_last_matrix_may_be_its_word_embeddings(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", *"abcdefgh."]
-    config = transformers.BertConfig(vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-                                     intermediate_size=32, max_position_embeddings=64)  # fmt: skip
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
     request = Request("words", str(tmp_path / "checkpoint"), precision="int8", repository=tmp_path / "models")
@@ -178,8 +184,9 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     images.mkdir()
     shutil.copy(Path(__file__).parents[2] / "model_repository/resnet/example.png", images / "one.png")
     file = save_classifier(tmp_path / "c.onnx")
-    request = Request("own", str(file), precision="int8", client="resnet", calibration=images,
-                      repository=tmp_path / "models")  # fmt: skip
+    request = Request(
+        "own", str(file), precision="int8", client="resnet", calibration=images, repository=tmp_path / "models"
+    )
     folder, _ = build(request)
     stored = open_model(folder.name, tmp_path / "models")
     assert stored.model.inputs == (TensorSpec("images", "FP32", (3, 16, 16)),)
@@ -192,8 +199,14 @@ def test_calibration_without_images_is_refused(make: str | None, message: str, t
     folder = tmp_path / "images"
     if make:
         folder.mkdir()
-    request = Request("own", str(save_classifier(tmp_path / "c.onnx")), precision="int8", client="resnet",
-                      calibration=folder, repository=tmp_path / "models")  # fmt: skip
+    request = Request(
+        "own",
+        str(save_classifier(tmp_path / "c.onnx")),
+        precision="int8",
+        client="resnet",
+        calibration=folder,
+        repository=tmp_path / "models",
+    )
     with pytest.raises(UsageError, match=message):
         build(request)
 

@@ -216,8 +216,14 @@ def entry(name: str, data: bytes) -> dict[str, Any]:
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
-    config = transformers.BertConfig(vocab_size=len(words), hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-                                     intermediate_size=8, max_position_embeddings=24)  # fmt: skip
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=24,
+    )
     transformers.BertModel(config).save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
     files = {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()}
@@ -231,10 +237,24 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def build_from_hub(port: int, tmp_path: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    environ = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": f"http://127.0.0.1:{port}",
-               "BUILD_ENGINES_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"} | variables  # fmt: skip
-    command = [sys.executable, "-m", "build_engines", "build", "words", "--weights", "someone/model", "--out",
-               str(tmp_path / "models")]  # fmt: skip
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "BUILD_ENGINES_CACHE": str(tmp_path / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+    } | variables
+    command = [
+        sys.executable,
+        "-m",
+        "build_engines",
+        "build",
+        "words",
+        "--weights",
+        "someone/model",
+        "--out",
+        str(tmp_path / "models"),
+    ]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=60)
 
 

@@ -96,8 +96,13 @@ def test_weights_that_old_files_list_among_the_inputs_are_no_inputs(tmp_path: Pa
 
 def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("cat\ndog\n\nfox\n")
-    stored = made(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet", labels=tmp_path / "names",
-                  settings={"mean": "0", "std": "1"})  # fmt: skip
+    stored = made(
+        tmp_path,
+        save_classifier(tmp_path / "c.onnx"),
+        client="resnet",
+        labels=tmp_path / "names",
+        settings={"mean": "0", "std": "1"},
+    )
     client = stored.client()
     assert client
     assert client.labels == ["cat", "dog", "fox"]  # type: ignore[attr-defined]
@@ -124,12 +129,14 @@ def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_p
 def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:
     ports = {"x": TensorProto.FLOAT, "START": TensorProto.FLOAT, "ID": TensorProto.UINT64}
     graph = helper.make_graph(
-        [helper.make_node("Cast", ["ID"], ["id"], to=TensorProto.FLOAT),
-         helper.make_node("Sum", ["x", "START", "id"], ["y"])],
+        [
+            helper.make_node("Cast", ["ID"], ["id"], to=TensorProto.FLOAT),
+            helper.make_node("Sum", ["x", "START", "id"], ["y"]),
+        ],
         "counter",
         [helper.make_tensor_value_info(name, kind, ["batch", 1]) for name, kind in ports.items()],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-    )  # fmt: skip
+    )
     stored = made(tmp_path, save(graph, tmp_path / "counter.onnx"), controls=("start=START", "corrid=ID"))
     assert [spec.name for spec in stored.model.inputs] == ["x"]
     assert [control.name for control in stored.config.sequence_batching.control_input] == ["START", "ID"]
@@ -179,4 +186,6 @@ def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_an_input_may_have_a_name_and_no_dimension() -> None:
     assert parse_inputs(["x:INT64:-1,2", "BOOL:"]) == (
-        TensorSpec("x", "INT64", (-1, 2)), TensorSpec("INPUT__1", "BOOL", ()))  # fmt: skip
+        TensorSpec("x", "INT64", (-1, 2)),
+        TensorSpec("INPUT__1", "BOOL", ()),
+    )

@@ -123,9 +123,11 @@ def test_candidates_are_few_on_any_machine() -> None:
 def test_the_choice_is_fast_then_quick_then_small() -> None:
     big, small, quick, slow = (Candidate(count, 0, TOGETHER) for count in (1, 2, 3, 4))
     figures = {
-        big: Figures(10.0, 100.0, 0, 400), small: Figures(10.2, 98.0, 0, 200),
-        quick: Figures(5.0, 96.0, 0, 100), slow: Figures(12.0, 99.0, 0, 100),
-    }  # fmt: skip
+        big: Figures(10.0, 100.0, 0, 400),
+        small: Figures(10.2, 98.0, 0, 200),
+        quick: Figures(5.0, 96.0, 0, 100),
+        slow: Figures(12.0, 99.0, 0, 100),
+    }
     assert choose(figures) == small
 
 

@@ -147,12 +147,32 @@ class Release(nn.Module):
         super().__init__()
         head = DetectU if anchor_free else Detect
         self.model = nn.Sequential(
-            Conv(3, 16, 6, 2, 2), Conv(16, 32, 3, 2), C3(32, 32, 1), Conv(32, 64, 3, 2), C3(64, 64, 2),
-            Conv(64, 128, 3, 2), C3(128, 128, 3), Conv(128, 256, 3, 2), C3(256, 256, 1), SPPF(256),
-            Conv(256, 128), Up(), Join(6), C3(256, 128, 1, False), Conv(128, 64), Up(), Join(4),
-            C3(128, 64, 1, False), Conv(64, 64, 3, 2), Join(14), C3(128, 128, 1, False), Conv(128, 128, 3, 2), Join(10),
-            C3(256, 256, 1, False), head(classes, [64, 128, 256]),
-        )  # fmt: skip
+            Conv(3, 16, 6, 2, 2),
+            Conv(16, 32, 3, 2),
+            C3(32, 32, 1),
+            Conv(32, 64, 3, 2),
+            C3(64, 64, 2),
+            Conv(64, 128, 3, 2),
+            C3(128, 128, 3),
+            Conv(128, 256, 3, 2),
+            C3(256, 256, 1),
+            SPPF(256),
+            Conv(256, 128),
+            Up(),
+            Join(6),
+            C3(256, 128, 1, False),
+            Conv(128, 64),
+            Up(),
+            Join(4),
+            C3(128, 64, 1, False),
+            Conv(64, 64, 3, 2),
+            Join(14),
+            C3(128, 128, 1, False),
+            Conv(128, 128, 3, 2),
+            Join(10),
+            C3(256, 256, 1, False),
+            head(classes, [64, 128, 256]),
+        )
         self.names: Any = [f"thing {number}" for number in range(classes)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -76,8 +76,13 @@ def test_boxes_are_clipped_to_the_image() -> None:
 def onnx_nms() -> onnxruntime.InferenceSession:
     """A model of the one node NonMaxSuppression."""
     floats, ints = TensorProto.FLOAT, TensorProto.INT64
-    inputs = [("boxes", floats, [1, None, 4]), ("scores", floats, [1, None, None]), ("limit", ints, [1]),
-              ("iou", floats, [1]), ("score", floats, [1])]  # fmt: skip
+    inputs = [
+        ("boxes", floats, [1, None, 4]),
+        ("scores", floats, [1, None, None]),
+        ("limit", ints, [1]),
+        ("iou", floats, [1]),
+        ("score", floats, [1]),
+    ]
     names = [name for name, _, _ in inputs]
     graph = helper.make_graph(
         [helper.make_node("NonMaxSuppression", names, ["kept"])],

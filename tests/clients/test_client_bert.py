@@ -34,9 +34,15 @@ def save_checkpoint(folder: Path, task: str, **changes: Any) -> Path:
     """A small random checkpoint with its tokenizer, as save_pretrained writes them."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=LIMIT, initializer_range=0.3, **changes,
-    )  # fmt: skip
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=LIMIT,
+        initializer_range=0.3,
+        **changes,
+    )
     kinds = {
         "embedding": transformers.BertModel,
         "fill-mask": transformers.BertForMaskedLM,

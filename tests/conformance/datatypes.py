@@ -7,11 +7,20 @@ from tests.conformance.behaviours import BINARY, Ask, Behaviour, binary, post, t
 MISTAKE = "400, as the caller can mend it; native says 500"
 HALVES = "numbers, as of every other datatype; native refuses FP16 in JSON"
 VALUES: dict[str, list[object]] = {
-    "FP32": [1.5, -2.25], "FP64": [1e300, -0.1], "FP16": [0.5, -65504.0], "INT8": [-128, 127],
-    "INT16": [-32768, 32767], "INT32": [-(2**31), 2**31 - 1], "INT64": [-(2**62), 2**62], "UINT8": [0, 255],
-    "UINT16": [0, 65535], "UINT32": [0, 2**32 - 1], "UINT64": [0, 2**63], "BOOL": [True, False],
+    "FP32": [1.5, -2.25],
+    "FP64": [1e300, -0.1],
+    "FP16": [0.5, -65504.0],
+    "INT8": [-128, 127],
+    "INT16": [-32768, 32767],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**62), 2**62],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**63],
+    "BOOL": [True, False],
     "BYTES": ["digit", "Ziffer ✓"],
-}  # fmt: skip
+}
 DTYPES = {"FP16": "f2", "FP32": "f4", "FP64": "f8", "BOOL": "?"}
 
 
@@ -42,8 +51,9 @@ def _asked(name: str, as_json: bool, answer_binary: bool) -> Ask:
 def _with(name: str, values: list[object]) -> Ask:
     inputs = [
         tensor(f"in_{other}", other, [1, 2], values if other == name else given)
-        for other, given in VALUES.items() if other != "FP16"
-    ]  # fmt: skip
+        for other, given in VALUES.items()
+        if other != "FP16"
+    ]
     half = tensor("in_FP16", "FP16", [1, 2], binary_data_size=4)
     return binary({"inputs": [*inputs, half], "outputs": [{"name": f"out_{name}"}]}, RAW["FP16"])
 
@@ -55,11 +65,21 @@ def _reason(name: str) -> str:
 ROWS = [
     *(Behaviour("2", f"{name} as JSON", _asked(name, True, False), _reason(name)) for name in VALUES),
     *(Behaviour("3", f"{name} as bytes", _asked(name, False, True)) for name in VALUES),
-    Behaviour("3", "Two outputs as bytes, one as JSON", binary(
-        {"inputs": [tensor(f"in_{n}", n, [1, 2], binary_data_size=len(RAW[n])) for n in VALUES],
-         "outputs": [{"name": "out_BYTES", "parameters": {"binary_data": True}}, {"name": "out_INT8"},
-                     {"name": "out_FP32", "parameters": {"binary_data": True}}]},
-        b"".join(RAW[n] for n in VALUES))),
+    Behaviour(
+        "3",
+        "Two outputs as bytes, one as JSON",
+        binary(
+            {
+                "inputs": [tensor(f"in_{n}", n, [1, 2], binary_data_size=len(RAW[n])) for n in VALUES],
+                "outputs": [
+                    {"name": "out_BYTES", "parameters": {"binary_data": True}},
+                    {"name": "out_INT8"},
+                    {"name": "out_FP32", "parameters": {"binary_data": True}},
+                ],
+            },
+            b"".join(RAW[n] for n in VALUES),
+        ),
+    ),
     Behaviour("5", "A number too large for INT8", _with("INT8", [1, 300])),
     Behaviour("5", "A negative number for UINT8", _with("UINT8", [1, -1]), MISTAKE),
     Behaviour("5", "A fraction for INT32", _with("INT32", [1.5, 2]), MISTAKE),
@@ -67,7 +87,7 @@ ROWS = [
     Behaviour("5", "A number for BYTES", _with("BYTES", [1, "a"]), MISTAKE),
     Behaviour("5", "An integer for FP64", _with("FP64", [1, 2])),
     Behaviour("3", "N=0 of a model with many inputs", post(b"1234", {"Content-Type": f"{BINARY};json-header-size=0"})),
-]  # fmt: skip
+]
 
 
 def say(text: str) -> Ask:
@@ -76,13 +96,19 @@ def say(text: str) -> Ask:
 
 
 ENSEMBLE_ROWS = [
-    Behaviour("2", "A text goes through both parts", say("Grüße, \"quoted\" \\ \u0001")),
+    Behaviour("2", "A text goes through both parts", say('Grüße, "quoted" \\ \u0001')),
     Behaviour("5", "A part fails", say("fail with these words")),
     Behaviour("5", "A part raises", say("raise these words")),
     Behaviour("5", "A wrong shape for a part", post({"inputs": [tensor("text_input", "BYTES", [2], ["a", "b"])]})),
-    Behaviour("3", "A text as bytes",
-              binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\1\0\0\0a")),
-    Behaviour("3", "A text's length past its bytes",
-              binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\xff\0\0\0a")),
+    Behaviour(
+        "3",
+        "A text as bytes",
+        binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\1\0\0\0a"),
+    ),
+    Behaviour(
+        "3",
+        "A text's length past its bytes",
+        binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\xff\0\0\0a"),
+    ),
     Behaviour("3", "N=0 of a text", post(b"\1\0\0\0a", {"Content-Type": f"{BINARY};json-header-size=0"})),
-]  # fmt: skip
+]

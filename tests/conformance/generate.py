@@ -22,7 +22,7 @@ def _rows(kind: str) -> list[Behaviour]:
         Behaviour("4", f"{kind}: no JSON", post("hello"), MISTAKE),
         Behaviour("4", f"{kind}: an empty body", post(""), MISTAKE),
         Behaviour("4", f"{kind}: a failing model", post({"text_input": "fail"}), FAILED),
-    ]  # fmt: skip
+    ]
 
 
 GENERATE = _rows("generate")

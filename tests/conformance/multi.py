@@ -19,12 +19,24 @@ MENDABLE = "500, as the model failed and not the caller"
 
 See = Callable[[Answer], str]
 OUT_OF_MEMORY = (
-    "CUDA out of memory", "CUDA_OUT_OF_MEMORY", "Out of memory", "Out Of Memory", "out of memory", "MemoryError",
-    "OutOfMemory", "OOM", "Dst tensor is not initialized", "Src tensor is not initialized",
-    "CNMEM_STATUS_OUT_OF_MEMORY", "CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED", "Failed to allocate memory", "failed to allocate memory",
+    "CUDA out of memory",
+    "CUDA_OUT_OF_MEMORY",
+    "Out of memory",
+    "Out Of Memory",
+    "out of memory",
+    "MemoryError",
+    "OutOfMemory",
+    "OOM",
+    "Dst tensor is not initialized",
+    "Src tensor is not initialized",
+    "CNMEM_STATUS_OUT_OF_MEMORY",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "Failed to allocate memory",
+    "failed to allocate memory",
     "No space left on device",
-)  # fmt: skip
+)
 
 
 def make_archives(side: Side) -> None:
@@ -96,34 +108,53 @@ BEFORE = [
     row("Load without a url", call("POST", "/models", {"model_name": "talker"})),
     row("Load without a name", call("POST", "/models", {"url": "/opt/ml/models/none/model"})),
     row("Load of a name that is no string", call("POST", "/models", {"model_name": 7, "url": "/x"}), DEADLY),
-    *(row(f"Load from {url}", load("bad", url=url))
-      for url in ("/dev/shm/model", "/proc/self/model", "/sys/model", "/opt/ml/models/../../../dev/model",
-                  "/opt/ml/models/none/model")),
+    *(
+        row(f"Load from {url}", load("bad", url=url))
+        for url in (
+            "/dev/shm/model",
+            "/proc/self/model",
+            "/sys/model",
+            "/opt/ml/models/../../../dev/model",
+            "/opt/ml/models/none/model",
+        )
+    ),
     row("Load of a folder elsewhere", load("elsewhere", url="ELSEWHERE"), BELONGS),
     row("… which is then not loaded", invoke("elsewhere", see=status), BELONGS),
     row("Load of an archive without a model", load("empty")),
-]  # fmt: skip
+]
 
 LOADED = [
     row("Load", load("talker"), TOLD),
     row("Load of what is loaded", load("talker")),
-    row("Load of the same archive under another name", load("again", archive="talker"),
-        "it is loaded twice; native takes an archive once"),
+    row(
+        "Load of the same archive under another name",
+        load("again", archive="talker"),
+        "it is loaded twice; native takes an archive once",
+    ),
     row("Get", call("GET", "/models/talker"), NAMED),
     row("Invoke", invoke("talker")),
-    row("Invoke gives Custom-Attributes back",
-        call("POST", "/models/talker/invoke", {"inputs": [tensor("text_input", "BYTES", [1], ["a"])]},
-             {"X-Amzn-SageMaker-Custom-Attributes": "a=1"}, echo_of("X-Amzn-SageMaker-Custom-Attributes")),
-        "they come back, as SageMaker asks of a container; native loses them"),
+    row(
+        "Invoke gives Custom-Attributes back",
+        call(
+            "POST",
+            "/models/talker/invoke",
+            {"inputs": [tensor("text_input", "BYTES", [1], ["a"])]},
+            {"X-Amzn-SageMaker-Custom-Attributes": "a=1"},
+            echo_of("X-Amzn-SageMaker-Custom-Attributes"),
+        ),
+        "they come back, as SageMaker asks of a container; native loses them",
+    ),
     row("Invoke of no JSON", call("POST", "/models/talker/invoke", b"hello")),
     row("Invoke of a wrong input", call("POST", "/models/talker/invoke", {"inputs": [tensor("q", "FP32", [1], [1])]})),
-    row("GET of invoke", call("GET", "/models/talker/invoke"),
-        "404, as no model is called that; native passes over the end of the path"),
+    row(
+        "GET of invoke",
+        call("GET", "/models/talker/invoke"),
+        "404, as no model is called that; native passes over the end of the path",
+    ),
     row("POST /models/NAME", call("POST", "/models/talker", {}), METHODS),
     row("A model fails", invoke("talker", "fail these words"), MENDABLE),
     row("A model raises", invoke("talker", "raise these words"), MENDABLE),
-    *(row(f"A model fails: {text}", invoke("talker", f"fail with {text} here"), section="7")
-      for text in OUT_OF_MEMORY),
+    *(row(f"A model fails: {text}", invoke("talker", f"fail with {text} here"), section="7") for text in OUT_OF_MEMORY),
     row("A model fails: OUT OF MEMORY", invoke("talker", "fail OUT OF MEMORY"), "in any case of its letters", "7"),
     row("A model raises: out of memory", invoke("talker", "raise CUDA out of memory"), section="7"),
     row("Load with a Target-Model header", load("twin", target="twin-1.tar.gz"), TOLD),
@@ -131,17 +162,22 @@ LOADED = [
     row("Two archives with a folder of one name: the first", invoke("talker")),
     row("Two archives with a folder of one name: the second", invoke("twin", target="twin-1.tar.gz")),
     row("Invoke without the header that it was loaded with", invoke("twin"), HEADERLESS),
-    row("List", call("GET", "/models"),
-        "a model that was loaded with a Target-Model header is listed; native gives {} for it"),
+    row(
+        "List",
+        call("GET", "/models"),
+        "a model that was loaded with a Target-Model header is listed; native gives {} for it",
+    ),
     row("Get of one with a header", call("GET", "/models/twin"), NAMED),
     row("Unload", call("DELETE", "/models/talker")),
     row("Unload again", call("DELETE", "/models/talker"), WORDS),
     row("Invoke of what was unloaded", invoke("talker"), WORDS),
     row("The other goes on", invoke("twin", target="twin-1.tar.gz")),
     row("Load of what was unloaded", load("talker"), TOLD),
-    row("Unload with a header",
-        call("DELETE", "/models/twin", headers={"X-Amzn-SageMaker-Target-Model": "twin-1.tar.gz"})),
-]  # fmt: skip
+    row(
+        "Unload with a header",
+        call("DELETE", "/models/twin", headers={"X-Amzn-SageMaker-Target-Model": "twin-1.tar.gz"}),
+    ),
+]
 
 LAYOUTS = [
     row("config.pbtxt at the archive's root", load("at_root"), TOLD),
@@ -161,6 +197,6 @@ LAYOUTS = [
     row("… get", call("GET", "/models/broken"), WORDS),
     row("… invoke", invoke("broken"), WORDS),
     row("A load that is out of memory", load("hungry"), section="7"),
-]  # fmt: skip
+]
 
 ROWS = [*BEFORE, *LOADED, *LAYOUTS]

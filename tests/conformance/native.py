@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving import tritonserver
+from serving.host import tritonserver
 from tests.conformance import wire
 from tests.harness import free_port, wait_until
 
@@ -104,7 +104,10 @@ def multi(folder: Path, archives: Path) -> Native:
 def generating(folder: Path, repository: Path, model: str) -> Native:
     """Triton's HTTP endpoint, whose generate the SageMaker endpoint of newer versions calls for /invocations."""
     options = [
-        "--http-address=127.0.0.1", "--http-port=PORT", "--allow-grpc=false", "--allow-metrics=false",
+        "--http-address=127.0.0.1",
+        "--http-port=PORT",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
         f"--load-model={model}",
-    ]  # fmt: skip
+    ]
     return Native(folder, repository, options, health="/v2/health/ready")

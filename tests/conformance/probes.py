@@ -121,8 +121,12 @@ def large(megabytes: int, as_binary: bool) -> Ask:
         if not as_binary:
             body, kind = compact({"inputs": [{**tensor, "data": [1] * count}]}), "application/json"
         else:
-            header = compact({"inputs": [{**tensor, "parameters": {"binary_data_size": 4 * count}}],
-                              "outputs": [{"name": "y", "parameters": {"binary_data": True}}]})  # fmt: skip
+            header = compact(
+                {
+                    "inputs": [{**tensor, "parameters": {"binary_data_size": 4 * count}}],
+                    "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
+                }
+            )
             body, kind = header + FLOAT * count, f"{BINARY};json-header-size={len(header)}"
         answer = wire.send(side.port, "POST", side.path, {"Content-Type": kind}, body)
         return f"{answer.status}, {len(answer.body)} bytes"

@@ -82,16 +82,28 @@ ROWS = [
     Behaviour("8", "No model", start(_nothing, STOPS, ("model",))),
     Behaviour("8", "One model and no name", start(_one, WARNS, ("WARNING", "one"))),
     Behaviour("8", "Two models and no name", start(_two, STOPS, ()), MANY),
-    Behaviour("8", "Two models and a name: only that is loaded",
-              start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})),
-    Behaviour("8", "A default model that cannot be loaded",
-              start(_broken, STOPS, ("these words",), SERVE_START_TIMEOUT="5", **{DEFAULT: "one"})),
-]  # fmt: skip
+    Behaviour(
+        "8", "Two models and a name: only that is loaded", start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})
+    ),
+    Behaviour(
+        "8",
+        "A default model that cannot be loaded",
+        start(_broken, STOPS, ("these words",), SERVE_START_TIMEOUT="5", **{DEFAULT: "one"}),
+    ),
+]
 VARIABLES = [
-    Behaviour("4", "SAGEMAKER_TRITON_INFERENCE_TYPE=guess",
-              start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"})),
-    Behaviour("8", "A port outside of SAGEMAKER_SAFE_PORT_RANGE",
-              start(_one, "starts; loaded: one", ("SAGEMAKER_SAFE_PORT_RANGE",), SAGEMAKER_SAFE_PORT_RANGE="1000-1010",
-                    SAGEMAKER_TRITON_ALLOW_METRICS="true", SAGEMAKER_TRITON_METRICS_PORT="8002"),
-              "it does not start: nothing listens outside of the range"),
-]  # fmt: skip
+    Behaviour("4", "SAGEMAKER_TRITON_INFERENCE_TYPE=guess", start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"})),
+    Behaviour(
+        "8",
+        "A port outside of SAGEMAKER_SAFE_PORT_RANGE",
+        start(
+            _one,
+            "starts; loaded: one",
+            ("SAGEMAKER_SAFE_PORT_RANGE",),
+            SAGEMAKER_SAFE_PORT_RANGE="1000-1010",
+            SAGEMAKER_TRITON_ALLOW_METRICS="true",
+            SAGEMAKER_TRITON_METRICS_PORT="8002",
+        ),
+        "it does not start: nothing listens outside of the range",
+    ),
+]

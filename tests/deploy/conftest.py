@@ -150,10 +150,14 @@ def slow_creation(monkeypatch: pytest.MonkeyPatch, status: str = "Creating") -> 
 def bare_aws(moto_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Aws:
     """An empty account, and an environment that names no other."""
     for name, value in {
-        "AWS_ENDPOINT_URL": moto_url, "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_REGION": REGION, "AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": moto_url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": REGION,
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(SageMakerResponse, "update_endpoint", update_endpoint, raising=False)
@@ -241,15 +245,22 @@ def kept(request: Request) -> dict[str, str]:
 
 def model_error(reply: requests.Response) -> Response:
     """What SageMaker makes of a container's error."""
-    body = {"Message": "Received an error from primary", "OriginalStatusCode": reply.status_code,
-            "OriginalMessage": reply.text, "LogStreamArn": "arn:aws:logs"}  # fmt: skip
+    body = {
+        "Message": "Received an error from primary",
+        "OriginalStatusCode": reply.status_code,
+        "OriginalMessage": reply.text,
+        "LogStreamArn": "arn:aws:logs",
+    }
     return Response(json.dumps(body), 424, {"x-amzn-ErrorType": "ModelError"}, content_type="application/json")
 
 
 def event(name: str, payload: bytes, kind: str = "event") -> bytes:
     """One message of AWS's event stream: lengths and their CRC, headers of strings, payload, CRC."""
-    pairs = {":message-type": kind, f":{'exception' if kind == 'exception' else 'event'}-type": name,
-             ":content-type": "application/octet-stream"}  # fmt: skip
+    pairs = {
+        ":message-type": kind,
+        f":{'exception' if kind == 'exception' else 'event'}-type": name,
+        ":content-type": "application/octet-stream",
+    }
     headers = b"".join(
         struct.pack("!B", len(key)) + key.encode() + b"\x07" + struct.pack("!H", len(value)) + value.encode()
         for key, value in pairs.items()

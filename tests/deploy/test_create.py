@@ -60,8 +60,9 @@ def test_a_failed_endpoint_is_made_anew_by_the_next_create(aws: Aws, monkeypatch
     assert aws.deploy("create", "--image", IMAGE) == 0
     assert aws.inventory() == kept
     assert [name for name in aws.names() if not name.startswith(("Describe", "List", "Get"))] == [
-        "DeleteEndpoint", "CreateEndpoint",
-    ]  # fmt: skip
+        "DeleteEndpoint",
+        "CreateEndpoint",
+    ]
 
 
 def test_what_failed_half_way_can_be_repeated_and_deleted(aws: Aws, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,11 @@ def test_it_lists_what_goes_and_does_nothing_without_a_yes(aws: Aws, capsys: pyt
     before = aws.inventory()
     assert aws.deploy("delete", answer=False) == 1
     err = capsys.readouterr().err
-    for line in ("  endpoint triton-multi-model\n", f"  model {before['models'][0]}\n",
-                 f"  endpoint configuration {before['configs'][0]}\n"):  # fmt: skip
+    for line in (
+        "  endpoint triton-multi-model\n",
+        f"  model {before['models'][0]}\n",
+        f"  endpoint configuration {before['configs'][0]}\n",
+    ):
         assert line in err
     assert err.endswith("python -m deploy delete: nothing was deleted\n")
     assert aws.inventory() == before

@@ -13,8 +13,15 @@ from tests.harness import ROOT
 
 TEXT = (ROOT / "docs/deploy.md").read_text()
 LINES = re.findall(r"^\.venv/bin/python -m deploy (.*)$", TEXT.replace("\\\n", " "), re.MULTILINE)
-OTHERS = {"--require-hashes", "--provenance", "--output", "--role-name", "--assume-role-policy-document",
-          "--policy-name", "--policy-document"}  # fmt: skip # of pip, docker and aws
+OTHERS = {
+    "--require-hashes",
+    "--provenance",
+    "--output",
+    "--role-name",
+    "--assume-role-policy-document",
+    "--policy-name",
+    "--policy-document",
+}  # of pip, docker and aws
 
 
 @pytest.mark.parametrize("line", LINES)

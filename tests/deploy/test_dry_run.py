@@ -37,11 +37,24 @@ OTHERS = {
     "logs": ["logs"],
     "logs of a job": ["logs", "--transform", "job-1", "--since", "2d"],
     "transform": ["transform", "--input", S3, "--output", S3],
-    "transform of images": ["transform", "--input", S3, "--output", S3, "--content-type", "image/png",
-                            "--max-payload", "10", "--max-concurrent", "4", "--env", "SERVE_WORKERS=1"],
+    "transform of images": [
+        "transform",
+        "--input",
+        S3,
+        "--output",
+        S3,
+        "--content-type",
+        "image/png",
+        "--max-payload",
+        "10",
+        "--max-concurrent",
+        "4",
+        "--env",
+        "SERVE_WORKERS=1",
+    ],
     "invoke": ["invoke", "--text", "a man is eating food", "--model", "bert", "--target-model", "bert.tar.gz", "--raw"],
     "delete": ["delete", "--yes"],
-}  # fmt: skip
+}
 
 
 def assert_same(aws: Aws, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,8 +120,14 @@ def test_a_streamed_invocation_has_the_shape_that_botocore_knows(aws: Aws, capsy
 
 @pytest.mark.parametrize("command", ["create", "update"])
 def test_no_secret_is_printed(aws: Aws, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    secrets = {"SERVE_MANAGEMENT_SECRET": "X-Key=hush-1", "SERVE_TRITON_SECRET": "hush2", "HF_TOKEN": "hush3",
-               "DB_PASSWORD": "hush4", "AWS_SECRET_ACCESS_KEY": "hush5", "MY_API_KEY": "hush6"}  # fmt: skip
+    secrets = {
+        "SERVE_MANAGEMENT_SECRET": "X-Key=hush-1",
+        "SERVE_TRITON_SECRET": "hush2",
+        "HF_TOKEN": "hush3",
+        "DB_PASSWORD": "hush4",
+        "AWS_SECRET_ACCESS_KEY": "hush5",
+        "MY_API_KEY": "hush6",
+    }
     words = [word for name, value in secrets.items() for word in ("--env", f"{name}={value}")]
     words += ["--env", "SERVE_MANAGEMENT=secret", "--image", IMAGE]
     assert aws.deploy(command, *words, "--dry-run") == 0

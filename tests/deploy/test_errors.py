@@ -64,9 +64,14 @@ REPLIES = {
 
 @pytest.mark.parametrize(("code", "message", "status", "advice"), REPLIES.values(), ids=REPLIES)
 def test_an_error_of_aws(
-    bare_aws: Aws, refusing: Refusing, code: str, message: str, status: int, advice: str,
+    bare_aws: Aws,
+    refusing: Refusing,
+    code: str,
+    message: str,
+    status: int,
+    advice: str,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     refusing.code, refusing.message, refusing.status = code, message, status
     assert bare_aws.deploy(*CREATE) == 1
     err = capsys.readouterr().err
@@ -145,9 +150,13 @@ def test_where_nobody_listens(
     [("AWS_REGION", "xx yy", "Provided region_name 'xx yy'"), ("AWS_ENDPOINT_URL", "nonsense", "Invalid endpoint")],
 )
 def test_with_an_environment_that_makes_no_sense(
-    bare_aws: Aws, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, text: str,
+    bare_aws: Aws,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    text: str,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv(variable, value)
     assert bare_aws.deploy("status") == 1
     assert text in capsys.readouterr().err

@@ -19,18 +19,37 @@ DOCS = ROOT / "docs"
 POLICY = json.loads((DOCS / "deploy-policy.json").read_text())
 # What AWS asks for besides the calls themselves; docs/deploy.md says what each is for.
 IMPLIED = {
-    "sagemaker:AddTags", "sagemaker:UpdateEndpointWeightsAndCapacities", "iam:PassRole", "iam:CreateServiceLinkedRole",
-    "ecr:TagResource", "cloudwatch:TagResource", "s3:ListBucket", "ecr:BatchCheckLayerAvailability",
-    "ecr:BatchGetImage", "ecr:CompleteLayerUpload", "ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload",
-    "ecr:PutImage", "ecr:UploadLayerPart",
-}  # fmt: skip
+    "sagemaker:AddTags",
+    "sagemaker:UpdateEndpointWeightsAndCapacities",
+    "iam:PassRole",
+    "iam:CreateServiceLinkedRole",
+    "ecr:TagResource",
+    "cloudwatch:TagResource",
+    "s3:ListBucket",
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:CompleteLayerUpload",
+    "ecr:GetDownloadUrlForLayer",
+    "ecr:InitiateLayerUpload",
+    "ecr:PutImage",
+    "ecr:UploadLayerPart",
+}
 S3 = "s3://bucket/x/"
 ALL = [
-    ["push", "--tag", "v1"], ["create"], ["update", "--env", "SERVE_WORKERS=1"], ["autoscale"],
-    ["autoscale", "--remove"], ["update", "--instance-type", "ml.m5.large"], ["invoke", "--text", "x"],
-    ["invoke", "--text", "x", "--stream"], ["invoke", "--text", "x", "--async", S3], ["status"], ["logs"],
-    ["transform", "--input", S3, "--output", S3], ["delete"],
-]  # fmt: skip
+    ["push", "--tag", "v1"],
+    ["create"],
+    ["update", "--env", "SERVE_WORKERS=1"],
+    ["autoscale"],
+    ["autoscale", "--remove"],
+    ["update", "--instance-type", "ml.m5.large"],
+    ["invoke", "--text", "x"],
+    ["invoke", "--text", "x", "--stream"],
+    ["invoke", "--text", "x", "--async", S3],
+    ["status"],
+    ["logs"],
+    ["transform", "--input", S3, "--output", S3],
+    ["delete"],
+]
 
 
 def actions(policy: dict[str, Any]) -> list[str]:
@@ -94,8 +113,14 @@ def guarded(aws: Aws) -> Iterator[Aws]:
 
 def test_with_it_the_commands_run(guarded: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     become(guarded, monkeypatch, actions(POLICY))
-    for words in (["create", "--image", IMAGE], ["autoscale"], ["update", "--image", IMAGE + "1"], ["status"],
-                  ["transform", "--input", S3, "--output", S3], ["delete", "--yes"]):  # fmt: skip
+    for words in (
+        ["create", "--image", IMAGE],
+        ["autoscale"],
+        ["update", "--image", IMAGE + "1"],
+        ["status"],
+        ["transform", "--input", S3, "--output", S3],
+        ["delete", "--yes"],
+    ):
         assert guarded.deploy(*words) == 0
 
 

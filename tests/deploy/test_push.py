@@ -28,15 +28,17 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put_image(aws: Aws, media_type: str) -> None:
     """What the engine would have pushed."""
     aws.client("ecr").put_image(
-        repositoryName="triton-multi-model", imageManifest=MANIFEST.format(media_type), imageTag="v1",
+        repositoryName="triton-multi-model",
+        imageManifest=MANIFEST.format(media_type),
+        imageTag="v1",
         imageManifestMediaType=media_type,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "push"), [("docker", f"push {URI}"), ("podman", f"push --format v2s2 {URI}"),
-                       ("buildah", f"push --format v2s2 {URI}")],
-)  # fmt: skip
+    ("name", "push"),
+    [("docker", f"push {URI}"), ("podman", f"push --format v2s2 {URI}"), ("buildah", f"push --format v2s2 {URI}")],
+)
 def test_the_engine_that_is_there_logs_in_tags_and_pushes(
     aws: Aws, engines: Path, tmp_path: Path, name: str, push: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,9 +21,12 @@ def make_foreign(aws: Aws, name: str, tags: list[Any]) -> None:
     sagemaker.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
     sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=name, Tags=tags)
     aws.client("application-autoscaling").register_scalable_target(
-        ServiceNamespace="sagemaker", ResourceId=f"endpoint/{name}/variant/AllTraffic", MinCapacity=1, MaxCapacity=2,
+        ServiceNamespace="sagemaker",
+        ResourceId=f"endpoint/{name}/variant/AllTraffic",
+        MinCapacity=1,
+        MaxCapacity=2,
         ScalableDimension="sagemaker:variant:DesiredInstanceCount",
-    )  # fmt: skip
+    )
 
 
 def test_a_round_trip_leaves_nothing_behind_and_touches_nothing_else(

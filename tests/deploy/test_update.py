@@ -59,9 +59,15 @@ def test_the_alarms_watch_errors_and_latency_of_this_endpoint(aws: Aws) -> None:
 def test_somebody_elses_alarm_of_that_name_is_left_alone(aws: Aws, capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.deploy("create", "--image", IMAGE) == 0
     aws.client("cloudwatch").put_metric_alarm(
-        AlarmName="triton-multi-model-rollback-5xx", MetricName="mine", Namespace="mine", Period=60, Threshold=7.0,
-        EvaluationPeriods=1, ComparisonOperator="GreaterThanThreshold", Statistic="Sum",
-    )  # fmt: skip
+        AlarmName="triton-multi-model-rollback-5xx",
+        MetricName="mine",
+        Namespace="mine",
+        Period=60,
+        Threshold=7.0,
+        EvaluationPeriods=1,
+        ComparisonOperator="GreaterThanThreshold",
+        Statistic="Sum",
+    )
     assert aws.deploy("update", "--image", IMAGE + "1") == 1
     assert "is not this program's: name your alarms with --alarm" in capsys.readouterr().err
     assert aws.deploy("delete", "--yes") == 0

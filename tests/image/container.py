@@ -18,8 +18,19 @@ from tests.harness import ROOT, Server, free_port, wait_until
 HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
 RELAY = ROOT / "tests/image/relay.py"
 SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
-LOCKED_UP = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-             "--pids-limit", "512", "--network", "none")  # fmt: skip
+LOCKED_UP = (
+    "--read-only",
+    "--tmpfs",
+    "/tmp",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+    "--pids-limit",
+    "512",
+    "--network",
+    "none",
+)
 STORAGE = """[storage]
 driver = "overlay"
 graphroot = "{home}/storage"
@@ -98,8 +109,11 @@ class Container(Server):
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, *options, image, *arguments],
-                env=os.environ | podman_environment(), cwd=HOME, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                env=os.environ | podman_environment(),
+                cwd=HOME,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         self.port, self.relay = free_port(), None
         self.url = f"http://127.0.0.1:{self.port}"
 

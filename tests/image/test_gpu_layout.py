@@ -10,17 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from serving import tritonserver
-from serving.machine import Machine
-from serving.processes import triton
-from serving.settings import Settings
+from serving.host import tritonserver
+from serving.host.machine import Machine
+from serving.settings.table import Settings
+from serving.supervisor.processes import triton
 from tests.harness import ROOT
 
 FILES = (
-    "bin/tritonserver", "backends/python/libtriton_python.so", "backends/python/triton_python_backend_stub",
-    "backends/onnxruntime/libtriton_onnxruntime.so", "backends/tensorrt/libtriton_tensorrt.so",
-    "backends/tensorflow/libtriton_tensorflow.so", "backends/vllm/model.py",
-)  # fmt: skip
+    "bin/tritonserver",
+    "backends/python/libtriton_python.so",
+    "backends/python/triton_python_backend_stub",
+    "backends/onnxruntime/libtriton_onnxruntime.so",
+    "backends/tensorrt/libtriton_tensorrt.so",
+    "backends/tensorflow/libtriton_tensorflow.so",
+    "backends/vllm/model.py",
+)
 STAGE = re.compile(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", re.MULTILINE | re.DOTALL)
 STAGES = {name: (base, text) for base, name, text in STAGE.findall((ROOT / "Dockerfile").read_text())}
 
@@ -63,8 +67,9 @@ def test_both_images_say_the_same_of_themselves_but_for_the_name_and_nvidia_s_st
     cpu, gpu = (text.partition("WORKDIR")[2] for _, text in (STAGES["cpu"], STAGES["gpu"]))
     told = [line for line in gpu.splitlines() if line not in cpu.splitlines() and not line.startswith("#")]
     assert [line.split("=")[0].split("[")[0].strip() for line in told] == [
-        "ENTRYPOINT", "org.opencontainers.image.description",
-    ]  # fmt: skip
+        "ENTRYPOINT",
+        "org.opencontainers.image.description",
+    ]
     assert 'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/program/serve"]' in told
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.settings import TABLE
+from serving.settings.table import TABLE
 from tests.harness import ROOT
 from tests.image.container import podman
 
@@ -86,8 +86,10 @@ def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
     assert run["StopSignal"] == "SIGTERM"
     assert run["ExposedPorts"] == {"8080/tcp": {}}
     assert config["HealthCheck" if "HealthCheck" in config else "Healthcheck"]["Test"] == [
-        "CMD", "/opt/program/serve", "--ping",
-    ]  # fmt: skip
+        "CMD",
+        "/opt/program/serve",
+        "--ping",
+    ]
 
 
 def test_its_variables_are_no_settings(config: Any) -> None:
@@ -111,8 +113,9 @@ def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> Non
 def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(image: str) -> None:
     bill = json.loads((ROOT / "dist/sbom.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
-    listed = {(part["purl"].split(":")[1].split("/")[0], part["name"].lower()): part["version"]
-              for part in bill["components"]}  # fmt: skip
+    listed = {
+        (part["purl"].split(":")[1].split("/")[0], part["name"].lower()): part["version"] for part in bill["components"]
+    }
     locked = dict(LOCKED.findall((ROOT / "requirements/serving.lock").read_text()))
     python = {re.sub("[._-]+", "-", name): version for (kind, name), version in listed.items() if kind == "pypi"}
     assert python.items() >= locked.items()

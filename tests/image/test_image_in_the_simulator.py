@@ -63,7 +63,9 @@ def test_archives_are_loaded_and_evicted(simulate: Simulate, tmp_path: Path) -> 
 def multiply(client: Any, number: int, x: float) -> float:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
     reply = client.invoke_endpoint(
-        EndpointName="any", Body=json.dumps({"inputs": [tensor]}), ContentType="application/json",
+        EndpointName="any",
+        Body=json.dumps({"inputs": [tensor]}),
+        ContentType="application/json",
         TargetModel=f"{number}.tar.gz",
-    )  # fmt: skip
+    )
     return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])

@@ -23,9 +23,12 @@ class Command:
         command = [*sudo, sys.executable, "-m", "simulate", "--port", "0", "--env", self.mark, *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log,
+                command,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
                 env={**os.environ, **(environment or {}), "TMPDIR": str(self.temporary)},
-            )  # fmt: skip
+            )
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")

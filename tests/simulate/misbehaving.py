@@ -79,8 +79,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def echo(self) -> None:
         """What arrived; Custom-Attributes come back, as a container has to see to."""
-        document = {"path": self.path, "headers": dict(self.headers.items()), "body": self.body.decode("latin-1"),
-                    "port": os.environ["SAGEMAKER_BIND_TO_PORT"], "pid": os.getpid()}  # fmt: skip
+        document = {
+            "path": self.path,
+            "headers": dict(self.headers.items()),
+            "body": self.body.decode("latin-1"),
+            "port": os.environ["SAGEMAKER_BIND_TO_PORT"],
+            "pid": os.getpid(),
+        }
         headers = {"Content-Type": "application/json"}
         if attributes := self.headers.get("X-Amzn-SageMaker-Custom-Attributes"):
             headers["X-Amzn-SageMaker-Custom-Attributes"] = attributes

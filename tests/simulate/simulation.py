@@ -10,7 +10,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from serving.machine import memory_limit
+from serving.host.machine import memory_limit
 from simulate.api import Api, Server
 from simulate.asynchronous import Queue
 from simulate.chaos import Chaos, Rates
@@ -30,20 +30,34 @@ NO_CHAOS = Rates()
 def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> Any:
     """A boto3 client that has changed nothing but its endpoint_url; it tries once."""
     return boto3.client(
-        service, endpoint_url=url, region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none",
+        service,
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="none",
+        aws_secret_access_key="none",
         config=Config(retries={"total_max_attempts": 1}, read_timeout=70, **config),
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # type: ignore[call-overload]
 
 
 class Simulation:
     """`lines` is all that it has said; `s3` the folder that stands for S3."""
 
     def __init__(
-        self, program: Path = MISBEHAVING, *, instances: int = 1, name: str = "", routing: str = RANDOM,
-        limits: Mapping[str, float] | None = None, model: Path | None = None, models: Path | None = None,
-        memory: int = 0, chaos: Rates = NO_CHAOS, isolated: bool | None = None,
-        environment: Mapping[str, str] | None = None, **variables: str,
-    ) -> None:  # fmt: skip
+        self,
+        program: Path = MISBEHAVING,
+        *,
+        instances: int = 1,
+        name: str = "",
+        routing: str = RANDOM,
+        limits: Mapping[str, float] | None = None,
+        model: Path | None = None,
+        models: Path | None = None,
+        memory: int = 0,
+        chaos: Rates = NO_CHAOS,
+        isolated: bool | None = None,
+        environment: Mapping[str, str] | None = None,
+        **variables: str,
+    ) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="sim-")
         folder = Path(self._scratch.name)
         self.s3, self.lines = folder / "s3", list[str]()

@@ -18,8 +18,11 @@ from tests.harness import ROOT, link_model, wait_until
 from tests.simulate.simulation import Simulation, client_of
 from tests.streaming_models import make_reader, make_summer
 
-EXAMPLES = {"resnet": ("example.png", "image/png"), "yolov5": ("example.jpg", "image/jpeg"),
-            "bert": ("example.txt", "text/plain")}  # fmt: skip
+EXAMPLES = {
+    "resnet": ("example.png", "image/png"),
+    "yolov5": ("example.jpg", "image/jpeg"),
+    "bert": ("example.txt", "text/plain"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +80,12 @@ def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulatio
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
     pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}  # seconds between two words
     reply = simulation.client.invoke_endpoint_with_response_stream(
-        EndpointName="desk", Body=json.dumps({"inputs": [text, pause]}), ContentType="application/json",
-        Accept="text/event-stream", CustomAttributes="model_name=reader",
-    )  # fmt: skip
+        EndpointName="desk",
+        Body=json.dumps({"inputs": [text, pause]}),
+        ContentType="application/json",
+        Accept="text/event-stream",
+        CustomAttributes="model_name=reader",
+    )
     parts = [event["PayloadPart"]["Bytes"] for event in reply["Body"]]
     assert reply["ContentType"].startswith("text/event-stream")
     assert len(parts) >= 3
@@ -96,9 +102,12 @@ def test_an_asynchronous_call_takes_its_input_from_s3_and_leaves_its_output_ther
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_bytes(body)
     accepted = simulation.client.invoke_endpoint_async(
-        EndpointName="desk", InputLocation=f"s3://bucket/in/{model}", ContentType=kind, InferenceId=f"id-{model}",
+        EndpointName="desk",
+        InputLocation=f"s3://bucket/in/{model}",
+        ContentType=kind,
+        InferenceId=f"id-{model}",
         CustomAttributes=f"model_name={model}",
-    )  # fmt: skip
+    )
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert accepted["InferenceId"] == f"id-{model}"
     output = simulation.s3 / accepted["OutputLocation"].removeprefix("s3://")

@@ -86,9 +86,14 @@ def test_a_container_in_namespaces_does_not_outlive_a_simulator_that_is_killed(
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "simulate", *arguments], cwd=ROOT, env={**os.environ, **environment}, text=True,
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "simulate", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> N
             (["--port", str(port)], f"error: cannot listen on 127.0.0.1:{port}: Address already in use; give"),
             (["--serve", "absent"], "error: absent is no program that can be run"),
             (["--model-data", str(broken)], "error: model.tar.gz cannot be unpacked"),
-        ]:  # fmt: skip
+        ]:
             done = run("--serve", str(MISBEHAVING), *arguments)
             assert done.returncode == 1, done
             assert said in done.stdout.splitlines()[-1]
@@ -154,8 +159,9 @@ def test_an_image_that_is_not_there_or_no_engine_is_told(tmp_path: Path) -> None
     engine.chmod(0o755)
     done = run("--image", "no-such", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stdout) == (
-        1, "error: podman has no image no-such: no such image; `podman images` lists those that it has\n"
-    )  # fmt: skip
+        1,
+        "error: podman has no image no-such: no such image; `podman images` lists those that it has\n",
+    )
     (tmp_path / "empty").mkdir()
     done = run("--image", "no-such", PATH=str(tmp_path / "empty"))
     assert done.stdout.startswith("error: no podman and no docker here")

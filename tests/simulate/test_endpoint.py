@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from serving.sessions import SESSION_ID
+from serving.inference.sessions import SESSION_ID
 from simulate.endpoint import LEAST_OUTSTANDING
 from simulate.service_model import PASSED_ON
 from tests.harness import wait_until
@@ -29,9 +29,15 @@ def sent(reply: Any) -> Any:
 
 def test_every_header_of_the_api_arrives_and_no_other(simulation: Simulation) -> None:
     reply = simulation.invoke(
-        b"body", ContentType="text/x", Accept="text/y", CustomAttributes="a=b", TargetVariant="AllTraffic",
-        InferenceId="id", EnableExplanations="`true`", SessionId="NEW_SESSION",
-    )  # fmt: skip
+        b"body",
+        ContentType="text/x",
+        Accept="text/y",
+        CustomAttributes="a=b",
+        TargetVariant="AllTraffic",
+        InferenceId="id",
+        EnableExplanations="`true`",
+        SessionId="NEW_SESSION",
+    )
     assert reply["NewSessionId"].endswith("; Expires=2099-01-01T00:00:00Z")
     assert reply["CustomAttributes"] == "a=b"
     arrived = {name.lower(): value for name, value in sent(reply)["headers"].items()}

@@ -29,10 +29,16 @@ def test_a_container_has_few_rights_and_what_the_platform_gives_it(image: Image,
     assert text.startswith("docker run --rm --name sim-1 --read-only ")
     assert text.endswith(" mine:1 serve")
     for words in (
-        "--cap-drop ALL", "--security-opt no-new-privileges", f"--memory {2**30}", f"--shm-size {2**29}", "-e A=b c",
-        f"-v {tmp_path}/model:/opt/ml/model:ro", f"-v {tmp_path}/models:/opt/ml/models:ro",
-        "-e SAGEMAKER_BIND_TO_PORT=8080", "-e SAGEMAKER_SAFE_PORT_RANGE=23000-23999",
-    ):  # fmt: skip
+        "--cap-drop ALL",
+        "--security-opt no-new-privileges",
+        f"--memory {2**30}",
+        f"--shm-size {2**29}",
+        "-e A=b c",
+        f"-v {tmp_path}/model:/opt/ml/model:ro",
+        f"-v {tmp_path}/models:/opt/ml/models:ro",
+        "-e SAGEMAKER_BIND_TO_PORT=8080",
+        "-e SAGEMAKER_SAFE_PORT_RANGE=23000-23999",
+    ):
         assert words in text
 
 

@@ -20,17 +20,24 @@ class Nvidia:
     def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800, version: str = "10.8.0") -> None:
         self.folder, self.log = folder, folder / "trtexec.log"
         folder.mkdir(parents=True)
-        self._program("nvidia-smi", f"""case "$*" in
+        self._program(
+            "nvidia-smi",
+            f"""case "$*" in
             *name,driver_version,compute_cap*) echo "{gpu}, {DRIVER}, {CAPABILITY}";;
             *) echo "unknown query" >&2; exit 2;;
-        esac""")  # fmt: skip
+        esac""",
+        )
         self._program("trtexec", f'exec {sys.executable} {HERE / "trtexec.py"} "$@"')
         (folder / f"libnvinfer.so.{version}").touch()
         self.environ = {
-            "PATH": f"{folder}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(folder), "CUDA_VERSION": "12.8.0",
-            "STAND_IN_TENSORRT": str(code), "STAND_IN_LOG": str(self.log), "SERVE_DEVICE": "gpu",
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": str(folder),
+            "CUDA_VERSION": "12.8.0",
+            "STAND_IN_TENSORRT": str(code),
+            "STAND_IN_LOG": str(self.log),
+            "SERVE_DEVICE": "gpu",
             "SERVE_ENGINE_CACHE": str(folder / "cache"),
-        }  # fmt: skip
+        }
 
     def _program(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -13,9 +13,24 @@ from pathlib import Path
 from typing import Any
 
 COMMON = {
-    "help", "onnx", "saveEngine", "minShapes", "optShapes", "maxShapes", "fp16", "int8", "calib", "verbose",
-    "loadEngine", "shapes", "loadInputs", "exportOutput", "iterations", "warmUp", "duration",
-}  # fmt: skip
+    "help",
+    "onnx",
+    "saveEngine",
+    "minShapes",
+    "optShapes",
+    "maxShapes",
+    "fp16",
+    "int8",
+    "calib",
+    "verbose",
+    "loadEngine",
+    "shapes",
+    "loadInputs",
+    "exportOutput",
+    "iterations",
+    "warmUp",
+    "duration",
+}
 OPTIONS = {  # by version as NvInferVersion.h packs it
     7203: COMMON | {"explicitBatch", "workspace", "buildOnly"},
     8205: COMMON | {"workspace", "buildOnly", "timingCacheFile"},
@@ -92,8 +107,14 @@ def run_plan(given: dict[str, str]) -> None:
     outputs = zip(names, session.run(names, feed), strict=True)
     say("I", "GPU Compute Time: min = 1.2 ms, max = 1.5 ms, mean = 1.3 ms, median = 1.25 ms, percentile(99%) = 1.5 ms")
     if file := given.get("exportOutput"):
-        found = [{"name": name, "dimensions": "x".join(map(str, array.shape)),
-                  "values": [float(f"{value:.6g}") for value in array.ravel()]} for name, array in outputs]  # fmt: skip
+        found = [
+            {
+                "name": name,
+                "dimensions": "x".join(map(str, array.shape)),
+                "values": [float(f"{value:.6g}") for value in array.ravel()],
+            }
+            for name, array in outputs
+        ]
         Path(file).write_text(json.dumps(found))
 
 
@@ -107,8 +128,10 @@ def wrong_shapes(model: Any, given: dict[str, str]) -> str:
     varies = {
         value.name for value in model.graph.input if any(not dim.dim_value for dim in value.type.tensor_type.shape.dim)
     }
-    names = [{part.rpartition(":")[0].strip("'") for part in given.get(key, "").split(",") if part}
-             for key in ("minShapes", "optShapes", "maxShapes")]  # fmt: skip
+    names = [
+        {part.rpartition(":")[0].strip("'") for part in given.get(key, "").split(",") if part}
+        for key in ("minShapes", "optShapes", "maxShapes")
+    ]
     if any(names) and not varies:
         return "Static model does not take explicit shapes"
     return "" if all(each == varies for each in names) else f"shapes for {names}, and what varies is {varies}"

@@ -15,9 +15,14 @@ BATCHED = {"bert": {"max_batch_size": 16, "max_batch_time": 0.002}}
 def write(folder: Path, port: int) -> None:
     """settings.json, and model-settings.json of each model. MLServer's other ports follow its own."""
     settings = {
-        "host": "127.0.0.1", "http_port": port, "grpc_port": port + 1, "metrics_port": port + 2,
-        "parallel_workers": WORKERS, "debug": False, "use_structured_logging": False,
-    }  # fmt: skip
+        "host": "127.0.0.1",
+        "http_port": port,
+        "grpc_port": port + 1,
+        "metrics_port": port + 2,
+        "parallel_workers": WORKERS,
+        "debug": False,
+        "use_structured_logging": False,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings))
     for name in names():

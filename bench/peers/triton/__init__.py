@@ -9,7 +9,7 @@ from bench import workload
 from bench.peers.context import Context, Start
 from bench.repository import ROOT
 from bench.workload import Request, Workload
-from serving import tritonserver
+from serving.host import tritonserver
 
 FRONTS = 4
 CONFIG = """\
@@ -29,10 +29,14 @@ def start(context: Context) -> Start:
     fronts = context.scratch / "fronts"
     served = [*context.models, *(_front(context, name, fronts) for name in context.models if name != "mean")]
     options = [
-        f"--model-repository={context.repository}", f"--model-repository={fronts}", "--http-address=127.0.0.1",
-        f"--http-port={context.port}", "--allow-grpc=false", "--allow-metrics=false",
+        f"--model-repository={context.repository}",
+        f"--model-repository={fronts}",
+        "--http-address=127.0.0.1",
+        f"--http-port={context.port}",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
         *(f"--load-model={name}" for name in served),
-    ]  # fmt: skip
+    ]
     fronts.mkdir(parents=True, exist_ok=True)
     return _start(options)
 
@@ -40,9 +44,14 @@ def start(context: Context) -> Start:
 def start_sagemaker(context: Context) -> Start:
     """Its SageMaker endpoint as NVIDIA's image starts it, `mean` the default model."""
     options = [
-        f"--model-repository={context.repository}", "--allow-sagemaker=true", f"--sagemaker-port={context.port}",
-        "--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", "--load-model=mean",
-    ]  # fmt: skip
+        f"--model-repository={context.repository}",
+        "--allow-sagemaker=true",
+        f"--sagemaker-port={context.port}",
+        "--allow-http=false",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+        "--load-model=mean",
+    ]
     return _start(options, context.port, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="mean")
 
 
@@ -51,20 +60,27 @@ def start_multi_model(context: Context) -> Start:
     empty = context.scratch / "empty"
     empty.mkdir()
     options = [
-        f"--model-repository={empty}", "--allow-sagemaker=true", f"--sagemaker-port={context.port}",
-        "--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", "--model-namespacing=true",
-    ]  # fmt: skip
+        f"--model-repository={empty}",
+        "--allow-sagemaker=true",
+        f"--sagemaker-port={context.port}",
+        "--allow-http=false",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+        "--model-namespacing=true",
+    ]
     return _start(options, context.port, SAGEMAKER_MULTI_MODEL="true")
 
 
 def _start(options: list[str], port: int = 0, **variables: str) -> Start:
     prefix = f"bench-{secrets.token_hex(4)}"
     command = [
-        str(tritonserver.binary()), f"--backend-directory={tritonserver.backend_directory()}",
-        "--model-config-name=cpu", "--model-control-mode=explicit",
+        str(tritonserver.binary()),
+        f"--backend-directory={tritonserver.backend_directory()}",
+        "--model-config-name=cpu",
+        "--model-control-mode=explicit",
         *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in ("python", "onnxruntime")),
         *options,
-    ]  # fmt: skip
+    ]
     environ = tritonserver.environment(os.environ)
     if port:
         environ = tritonserver.on_loopback(environ, port)
@@ -89,9 +105,11 @@ def request(work: Workload) -> Request:
         return Request(f"/v2/models/{work.model}/infer", *workload.triton_http(work))
     blob = b"".join(len(body).to_bytes(4, "little") + body for body in work.instances)
     given = {
-        "name": "body", "shape": [len(work.instances)], "datatype": "BYTES",
+        "name": "body",
+        "shape": [len(work.instances)],
+        "datatype": "BYTES",
         "parameters": {"binary_data_size": len(blob)},
-    }  # fmt: skip
+    }
     header = json.dumps({"inputs": [given]}).encode()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(header))}
     return Request(f"/v2/models/{work.model}_front/infer", header + blob, headers)

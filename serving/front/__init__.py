@@ -1,0 +1,1 @@
+"""What runs inside a gunicorn worker: routes, replies, metrics, logs. The only place with flask."""

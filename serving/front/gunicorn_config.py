@@ -1,0 +1,44 @@
+"""What gunicorn's command line cannot say: JSON log lines, and what becomes of an ended worker's counts and memory.
+
+gunicorn reads these names (--config python:serving.front.gunicorn_config).
+"""
+
+from typing import Any
+
+from gunicorn.glogging import Logger
+
+from serving.front import logs, metrics
+from serving.front.services import Services
+
+
+class JsonLogger(Logger):  # type: ignore[misc]
+    """gunicorn's own lines go the way of ours."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self.error_log.handlers = [logs.configure(cfg.loglevel)]
+
+
+logger_class = JsonLogger
+
+
+def on_starting(server: Any) -> None:
+    metrics.bury_others()
+    _services(server).gateway.shared_memory.bury()
+
+
+def post_worker_init(worker: Any) -> None:
+    _services(worker).direct_log.start()
+    _services(worker).idle_trim.start()
+
+
+def child_exit(_server: Any, worker: Any) -> None:
+    """Runs in gunicorn's master."""
+    metrics.bury(worker.pid)
+    _services(worker).gateway.shared_memory.bury(worker.pid)
+
+
+def _services(of: Any) -> Services:
+    """The app's, which --preload has made in the master."""
+    found: Services = of.app.wsgi().extensions["serving"]
+    return found

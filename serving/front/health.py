@@ -1,0 +1,161 @@
+"""Whether the container works: Triton is ready, every model is, and a canary of each has succeeded.
+
+The canary is a real inference on each client's example. It runs in the background, once per start of
+Triton; its success is written beside the sockets, so that every worker knows of it.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from serving.bodies.invocation import Item
+from serving.errors import BackendDied, ModelNotReady, NotAcceptable, ServingError, TritonTimeout, TritonUnavailable
+from serving.inference.pipeline import Pipeline
+from serving.inference.registry import Registry
+from serving.inference.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """What /ping asks. `status_file` is the supervisor's; None where nothing supervises."""
+
+    def __init__(self, registry: Registry, pipeline: Pipeline, status_file: Path | None = None) -> None:
+        self.registry, self.pipeline, self.status_file = registry, pipeline, status_file
+        self._lock = threading.Lock()
+        self._running = False
+        self._passed: int | None = None
+        self._failure = ""
+
+    def check(self) -> None:
+        """Returns when all is well; raises ModelNotReady or TritonUnavailable with the stage. Never waits long."""
+        generation = self._generation()
+        try:
+            self._check_models()
+            self.check_ready()
+        except TritonTimeout as err:
+            raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
+        if self._has_passed(generation):
+            return
+        self._start_canary(generation)
+        raise ModelNotReady(self._failure or "the canary inferences on the models' examples are running")
+
+    def check_live(self) -> None:
+        """Whether Triton lives: in multi-model mode no models is a state as good as any."""
+        if not self.registry.gateway.is_live():
+            raise TritonUnavailable("tritonserver answers but is not live")
+
+    def start(self) -> None:
+        """Loads the clients and runs the canary in the background, before the first request comes."""
+        self._start_canary(self._generation())
+
+    def restart_triton(self) -> None:
+        """After a BackendDied: Triton is killed (it would not stop while a backend is dead), and the supervisor
+        starts it again. Several callers may ask at once; each names the process that was running."""
+        process = self._status().get("processes", {}).get("tritonserver", {})
+        if process.get("state") == "running" and process.get("pid"):
+            log.error("a process of a Triton backend has died: starting tritonserver again")
+            with contextlib.suppress(OSError):
+                os.kill(process["pid"], signal.SIGKILL)
+
+    def describe_triton(self) -> str:
+        """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
+        if stage := self._stage():
+            return stage
+        process = self._status().get("processes", {}).get("tritonserver", {})
+        if not process:
+            return ""
+        last = f", after it {process['last_exit']}" if process.get("last_exit") else ""
+        return f"tritonserver is {process.get('state', 'unknown')} (start {process.get('starts', 0)}{last})"
+
+    def check_ready(self) -> None:
+        """Whether Triton says so, and no more."""
+        ready = self.registry.gateway.is_ready()
+        if not ready:
+            raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
+
+    def _check_models(self) -> None:
+        for name, versions in self.registry.index().items():
+            states = {entry.state for entry in versions.values()}
+            if "READY" not in states:
+                reasons = "; ".join(sorted({entry.reason for entry in versions.values() if entry.reason}))
+                raise ModelNotReady(f"model '{name}' is {'/'.join(sorted(states))}: {reasons or 'not loaded'}")
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.status_file.read_text())) if self.status_file else {}
+        except (OSError, ValueError):
+            return {}
+
+    def _stage(self) -> str:
+        """What serving/preparation/rebuild.py says that it does."""
+        try:
+            return self.status_file.with_name("stage").read_text(encoding="utf-8") if self.status_file else ""
+        except OSError:
+            return ""
+
+    def _generation(self) -> int:
+        return int(self._status().get("processes", {}).get("tritonserver", {}).get("starts", 0))
+
+    def _marker(self, generation: int) -> Path | None:
+        return self.status_file.with_name(f"canary-{generation}") if self.status_file else None
+
+    def _has_passed(self, generation: int) -> bool:
+        marker = self._marker(generation)
+        return self._passed == generation or (marker is not None and marker.exists())
+
+    def _start_canary(self, generation: int) -> None:
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+        threading.Thread(target=self._canary, args=(generation,), name="canary", daemon=True).start()
+
+    def _canary(self, generation: int) -> None:
+        try:
+            for name in self.registry.index():
+                self._try_example(self.registry.get(name))
+            self._passed = generation
+            if marker := self._marker(generation):
+                marker.touch()
+        except BackendDied:
+            self.restart_triton()
+        except TritonUnavailable:
+            log.info("canary: tritonserver is not answering yet")
+        except Exception as err:
+            self._failure = f"canary inference: {err}"
+            log.warning(self._failure, exc_info=not isinstance(err, ServingError))
+        else:
+            self._failure = ""
+        finally:
+            self._running = False
+
+    def _try_example(self, served: ServedModel) -> None:
+        if not served.client and not served.client_error:
+            return
+        item = Item("example", raw=read_example(served))
+        try:
+            self._infer(served, item)
+        except TritonUnavailable:
+            raise
+        except ServingError as err:
+            raise ModelNotReady(f"model '{served.model.name}': {err}") from err
+
+    def _infer(self, served: ServedModel, item: Item) -> None:
+        try:
+            self.pipeline.predict(served, "", [item], {}, "canary")
+        except NotAcceptable:  # the model only streams
+            deque(self.pipeline.stream(served, "", [item], {}, "canary"), maxlen=0)
+
+
+def read_example(served: ServedModel) -> bytes:
+    """One instance as a caller would post it: the folder's example.*, else the client's own."""
+    client = served.require_client()
+    own = sorted(served.model.path.glob("example.*"))
+    return own[0].read_bytes() if own else client.example

@@ -1,0 +1,66 @@
+"""Replies in JSON, and every error in its one shape: {"error", "code", "request_id"}."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from flask import Response, current_app, g, request
+from werkzeug.exceptions import HTTPException
+
+from serving.errors import (
+    BackendDied,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    ServingError,
+    TritonUnavailable,
+)
+from serving.front.services import services
+
+log = logging.getLogger(__name__)
+
+
+def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
+    """The value as JSON, with any status."""
+    return Response(orjson.dumps(value), status=status, mimetype="application/json")
+
+
+def render_error(error: ServingError) -> Response:
+    message = str(error)
+    if isinstance(error, BackendDied):
+        services().health.restart_triton()
+    if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
+        message = f"{message} [{state}]"
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error(message, exc_info=error)
+    response = json_reply({"error": message, "code": error.code, "request_id": g.get("request_id", "")}, error.status)
+    response.headers["X-Error-Code"] = error.code
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
+
+
+def render_http_exception(error: HTTPException) -> Response:
+    code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
+    if code == HTTPStatus.NOT_FOUND:
+        return render_error(
+            NotFound(f"there is no {request.path}; there are POST /invocations, GET /ping, GET /models")
+        )
+    if code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = ", ".join(sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"}))
+        response = render_error(MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}"))
+        response.headers["Allow"] = allowed
+        return response
+    if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        limit = current_app.config["MAX_CONTENT_LENGTH"]
+        return render_error(PayloadTooLarge(f"the body is larger than {limit} bytes; SERVE_MAX_BODY_MB sets the limit"))
+    invalid = InvalidRequest(error.description or error.name)
+    invalid.status = code
+    return render_error(invalid)
+
+
+def render_unexpected(error: Exception) -> Response:
+    log.error("the request failed", exc_info=error)
+    return render_error(ServingError("an internal error; the log has it under this request_id"))

@@ -1,0 +1,1 @@
+"""One request to one model: registry, clients, decoding, batches, streams. Knows nothing of HTTP."""

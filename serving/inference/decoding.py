@@ -1,0 +1,77 @@
+"""A request's items become instances: as many as fit into memory together, decoded side by side."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from clients.base import ModelClient
+from serving.bodies.invocation import Item
+from serving.codecs import Limits
+from serving.errors import DecodingError
+from serving.inference.deadline import left
+
+Result = TypeVar("Result")
+
+
+class Decoder:
+    """`turns` requests decode and preprocess at a time, of each kind of instance, their images in `threads`.
+
+    The bound keeps memory and the interpreter's lock free of a crowd: the rest waits for its turn. A text does not
+    wait behind images. `reduced`: large images are decoded smaller where their client needs no more.
+    """
+
+    def __init__(self, limits: Limits, turns: int = 1, threads: int = 1, reduced: bool = False) -> None:
+        self.limits, self.reduced = limits, reduced
+        self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(lambda: threading.BoundedSemaphore(turns))
+        self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
+
+    @contextmanager
+    def turn(self, kind: str, seconds: float) -> Iterator[None]:
+        """Raises TooLate when the request's time, `seconds` where nothing is said of it, is over before its turn."""
+        turns = self._turns[kind]
+        while not turns.acquire(timeout=left(seconds)):
+            pass
+        try:
+            yield
+        finally:
+            turns.release()
+
+    def decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
+        """As many of the items as `_open` takes; of several mistakes that of the first instance is told."""
+        opened, mistake = self._open(client, first, items)
+        loads = [
+            partial(item.load, client.codec, each, first + at)
+            for at, (item, each) in enumerate(zip(items, opened, strict=False))
+        ]
+        images = sum(client.codec.pixels(each) > 0 for each in opened)
+        instances = self._at_once(loads) if images > 1 else [load() for load in loads]
+        if mistake:
+            raise mistake
+        return instances
+
+    def _open(self, client: ModelClient, first: int, items: Sequence[Item]) -> tuple[list[Any], DecodingError | None]:
+        """As many of the items, at least one, as have together hardly more pixels than one image may have: a small
+        body can hold many large images. With the mistake that ended it, if one did."""
+        opened: list[Any] = []
+        pixels = 0
+        limits = replace(self.limits, side=client.side if self.reduced else 0)
+        for at, item in enumerate(items):
+            try:
+                opened.append(item.open(client.codec, limits, first + at))
+            except DecodingError as err:
+                return opened, err
+            pixels += client.codec.pixels(opened[-1])
+            if pixels >= self.limits.max_image_pixels:
+                break
+        return opened, None
+
+    def _at_once(self, loads: Sequence[Callable[[], Result]]) -> list[Result]:
+        """The results in their order, or the first error, once all have ended: what goes on would take memory."""
+        futures = [self._threads.submit(load) for load in loads]
+        wait(futures)
+        return [future.result() for future in futures]

@@ -1,0 +1,209 @@
+"""The models that are served: Triton's index and configurations, joined with each model's client.
+
+The repository is what lies on disk; the registry is what callers can name.
+"""
+
+import importlib
+import importlib.util
+import logging
+import pkgutil
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import clients
+from clients.base import Model, ModelClient, TensorSpec
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, VersionNotFound
+from serving.inference.served_model import THEN, ServedModel
+from serving.inference.sessions import Sequencing
+from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
+from serving.triton.gateway import IndexEntry, TritonGateway
+
+log = logging.getLogger(__name__)
+OWN_CLIENT = "_model_client_"
+
+
+class Registry:
+    """Looks models up by name; safe to share between threads.
+
+    `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded, `only`
+    names the models that Triton was told to load; empty: it knows no others.
+    """
+
+    def __init__(
+        self,
+        gateway: TritonGateway,
+        folders: Sequence[Path],
+        default: str = "",
+        own_clients: bool = True,
+        only: Collection[str] = (),
+    ) -> None:
+        self.gateway, self.folders = gateway, folders
+        self.default, self.own_clients, self.only = default, own_clients, only
+        self._lock = threading.RLock()
+        self._served: dict[str, ServedModel] = {}
+        self._versions: dict[str, dict[str, IndexEntry]] = {}
+
+    def index(self) -> dict[str, dict[str, IndexEntry]]:
+        """{name: {version: entry}} as Triton says it now; remembered for `get`."""
+        versions: dict[str, dict[str, IndexEntry]] = {}
+        for entry in self.gateway.index():
+            if self.only and entry.name not in self.only:
+                continue  # Triton lists every folder
+            versions.setdefault(entry.name, {})[entry.version] = entry
+        self._versions = versions
+        return versions
+
+    def resolve(self, name: str | None, version: str | None) -> ServedModel:
+        """The model that a request means; raises ModelNotFound, VersionNotFound, ModelNotReady, InvalidRequest."""
+        model = self.get(name or self.default or self._only_name())
+        if version is not None and version not in self._ready_versions(model.model.name):
+            self.index()
+            if version not in (ready := self._ready_versions(model.model.name)):
+                raise VersionNotFound(model.model.name, version, ready)
+        return model
+
+    def get(self, name: str) -> ServedModel:
+        """The model of that name, its client made at first use."""
+        if not self._ready_versions(name):
+            self._require_ready(name)
+        with self._lock:
+            if name not in self._served:
+                served = self.load(name, self._folder(name))
+                self._served[name] = replace(served, then=self._next(served))
+            return self._served[name]
+
+    def _next(self, served: ServedModel) -> ServedModel | None:
+        """The second model of a chain; raises ModelNotFound, ModelNotReady, or InvalidRequest where it cannot be."""
+        name = served.model.parameters.get(THEN)
+        if not name or not served.client:
+            return None
+        if not self._ready_versions(name):
+            self._require_ready(name)
+        if THEN in describe_model(name, self._folder(name), self.gateway.config(name)).parameters:
+            raise InvalidRequest(
+                f"model '{served.model.name}' is followed by '{name}', itself a chain: a chain has two"
+            )
+        then = self.get(name)
+        if then.require_client().codec is not served.client.codec:
+            raise InvalidRequest(
+                f"model '{served.model.name}' is followed by '{name}', which takes "
+                f"{then.require_client().codec.name}s, and not {served.client.codec.name}s"
+            )
+        return then
+
+    def _require_ready(self, name: str) -> None:
+        index = self.index()
+        if name not in index:
+            raise ModelNotFound(name, index)
+        if not self._ready_versions(name):
+            reasons = "; ".join(sorted({f"{e.state} {e.reason}".strip() for e in index[name].values()}))
+            raise ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
+
+    def _ready_versions(self, name: str) -> list[str]:
+        return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
+
+    def _only_name(self) -> str:
+        names = sorted(self._versions or self.index())
+        if len(names) != 1:
+            raise InvalidRequest(
+                "no model is named; name one in the body's model_name, in "
+                "X-Amzn-SageMaker-Custom-Attributes: model_name=…, in X-Amzn-SageMaker-Target-Model or as "
+                f"?model_name=…; the models served are: {', '.join(names) or 'none'}"
+            )
+        return names[0]
+
+    def _folder(self, name: str) -> Path:
+        return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
+
+    def load(self, name: str, folder: Path) -> ServedModel:
+        """The model that Triton serves by that name, with a client made from its folder."""
+        config = self.gateway.config(name)
+        model, sequencing = describe_model(name, folder, config), self._sequencing(config)
+        try:
+            return ServedModel(model, make_client(model, self.own_clients), sequencing=sequencing)
+        except Exception as err:
+            reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
+            log.exception(reason)
+            return ServedModel(model, None, reason, sequencing)
+
+    def forget(self, served: ServedModel | None) -> None:
+        """Lets the code of a model's own client go, when the model is served no more."""
+        if served and served.client and (module := type(served.client).__module__).startswith(OWN_CLIENT):
+            sys.modules.pop(module, None)
+
+    def _sequencing(self, config: Any) -> Sequencing | None:
+        """The model's own, or that of the first part of an ensemble that has one."""
+        if id_type := correlation_type(config):
+            return Sequencing(id_type, sequence_idle_seconds(config))
+        parts = (self._part(step.model_name) for step in config.ensemble_scheduling.step)
+        return next((part for part in parts if part), None)
+
+    def _part(self, name: str) -> Sequencing | None:
+        try:
+            return self._sequencing(self.gateway.config(name))
+        except InvalidRequest:  # several archives have a part of that name, and Triton cannot tell which is meant
+            return None
+
+
+def describe_model(name: str, folder: Path, config: Any) -> Model:
+    """A ModelConfig as clients see it."""
+    return Model(
+        name=name,
+        path=folder,
+        inputs=tuple(_spec(tensor) for tensor in config.input),
+        outputs=tuple(_spec(tensor) for tensor in config.output),
+        max_batch_size=config.max_batch_size,
+        parameters={key: value.string_value for key, value in config.parameters.items()},
+    )
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    optional = bool(getattr(tensor, "optional", False))
+    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), optional)
+
+
+def make_client(model: Model, own_clients: bool) -> ModelClient | None:
+    """The model's client: its folder's client.py, else the one its `client` parameter names, else the one
+    named as the model or its folder, else none. Raises what the client's code raises, or InvalidRequest."""
+    module = _client_module(model, own_clients)
+    if module is None:
+        return None
+    client = getattr(module, "Client", None)
+    if not (isinstance(client, type) and issubclass(client, ModelClient)):
+        raise InvalidRequest(f"{module.__file__} defines no class Client(ModelClient)")
+    return client(model)
+
+
+def _client_module(model: Model, own_clients: bool) -> ModuleType | None:
+    own_file = model.path / "client.py"
+    if own_file.is_file():
+        if own_clients:
+            return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
+        log.warning("model %s: its client.py is not loaded, for SERVE_MODEL_CLIENTS is false", model.name)
+    if named := model.parameters.get("client"):
+        if named not in families():
+            raise InvalidRequest(f"there is no client '{named}'; the clients are: {', '.join(families())}")
+        return importlib.import_module(f"clients.{named}")
+    names = (model.name, model.path.name)  # an archive's folder has another name than Triton's model
+    return next((importlib.import_module(f"clients.{name}") for name in names if name in families()), None)
+
+
+def families() -> list[str]:
+    """The names of the clients that this project brings: the modules of clients/, but its base."""
+    names = (module.name for module in pkgutil.iter_modules(clients.__path__))
+    return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidRequest(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

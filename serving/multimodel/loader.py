@@ -1,0 +1,298 @@
+"""Multi-model mode: archives that the platform loads and unloads while others are served.
+
+    POST /models -> locate, admit, stage -> Triton's SageMaker endpoint -> READY
+    DELETE /models/NAME -> no more calls begin, those begun end -> Triton unloads -> the repository is forgotten
+
+Triton's SageMaker endpoint registers, namespaces and loads. While it unloads it answers nothing else, so Triton
+is told over gRPC to unload first; calls never go through the endpoint. Triton's list of repositories is not guarded
+against changes while it is read (Triton 24.10: "failed to stat file" of some garbage): the lock REPOSITORIES does it.
+"""
+
+import logging
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from serving.errors import (
+    InferenceFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelAlreadyLoaded,
+    ModelNotLoaded,
+    ModelNotReady,
+    OutOfMemory,
+    ServingError,
+    TritonTimeout,
+)
+from serving.inference.registry import Registry
+from serving.inference.served_model import ServedModel
+from serving.multimodel import memory
+from serving.multimodel.loaded import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
+from serving.multimodel.memory import Budget, is_out_of_memory
+from serving.repository.archives import Archive, locate
+
+log = logging.getLogger(__name__)
+ADMISSION, REPOSITORIES = "/admission", "/repositories"  # locks; no model has such a name
+HANDOVER_SECONDS = 0.15
+PAUSE = 0.1
+PAGE, LARGEST_PAGE = 100, 1000
+LONGEST_NAME = 1024
+
+
+class Step(Protocol):
+    """What is done to an archive before Triton sees it."""
+
+    def fit(self, archive: Archive, staged: Path) -> None:
+        """Changes what is staged of the archive; raises LoadFailed."""
+
+
+class MultiModel:
+    """Loads, unloads and finds archives; safe to share between threads, and every worker has one.
+
+    `folder` is shared by all workers, `root` is the only place that archives are taken from, `timeout` bounds a
+    load and an unload in seconds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        loaded: LoadedModels,
+        root: Path,
+        budget: Budget,
+        timeout: float,
+        steps: Sequence[Step],
+    ) -> None:
+        self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
+        self.root, self.budget, self.timeout, self.steps = root, budget, timeout, steps
+        self._clients = _Clients(registry, loaded)
+
+    def load(self, name: str, url: str, target: str) -> None:
+        """Raises ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
+        _check_name(name)
+        archive = locate(url, self.root)
+        with self.loaded.changing(name, self.timeout):
+            self._check_absent(name)
+            model = self._admit(name, url, target, archive)
+            try:
+                archive.stage(self._staged(model))
+                for step in self.steps:
+                    step.fit(archive, self._staged(model))
+                self._hand_over(model)
+            except TritonTimeout:  # it may still be loaded: the next call for it undoes that
+                raise
+            except BaseException:
+                self._unload_parts(model)
+                self._forget(model)
+                raise
+            self.loaded.write(replace(model, state=READY))
+        log.info("loaded %s (%s) from %s", target, name, archive.folder)
+
+    def unload(self, name: str) -> None:
+        """Returns when its memory is free; raises ModelNotLoaded, TritonTimeout, TritonUnavailable."""
+        with self.loaded.changing(name, self.timeout):
+            model = self.loaded.read(name)
+            if model is None:
+                raise ModelNotLoaded(name)
+            self._remove(model)
+        log.info("unloaded %s (%s)", model.target, name)
+
+    def get(self, name: str) -> LoadedModel:
+        """Raises ModelNotLoaded."""
+        return self._ready(name, self.loaded.read(name))
+
+    def page(self, after: str, limit: int) -> tuple[list[LoadedModel], str]:
+        """Models that are ready, by name, beginning after that one, and where the next page begins ("" at the end)."""
+        models = [model for model in self.loaded.all() if model.name > after and model.state == READY]
+        page = models[:limit]
+        ready = [model for model in page if self.gateway.is_model_ready(model.triton_name)]
+        return ready, page[-1].name if len(models) > limit else ""
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[ServedModel]:
+        """The model for a call, by its name or Target-Model; it is not unloaded meanwhile. Raises ModelNotLoaded."""
+        model = self._ready(name, self.loaded.named(name))
+        with self.loaded.using(model.name):
+            model = self._ready(name, self.loaded.read(model.name))
+            try:
+                yield self._clients.get(model)
+            except ModelNotReady as err:
+                if self.loaded.read(model.name) != model:
+                    raise ModelNotLoaded(name) from err
+                raise
+            except InferenceFailed as err:
+                if is_out_of_memory(str(err)):
+                    raise OutOfMemory(str(err)) from err
+                raise
+
+    def check_version(self, served: ServedModel, version: str) -> None:
+        """Raises InvalidRequest, for a 404 would say that the model is not loaded."""
+        if not self.gateway.is_model_ready(served.model.name, version):
+            raise InvalidRequest(f"model '{served.model.name}' has no version '{version}'; leave it out for the latest")
+
+    def _ready(self, name: str, model: LoadedModel | None) -> LoadedModel:
+        if model is None or model.state != READY:
+            raise ModelNotLoaded(name)
+        return model
+
+    def _check_absent(self, name: str) -> None:
+        """What a worker that was killed has left half done is undone."""
+        model = self.loaded.read(name)
+        if model is not None and model.state == READY:
+            raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {model.url}")
+        if model is not None:
+            self._remove(model)
+
+    def _admit(self, name: str, url: str, target: str, archive: Archive) -> LoadedModel:
+        """Notes the load, so that others reckon with it; raises OutOfMemory."""
+        needed = memory.estimate(archive.weight(), len(archive.parts))
+        with self.loaded.changing(ADMISSION, self.timeout):
+            used = memory.used_by(self.loaded.pid()) + self._promised()
+            if reason := self.budget.shortfall(used, needed):
+                raise OutOfMemory(f"'{target}' is not loaded: {reason}")
+            if (other := self.loaded.named(target)) and other.name != name:
+                raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
+            model = LoadedModel(
+                name,
+                url,
+                target,
+                triton_name(target),
+                str(archive.folder),
+                [part.name for part in archive.parts if part != archive.folder],
+                LOADING,
+                needed,
+                load=secrets.token_hex(8),
+                server=self.loaded.server(),
+            )
+            self.loaded.write(model)
+        return model
+
+    def _promised(self) -> int:
+        loading = [model for model in self.loaded.all() if model.state == LOADING]
+        return sum(model.estimate for model in loading if self.loaded.is_changing(model.name))
+
+    def _hand_over(self, model: LoadedModel) -> None:
+        """Triton's endpoint may give two connections that come at once to one thread, where the second waits for
+        the first's load: the next is let through a little later."""
+        with self.loaded.unused(REPOSITORIES, self.timeout):
+            call = self.gateway.load_repository(
+                digest(model.name), str(self._staged(model)), model.triton_name, self.timeout
+            )
+            call.has_reply(HANDOVER_SECONDS)
+        status, message = call.result()
+        if status != 200:
+            raise self._failure(model, status, message)
+
+    def _failure(self, model: LoadedModel, status: int, message: str) -> Exception:
+        message = message.replace(str(self._staged(model)), str(Path(model.folder).parent))
+        if status == 409:
+            return ModelAlreadyLoaded(f"a model with the Target-Model '{model.target}' is loaded already: {message}")
+        if status == 507 or is_out_of_memory(message):
+            return OutOfMemory(f"'{model.target}' cannot be loaded: {message}")
+        return LoadFailed(f"'{model.target}' cannot be loaded: {message}")
+
+    def _remove(self, model: LoadedModel) -> None:
+        """From Triton and from the files; calls that have begun are waited for."""
+        self.loaded.write(replace(model, state=UNLOADING))
+        with self.loaded.unused(model.name, self.timeout):
+            self._await(lambda: self._is_settled(model))
+            with self.loaded.unused(REPOSITORIES, self.timeout):
+                self.gateway.unload(model.triton_name)
+            self._await(lambda: self._is_gone(model))
+            with self.loaded.unused(REPOSITORIES, self.timeout):
+                call = self.gateway.unload_repository(digest(model.name), model.triton_name, self.timeout)
+                status, message = call.result()
+            if status not in (200, 404):
+                raise LoadFailed(f"'{model.target}' cannot be unloaded: {message}")
+            self._forget(model)
+
+    def _unload_parts(self, model: LoadedModel) -> None:
+        """Of an ensemble that fails Triton keeps the parts that were loaded before, unseen. It tells parts of one name
+        in several archives not apart: one that another archive has too is left alone."""
+        others = [other for other in self.loaded.all() if other.name != model.name]
+        taken = {name for other in others for name in (other.triton_name, *other.parts)}
+        with self.loaded.unused(REPOSITORIES, self.timeout), suppress(ServingError):
+            for part in set(model.parts) - taken:
+                self.gateway.unload(part)
+
+    def _forget(self, model: LoadedModel) -> None:
+        self.loaded.remove(model)
+        shutil.rmtree(self._staged(model), ignore_errors=True)
+
+    def _is_gone(self, model: LoadedModel) -> bool:
+        """Its parts too: other archives' parts of the same names are waited for, as Triton does not tell them apart."""
+        states = self._states({model.triton_name, *model.parts})
+        return (model.triton_name, "READY") not in states and "UNLOADING" not in {state for _, state in states}
+
+    def _is_settled(self, model: LoadedModel) -> bool:
+        return (model.triton_name, "LOADING") not in self._states({model.triton_name})
+
+    def _states(self, names: set[str]) -> set[tuple[str, str]]:
+        with self.loaded.using(REPOSITORIES, self.timeout):
+            return {(entry.name, entry.state) for entry in self.gateway.index() if entry.name in names}
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TritonTimeout(f"Triton did not finish within {self.timeout:g} s; try again")
+            time.sleep(PAUSE)
+
+    def _staged(self, model: LoadedModel) -> Path:
+        return self.loaded.folder / "staged" / digest(model.name)
+
+
+@dataclass
+class _Entry:
+    load: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    served: ServedModel | None = None
+
+
+class _Clients:
+    """This worker's clients of archives, each made once per load, at its first call."""
+
+    def __init__(self, registry: Registry, loaded: LoadedModels) -> None:
+        self._registry, self._loaded = registry, loaded
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+
+    def get(self, model: LoadedModel) -> ServedModel:
+        entry = self._entries.get(model.name)
+        if entry is None or entry.load != model.load:
+            entry = self._enter(model)
+        with entry.lock:
+            if entry.served is None:
+                entry.served = self._registry.load(model.triton_name, Path(model.folder))
+            return entry.served
+
+    def _enter(self, model: LoadedModel) -> _Entry:
+        """A new entry; those of archives that were unloaded, or loaded again, go."""
+        loads = {each.load for each in self._loaded.all()}
+        with self._lock:
+            entry = self._entries.get(model.name)
+            if entry is None or entry.load != model.load:
+                for name in [name for name, each in self._entries.items() if each.load not in loads]:
+                    self._registry.forget(self._entries.pop(name).served)
+                entry = self._entries[model.name] = _Entry(model.load)
+            return entry
+
+
+def triton_name(target: str) -> str:
+    """Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with a slash and its Python
+    backend none with a space, so other characters than these are replaced, and a digest keeps names apart."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100]
+    return name if name == target else f"{name}-{digest(target)[:8]}"
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
+        raise InvalidRequest(
+            f"'model_name' must be 1 to {LONGEST_NAME} printable characters, the first of them no slash"
+        )

@@ -1,0 +1,1 @@
+"""Short processes before or beside Triton: building plans, completing configurations, checking models."""

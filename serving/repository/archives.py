@@ -1,0 +1,121 @@
+"""A multi-model archive as the platform unpacked it: which of its folders is the model, and a copy for Triton.
+
+An archive holds one model, with its config.pbtxt at the root or in its only folder, or an ensemble and its
+parts, each in a folder. Triton's SageMaker endpoint takes whichever folder it reads last; it gets a folder of
+links that leaves it no choice, so that stray folders do no harm and the archives can lie anywhere.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.errors import InvalidRequest
+
+FORBIDDEN = ("/dev", "/proc", "/sys")
+EXAMPLE = (
+    "an archive holds one model (config.pbtxt and 1/model.onnx at its root, or resnet/config.pbtxt and "
+    "resnet/1/model.onnx), or an ensemble and its parts, each in a folder; "
+    "example: tar czf resnet.tar.gz -C model_repository resnet"
+)
+_BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
+_ENSEMBLE = re.compile(r'platform\s*:\s*"ensemble"')
+_PART = re.compile(r'model_name\s*:\s*"([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Archive:
+    """`folder` is the model's own, or the ensemble's; `parts` are all folders that Triton must see, it included."""
+
+    folder: Path
+    parts: tuple[Path, ...]
+
+    def weight(self) -> int:
+        """Bytes of what is loaded: of every folder its files and its largest version."""
+        return sum(_weight(part) for part in self.parts)
+
+    def stage(self, target: Path) -> None:
+        """Makes `target` a repository of these folders; their contents are links."""
+        shutil.rmtree(target, ignore_errors=True)
+        for part in self.parts:
+            (target / part.name).mkdir(parents=True)
+            for entry in part.iterdir():
+                (target / part.name / entry.name).symlink_to(entry)
+
+
+def locate(url: str, root: Path) -> Archive:
+    """The archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB; raises InvalidRequest."""
+    path = Path(os.path.normpath(url))
+    below = str(path).removeprefix(str(root))
+    if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
+        raise InvalidRequest(
+            f"'url' must be {root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ "
+            f"in ID and FOLDER; got '{url}'"
+        )
+    resolved = str(path.resolve()) + "/"
+    if any(resolved.startswith(f"{folder}/") for folder in FORBIDDEN):
+        raise InvalidRequest(f"'url' must not lead to {', '.join(FORBIDDEN)}; got '{url}'")
+    if not path.is_dir():
+        raise InvalidRequest(f"there is no folder {path}")
+    if (path / "config.pbtxt").is_file():
+        return Archive(path, (path,))
+    return _of_folders(path)
+
+
+def _of_folders(path: Path) -> Archive:
+    models = [folder for folder in _folders(path) if _is_model(folder)]
+    if len(models) == 1:
+        return Archive(models[0], (models[0],))
+    ensembles = {folder: text for folder in models if _ENSEMBLE.search(text := _config(folder))}
+    inner = {name for text in ensembles.values() for name in _PART.findall(text)}
+    outer = [folder for folder in ensembles if folder.name not in inner]
+    if len(outer) == 1:
+        return Archive(outer[0], tuple(models))
+    raise InvalidRequest(f"{path} holds {_found(path, models, outer)}; {EXAMPLE}")
+
+
+def _found(path: Path, models: list[Path], ensembles: list[Path]) -> str:
+    if ensembles:
+        return f"several ensembles ({_names(ensembles)}), of which one must be the outermost"
+    if models:
+        return f"several models ({_names(models)}) and no ensemble of them"
+    deeper = sorted(path.glob("*/*/config.pbtxt"))
+    if deeper:
+        return f"its models one folder too deep: {deeper[0].relative_to(path)}"
+    return f"no config.pbtxt but {_names(sorted(path.iterdir())) or 'nothing'}"
+
+
+def _names(paths: list[Path]) -> str:
+    shown = [path.name + ("/" if path.is_dir() else "") for path in paths[:5]]
+    return ", ".join(shown) + (", …" if len(paths) > 5 else "")
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and not entry.name.startswith(".") and not entry.name.isdigit():
+            yield entry
+
+
+def _is_model(folder: Path) -> bool:
+    """With a configuration, or with versions, whose configuration the backend can complete."""
+    return (folder / "config.pbtxt").is_file() or any(p.name.isdigit() for p in folder.iterdir() if p.is_dir())
+
+
+def _config(folder: Path) -> str:
+    file = folder / "config.pbtxt"
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _weight(folder: Path) -> int:
+    entries = list(folder.iterdir())
+    versions = [_size(entry) for entry in entries if entry.is_dir() and entry.name.isdigit()]
+    return max(versions, default=0) + sum(_size(entry) for entry in entries if not entry.name.isdigit())
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links to folders are not followed."""
+    if not path.is_dir():
+        return path.stat().st_size if path.exists() else 0
+    return sum(_size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink()))

@@ -1,0 +1,43 @@
+"""The settings told to people: each value and where it came from, and variables that nothing reads."""
+
+import difflib
+import shlex
+from collections.abc import Iterable, Mapping
+
+from serving.settings.row import Setting
+from serving.settings.table import TABLE, Settings
+
+PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
+MASK = "********"
+ALIKE = 0.75  # of difflib: what is less alike is no slip of the pen
+
+
+def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
+    """A line `VARIABLE=value  # where from` for each setting, as a shell would read it; secrets are masked."""
+    return "\n".join(_line(row, getattr(settings, row.name), environ) for row in TABLE)
+
+
+def unknown_variables(environ: Iterable[str]) -> list[str]:
+    """A warning for each variable that is named as ours are, and is none of them."""
+    known = [name for row in TABLE for name in row.variables]
+    strangers = sorted(name for name in environ if name.startswith(PREFIXES) and name not in known)
+    return [f"{name} is no variable that is read here{_nearest(name, known)}" for name in strangers]
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _line(row: Setting, value: object, environ: Mapping[str, str]) -> str:
+    text = MASK if row.secret and value else row.format(value)
+    return f"{row.variables[0]}={shlex.quote(text) if text else ''}  # {_source(row, value, environ)}"
+
+
+def _source(row: Setting, value: object, environ: Mapping[str, str]) -> str:
+    """The variable, or default; derived when the value follows from the machine or from other settings."""
+    variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
+    if value == row.read(environ):
+        return f"variable {variable}" if variable else "default"
+    asked = row.format(row.read(environ))
+    return f"derived, from {variable}={asked}" if variable else f"derived, for the default is {asked or 'none'}"

@@ -1,0 +1,213 @@
+"""The supervisor's hands: processes, signals, output and /ping as Linux and Python have them."""
+
+import contextlib
+import http.client
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from serving.host import machine
+from serving.supervisor.supervisor import STOP_SIGNALS, Process
+
+LINE_LIMIT = 16 * 1024
+CHUNK = 64 * 1024  # what a pipe holds
+PING_TIMEOUT = 2.0
+LAST_WORDS_TIMEOUT = 1.0
+ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
+
+
+class Output:
+    """Whole lines from many threads to one file descriptor, each with the name of who wrote it.
+
+    A line that is a JSON object stays one: it names its process itself.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def write(self, name: str, *lines: str) -> None:
+        """A reader that went away must not stop the processes: they are read on, into nothing."""
+        data = "".join(f"{line}\n" if is_json(line) else f"{name} | {line}\n" for line in lines).encode()
+        with self._lock, contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+
+class Pump(threading.Thread):
+    """Reads one process's output to its end: drops noise, passes the rest on, remembers the last error."""
+
+    def __init__(self, name: str, stream: IO[bytes], output: Output, noise: Sequence[str]) -> None:
+        super().__init__(name=f"pump-{name}", daemon=True)
+        self._source, self._stream, self._output = name, stream, output
+        self._noise = [re.compile(pattern) for pattern in noise]
+        self._last_line = self._last_error = ""
+
+    def run(self) -> None:
+        with self._stream:
+            for lines in read_lines(self._stream):
+                kept = [line for line in lines if is_json(line) or not self._is_noise(line)]
+                for line in kept:
+                    self._remember(line)
+                self._output.write(self._source, *kept)
+
+    def _is_noise(self, line: str) -> bool:
+        return any(pattern.search(line) for pattern in self._noise)
+
+    def _remember(self, line: str) -> None:
+        if is_json(line) and not (line := json_message(line)):
+            return
+        if line.strip():
+            self._last_line = line.strip()
+        if ERROR_LINE.search(line):
+            self._last_error = line.strip()
+
+    def last_error(self) -> str:
+        self.join(LAST_WORDS_TIMEOUT)
+        return self._last_error or self._last_line
+
+
+def is_json(line: str) -> bool:
+    return line.startswith('{"') and line.endswith("}")
+
+
+def json_message(line: str) -> str:
+    """What a log line of serving/front/logs.py says; "" for one of nginx's requests."""
+    try:
+        document = json.loads(line) if '"message"' in line else {}
+    except ValueError:
+        return line
+    return f"{document['level']}: {document['message']}" if {"level", "message"} <= document.keys() else ""
+
+
+def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
+    """Lines without their end, as many at a time as have come; cut after 16 kB, undecodable bytes replaced."""
+    begun = b""
+    while data := os.read(stream.fileno(), CHUNK):
+        *whole, begun = (begun + data).split(b"\n")
+        begun = begun[: LINE_LIMIT + 1]
+        yield [_text(line) for line in whole]
+    if begun:
+        yield [_text(begun)]
+
+
+def _text(line: bytes) -> str:
+    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
+
+
+class LinuxSystem:
+    """The System of serving/supervisor/supervisor.py; `ping_address` is (host, port) of nginx."""
+
+    def __init__(self, ping_address: tuple[str, int], output: Output) -> None:
+        self._ping_address = ping_address
+        self._output = output
+        self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._running: dict[int, tuple[Process, subprocess.Popen[bytes]]] = {}
+        self._pumps: dict[str, Pump] = {}
+
+    def catch_signals(self) -> None:
+        """From now on signals only queue; the loop acts on them."""
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, lambda received, _frame: self._events.put(received))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def oom_kills(self) -> int:
+        return machine.oom_kills()
+
+    def wait(self, timeout: float) -> int | None:
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def start(self, process: Process) -> int:
+        child = subprocess.Popen(
+            process.command,
+            env=dict(process.environment),
+            cwd=process.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        if child.stdout is None:
+            raise OSError("no pipe to read the output from")
+        pump = Pump(process.name, child.stdout, self._output, process.noise)
+        pump.start()
+        self._pumps[process.name] = pump
+        self._running[child.pid] = (process, child)
+        return child.pid
+
+    def reap(self) -> list[tuple[int, int]]:
+        """As PID 1 we inherit orphans: they are reaped here too, and nowhere else."""
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                # While it is a zombie its pid, and so its group's id, cannot be another's.
+                if found.si_pid in self._running:
+                    self.kill_group(found.si_pid)
+                _, status = os.waitpid(found.si_pid, 0)
+                ended.append((found.si_pid, os.waitstatus_to_exitcode(status)))
+                self._forget(*ended[-1])
+        return ended
+
+    def _forget(self, pid: int, code: int) -> None:
+        if pid not in self._running:
+            return
+        process, child = self._running.pop(pid)
+        child.returncode = code  # Popen must not wait for it again
+        for leftover in _matches(process.leftovers):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        if pid in self._running:
+            os.kill(pid, number)
+
+    def kill_group(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def last_error(self, process: Process) -> str:
+        return self._pumps[process.name].last_error()
+
+    def ping(self) -> str:
+        connection = http.client.HTTPConnection(*self._ping_address, timeout=PING_TIMEOUT)
+        try:
+            connection.request("GET", "/ping")
+            response = connection.getresponse()
+            body = response.read(LINE_LIMIT)
+        except (OSError, http.client.HTTPException) as err:
+            return f"/ping: {err}"
+        finally:
+            connection.close()
+        return "" if response.status == 200 else f"/ping: {response.status} {_reason(body)}"
+
+    def say(self, text: str) -> None:
+        self._output.write("serve", text)
+
+    def drain(self) -> None:
+        deadline = self.now() + LAST_WORDS_TIMEOUT
+        for pump in self._pumps.values():
+            pump.join(max(0.0, deadline - self.now()))
+
+
+def _matches(pattern: str) -> Iterable[Path]:
+    return list(Path("/").glob(pattern.lstrip("/"))) if pattern else ()
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace").strip()

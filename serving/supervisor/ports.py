@@ -1,0 +1,121 @@
+"""Which TCP ports the processes behind nginx listen on: free ones, inside a range when there is one.
+
+A port is reserved from when it is found free until our process ends, by the name of an abstract Unix socket:
+such names belong to the network namespace, as ports do, so that two containers on one host's network, which
+share nothing else, never pick the same one before their servers have begun to listen.
+"""
+
+import errno
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from serving.settings import forms
+from serving.settings.contradictions import TRITON_PORTS
+from serving.settings.row import SettingsError
+from serving.settings.table import LOOPBACK, Settings
+
+ATTEMPTS = 1000
+ANYWHERE = "0.0.0.0"
+
+
+class NoFreePort(Exception):
+    """Fewer ports are free than are needed."""
+
+
+class PortPicker:
+    """Picks free ports of `allowed` (LOW, HIGH), or any when that is empty; never one of `taken`."""
+
+    def __init__(self, allowed: tuple[int, ...] = (), taken: Iterable[int] = ()) -> None:
+        self._allowed = allowed
+        self._taken = set(taken)
+        self._locks: list[socket.socket] = []
+
+    def pick(self, count: int) -> list[int]:
+        """So many different ports, reserved; raises NoFreePort that says how many there are."""
+        picked = list(islice(self._reserved(), count))
+        if len(picked) < count:
+            raise NoFreePort(f"{count} free ports are needed, and {len(picked) or 'none'} of them could be had")
+        return picked
+
+    def _reserved(self) -> Iterator[int]:
+        for port in self._candidates():
+            if port not in self._taken and not why_taken(ANYWHERE, port) and self._reserve(port):
+                self._taken.add(port)
+                yield port
+
+    def _candidates(self) -> Iterator[int]:
+        if self._allowed:
+            yield from range(self._allowed[0], self._allowed[1] + 1)
+        else:
+            yield from (_any_port() for _ in range(ATTEMPTS))
+
+    def _reserve(self, port: int) -> bool:
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(f"\0triton-multi-model-serve:{port}")
+        except OSError:
+            lock.close()
+            return False
+        self._locks.append(lock)
+        return True
+
+    def close(self) -> None:
+        """Gives up the reservations."""
+        while self._locks:
+            self._locks.pop().close()
+
+
+def why_taken(host: str, port: int) -> str:
+    """Why no server could listen there, in the system's words; "" when one could."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as err:
+            return err.strerror or errno.errorcode.get(err.errno or 0, str(err))
+        return ""
+
+
+def _any_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_picker(settings: Settings) -> PortPicker:
+    given = [getattr(settings, name) for name in TRITON_PORTS]
+    return PortPicker(settings.safe_port_range, taken=[settings.port, *given])
+
+
+def picked(settings: Settings, picker: PortPicker) -> Settings:
+    """The settings with a free port in place of every 0; SettingsError when one of ours is taken."""
+    check_ports(settings)
+    names = [name for name in TRITON_PORTS if name != "triton_sagemaker_port" or settings.multi_model]
+    wanted = [name for name in names if not getattr(settings, name)]
+    try:
+        ports: dict[str, Any] = dict(zip(wanted, picker.pick(len(wanted)), strict=True))
+    except NoFreePort as err:
+        allowed = forms.format_port_range(settings.safe_port_range) or "(not set)"
+        raise SettingsError([f"SAGEMAKER_SAFE_PORT_RANGE={allowed}: {err}"]) from err
+    return replace(settings, **ports)
+
+
+def check_ports(settings: Settings) -> None:
+    """Else nginx would try for seconds while /ping is answered by whoever has the port."""
+    listeners = {
+        f"SERVE_HOST={settings.host} and PORT={settings.port}": (settings.host, settings.port),
+        f"Triton's HTTP port {settings.triton_http_port}": (LOOPBACK, settings.triton_http_port),
+        f"Triton's gRPC port {settings.triton_grpc_port}": (settings.triton_grpc_host, settings.triton_grpc_port),
+        f"Triton's SageMaker port {settings.triton_sagemaker_port}": (LOOPBACK, settings.triton_sagemaker_port),
+        f"Triton's metrics port {settings.triton_metrics_port}": (
+            settings.triton_metrics_host,
+            settings.triton_metrics_port,
+        ),
+    }
+    taken = {name: why for name, place in listeners.items() if place[1] and (why := why_taken(*place))}
+    if taken:
+        raise SettingsError([f"{name}: cannot listen there: {why}" for name, why in taken.items()])

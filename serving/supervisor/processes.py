@@ -1,0 +1,177 @@
+"""The table of processes that `serve` watches: their command lines, environments and what of their output is noise."""
+
+import math
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from serving.host import tritonserver
+from serving.preparation import completion
+from serving.repository.layout import config_name
+from serving.repository.plans import repositories_with_plans, with_overlays
+from serving.settings.forms import bracketed
+from serving.settings.table import Settings
+from serving.supervisor import cloudwatch, triton_options
+from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.supervisor import Process
+
+HERE = Path(__file__).resolve().parents[2]
+LOADS_AT_ONCE = 32
+THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
+# Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
+# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
+SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+KEPT = f"{32 * 2**20}"  # bytes, the most that malloc takes for such a threshold
+
+# What tritonserver says on a machine without a GPU, its tables and its countdown at the end; never an error line
+# of a model. What nginx says while gunicorn is starting.
+_TRITON_PREFIX = r"^[IWE]\d{4} [\d:.]+ \d+ "
+TRITON_NOISE = (
+    r"^Error: Failed to initialize NVML$|^$|^[+|].*[+|]$|^Signal \(15\) received\.$",
+    _TRITON_PREFIX + r"pinned_memory_manager\.cc:\d+\] \"Unable to allocate pinned system memory",
+    _TRITON_PREFIX + r"cuda_memory_manager\.cc:\d+\] \"CUDA memory pool disabled\"",
+    _TRITON_PREFIX + r"server\.cc:\d+\] (\"CudaDriverHelper has not been initialized|\"Timeout \d+: Found|$)",
+    _TRITON_PREFIX + r"tritonserver\.cc:\d+\] $",
+    _TRITON_PREFIX + r"metrics\.cc:\d+\] \"(DCGM unable to start|Collecting CPU metrics)",
+)
+NGINX_NOISE = (r'request: "(GET|POST) /ping HTTP',)
+
+
+def table(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
+    """The processes in the order of their start; FileNotFoundError names a program that is missing."""
+    python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
+    quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
+    common = {**environ, **settings.environment(), **python, **quiet}
+    seen = with_overlays(settings)
+    front = {**common, **seen.environment()}
+    needed = [rebuilding(settings, triton(seen, common)), gunicorn(settings, front), nginx(settings, common)]
+    return needed + cloudwatch_agent(settings, common)
+
+
+def rebuilding(settings: Settings, process: Process) -> Process:
+    """Where TensorRT plans may have to be built first, the process that does it and then becomes tritonserver."""
+    shutil.rmtree(settings.run_dir / "repositories", ignore_errors=True)
+    if not repositories_with_plans(settings):
+        return process
+    return replace(process, command=(sys.executable, "-m", "serving.preparation.rebuild", *process.command))
+
+
+def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
+    """Its shared memory is given a name of its own, so that what a killed one leaves there can be removed."""
+    shared_memory = settings.shared_memory or f"serve-{secrets.token_hex(6)}"
+    flags = {
+        "backend-directory": tritonserver.backend_directory(),
+        "http-address": "127.0.0.1",
+        "http-port": settings.triton_http_port,
+        "grpc-port": settings.triton_grpc_port,
+        "metrics-port": settings.triton_metrics_port,
+        "allow-metrics": "true",
+        "strict-readiness": "true",
+        # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
+        "exit-on-error": "false",
+        "exit-timeout-secs": max(1, math.ceil(settings.stop_timeout)),
+    } | triton_options.flags(settings)
+    environ = tritonserver.environment({**SPINNING, **environ})
+    if settings.multi_model:
+        flags |= multi_model(settings)
+        environ = tritonserver.on_loopback(environ, settings.triton_sagemaker_port)
+    if settings.device == "cpu":
+        flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
+    command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
+    if completion.is_needless(settings, tritonserver.backend_directory()):
+        command.append(completion.DISABLE)
+    for backend in triton_options.python_backends(tritonserver.backend_directory()):
+        command.append(f"--backend-config={backend},shm-region-prefix-name={shared_memory}")
+        if settings.multi_model:
+            command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
+    command += triton_options.repeated(settings, tritonserver.backend_directory())
+    return Process(
+        "tritonserver", tuple(command), environ, HERE, noise=TRITON_NOISE, leftovers=f"/dev/shm/{shared_memory}*"
+    )
+
+
+def multi_model(settings: Settings) -> dict[str, object]:
+    """Flags of a Triton without models, whose SageMaker endpoint loads archives. What was known of archives that
+    another one has loaded is removed; a thread of the endpoint is busy for as long as a load takes."""
+    folder = settings.models_folder
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "empty").mkdir(parents=True)
+    return {
+        "model-repository": folder / "empty",
+        "model-control-mode": "explicit",
+        "model-namespacing": str(settings.model_namespacing).lower(),
+        "model-load-thread-count": LOADS_AT_ONCE,
+        "allow-sagemaker": "true",
+        "sagemaker-port": settings.triton_sagemaker_port,
+        "sagemaker-thread-count": LOADS_AT_ONCE,
+    }
+
+
+def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
+    """A worker accepts no more connections than it has threads, so that no request waits behind a busy one
+    while another worker is free; its --timeout only bounds a worker that hangs as a whole."""
+    flags = {
+        "bind": f"unix:{settings.gunicorn_socket}",
+        "chdir": HERE,
+        "worker-class": "serving.front.worker.Worker",
+        "workers": settings.workers,
+        "threads": settings.threads,
+        "worker-connections": settings.threads,
+        "keep-alive": 0,
+        "timeout": max(5, math.floor(settings.gunicorn_timeout)),
+        "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
+        "worker-tmp-dir": settings.run_dir,
+        "log-level": settings.log_level,
+        "config": "python:serving.front.gunicorn_config",
+    }
+    command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
+    single["TOKENIZERS_PARALLELISM"] = "false"
+    # What is freed is kept for the next request until a worker is idle (front/idle.py), or two fifths of its time
+    # with images would be page faults. One arena, because malloc_trim leaves the ends of all others.
+    single |= {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": KEPT, "MALLOC_ARENA_MAX": "1"}
+    counts = {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder(settings))}
+    return Process("gunicorn", tuple(command), {**environ, **single, **counts}, HERE)
+
+
+def metrics_folder(settings: Settings) -> Path:
+    """Where gunicorn's workers keep their counts; empty, for these are counts since our own start."""
+    folder = settings.run_dir / "metrics"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def nginx(settings: Settings, environ: Mapping[str, str]) -> Process:
+    """Renders nginx.conf into the run folder."""
+    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    if not binary:
+        raise FileNotFoundError("no nginx here: install Debian's package nginx-light")
+    configuration = settings.run_dir / "nginx.conf"
+    configuration.write_text(nginx_configuration(settings), encoding="utf-8")
+    command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
+    # Half of nginx's time with a tensor of 600 kB went into giving memory back and asking for it again.
+    heap = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
+    return Process("nginx", command, {**environ, **heap}, settings.run_dir, signal.SIGQUIT, noise=NGINX_NOISE)
+
+
+def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
+    """None where it is not asked for, or not installed (`warnings` says so)."""
+    if not settings.cloudwatch or not settings.cloudwatch_agent.is_file():
+        return []
+    host, port = ping_address(settings)
+    own = cloudwatch.agent_environment(settings, f"{bracketed(host)}:{port}", environ)
+    command = (str(settings.cloudwatch_agent),)
+    return [Process("cloudwatch-agent", command, {**environ, **own}, settings.run_dir, optional=True)]
+
+
+def ping_address(settings: Settings) -> tuple[str, int]:
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    return own.get(settings.host, settings.host), settings.port

@@ -1,0 +1,295 @@
+"""Supervision: a table of processes, one loop, one policy.
+
+    starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
+        ^----------------------- a process dies ------------/
+
+A process that dies is started again after a growing pause. More than five deaths of one in a minute (not counting
+those by the kernel for want of memory: it is sound, and its callers ask too much), one that says that another try
+would not help (EX_CONFIG of sysexits.h), or a start that is not ready in time, ends everything with the reason. The
+policy touches the world only through a System (linux.py has the real one), so tests replay histories with a
+fake of it.
+"""
+
+import json
+import math
+import os
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+DEATHS_ALLOWED = 5
+DEATHS_WINDOW = 60.0
+BACKOFF_FIRST = 0.25
+BACKOFF_MAX = 8.0
+POLL_INTERVAL = 0.1
+REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
+STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MEANINGS = {
+    signal.SIGKILL: "often: out of memory",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "often: /dev/shm is full",
+    signal.SIGABRT: "it gave up",
+}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One row of the table; `noise` are regular expressions of lines that are not worth logging,
+    `leftovers` a glob pattern of what a killed one leaves behind (shared memory). Serving goes on without an
+    `optional` one: it is not waited for, and given up where another's deaths would end everything."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    stop_signal: signal.Signals = signal.SIGTERM
+    noise: tuple[str, ...] = ()
+    leftovers: str = ""
+    optional: bool = False
+
+
+class System(Protocol):
+    """What the supervisor needs of the world."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    def wait(self, timeout: float) -> int | None:
+        """The next signal, or None when none came in time."""
+
+    def start(self, process: Process) -> int:
+        """The pid, which leads its own process group; raises OSError."""
+
+    def reap(self) -> list[tuple[int, int]]:
+        """(pid, exit code as subprocess has it) of all that ended, orphans too; their groups are killed."""
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """To the process alone; its group is its own business."""
+
+    def kill_group(self, pid: int) -> None:
+        """SIGKILL to the process and all of its group."""
+
+    def oom_kills(self) -> int:
+        """How many of our processes the kernel has killed so far for want of memory."""
+
+    def last_error(self, process: Process) -> str:
+        """The last line of its output that looks like an error, else the last line."""
+
+    def drain(self) -> None:
+        """Waits, shortly, until all that the processes wrote is in the log."""
+
+    def ping(self) -> str:
+        """Why /ping does not answer 200; empty when it does."""
+
+    def say(self, text: str) -> None:
+        """One line of our own in the log."""
+
+
+class Failure(Exception):
+    """Supervision cannot go on; the message is the reason."""
+
+
+@dataclass
+class _Child:
+    process: Process
+    pid: int | None = None
+    starts: int = 0
+    deaths: deque[float] = field(default_factory=deque)
+    retry_at: float = 0.0
+    last_exit: str = ""
+
+
+class Supervisor:
+    """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds.
+
+    `when_ready` are lines for the log when everything is ready for the first time.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        system: System,
+        *,
+        status_file: Path,
+        start_timeout: float,
+        stop_timeout: float,
+        when_ready: Sequence[str] = (),
+    ) -> None:
+        self._children = [_Child(process) for process in processes]
+        self._system = system
+        self._status_file = status_file
+        self._start_timeout = start_timeout
+        self._stop_timeout = stop_timeout
+        self._when_ready = list(when_ready)
+        self._stage = "starting"
+        self._has_been_ready = False
+        self._since = system.now()
+        self._next_report = REPORT_INTERVAL
+        self._oom_kills = system.oom_kills()
+
+    def run(self) -> int:
+        """The exit code: 0 after a signal, 1 after a failure, whose reason is the last line said."""
+        code, reason = 0, "stopped"
+        try:
+            self._start_due()
+            while self._system.wait(self._patience()) not in STOP_SIGNALS:
+                self._bury()
+                self._start_due()
+                self._look_for_readiness()
+        except Failure as failure:
+            code, reason = 1, str(failure)
+            self._system.say(reason)
+        self._stop()
+        self._system.drain()
+        self._system.say(reason)
+        return code
+
+    def _patience(self) -> float:
+        waiting = any(child.pid is None and child.retry_at < math.inf for child in self._children)
+        return POLL_INTERVAL if waiting or self._stage != "ready" else DEATHS_WINDOW
+
+    def _start_due(self) -> None:
+        for child in self._children:
+            if child.pid is None and self._system.now() >= child.retry_at:
+                self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        try:
+            child.pid = self._system.start(child.process)
+        except OSError as err:
+            self._give_up(child, f"{child.process.name} cannot be started: {err}")
+            return
+        child.starts += 1
+        self._write_status()
+
+    def _bury(self) -> None:
+        """Takes note of every process that ended; raises Failure when one died too often."""
+        ended = dict(self._system.reap())
+        for child in self._children:
+            if child.pid in ended:
+                self._mourn(child, ended[child.pid])
+
+    def _mourn(self, child: _Child, code: int) -> None:
+        now = self._system.now()
+        child.pid, child.last_exit = None, describe_exit(code)
+        if code != -signal.SIGKILL or not self._was_short_of_memory():
+            child.deaths.append(now)
+        while child.deaths and child.deaths[0] <= now - DEATHS_WINDOW:
+            child.deaths.popleft()
+        if self._stage == "ready" and not child.process.optional:
+            self._stage, self._since = "starting", now
+        if code == os.EX_CONFIG:
+            self._give_up(child, f"{child.process.name} cannot serve: {self._system.last_error(child.process)}")
+            return
+        if len(child.deaths) > DEATHS_ALLOWED:
+            self._give_up(child, self._describe_deaths(child))
+            return
+        pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(child.deaths) - 1))
+        child.retry_at = now + pause
+        self._write_status()
+        self._system.say(f"{child.process.name} {child.last_exit}; starting it again in {pause:g} s")
+
+    def _was_short_of_memory(self) -> bool:
+        """Whether the kernel has killed one for memory since the last time."""
+        before, self._oom_kills = self._oom_kills, self._system.oom_kills()
+        return self._oom_kills > before
+
+    def _give_up(self, child: _Child, reason: str) -> None:
+        """For ever; raises Failure when it is one that serving needs."""
+        if not child.process.optional:
+            raise Failure(reason)
+        child.retry_at = math.inf
+        self._write_status()
+        self._system.say(f"{reason}; going on without {child.process.name}")
+
+    def _describe_deaths(self, child: _Child) -> str:
+        error = self._system.last_error(child.process)
+        return (
+            f"{child.process.name} died {len(child.deaths)} times within {DEATHS_WINDOW:g} s, "
+            f"the last time it {child.last_exit}" + (f": {error}" if error else "")
+        )
+
+    def _look_for_readiness(self) -> None:
+        if self._stage == "ready":
+            return
+        down = [child for child in self._children if child.pid is None and not child.process.optional]
+        reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
+        took = self._system.now() - self._since
+        if not reason:
+            self._stage, self._has_been_ready = "ready", True
+            self._write_status()
+            self._next_report = REPORT_INTERVAL
+            self._greet(took)
+        elif took > self._start_timeout:
+            raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
+        elif took > self._next_report:
+            self._next_report += REPORT_INTERVAL
+            self._system.say(f"not ready after {took:.0f} s: {reason}")
+
+    def _greet(self, took: float) -> None:
+        self._system.say(f"ready after {took:.1f} s")
+        while self._when_ready:
+            self._system.say(self._when_ready.pop(0))
+
+    def _stop(self) -> None:
+        """The last first, one after the other, all under one deadline; then whatever is left is killed."""
+        self._stage = "stopping"
+        self._write_status()
+        patience = self._stop_timeout if self._has_been_ready else min(STOP_BEFORE_READY, self._stop_timeout)
+        deadline = self._system.now() + patience
+        for child in reversed(self._children):
+            if child.pid is not None:
+                self._system.signal(child.pid, child.process.stop_signal)
+                self._await_end(child, deadline)
+        for child in self._children:
+            if child.pid is not None:
+                self._system.say(f"{child.process.name} did not stop in time: killing it")
+                self._system.kill_group(child.pid)
+                self._await_end(child, self._system.now() + BACKOFF_MAX)
+
+    def _await_end(self, child: _Child, deadline: float) -> None:
+        while child.pid is not None and (left := deadline - self._system.now()) > 0:
+            self._system.wait(min(left, 1.0))
+            self._note_ends()
+
+    def _note_ends(self) -> None:
+        ended = dict(self._system.reap())
+        for child in self._children:
+            if child.pid in ended:
+                child.last_exit, child.pid = describe_exit(ended[child.pid]), None
+                self._write_status()
+
+    def _write_status(self) -> None:
+        """Replaces the file in one step, so that a reader sees one status or the next."""
+        status = {
+            "stage": self._stage,
+            "processes": {child.process.name: self._describe(child) for child in self._children},
+        }
+        temporary = self._status_file.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps(status), encoding="utf-8")
+            temporary.replace(self._status_file)
+        except OSError as err:  # a full disk is no reason to leave the processes alone
+            self._system.say(f"the status cannot be written: {err}")
+
+    def _describe(self, child: _Child) -> dict[str, object]:
+        down = "stopped" if self._stage == "stopping" else "backing off"
+        return {
+            "pid": child.pid,
+            "starts": child.starts,
+            "state": down if child.pid is None else "running",
+            "last_exit": child.last_exit,
+        }
+
+
+def describe_exit(code: int) -> str:
+    """What an exit code as subprocess has it (negative: a signal's number) means, in words."""
+    if code >= 0:
+        return f"exited with status {code}"
+    meaning = MEANINGS.get(signal.Signals(-code)) if -code in set(signal.Signals) else None
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}" + (f" ({meaning})" if meaning else "")

@@ -1,0 +1,73 @@
+"""A model's client is found, made and refused as its folder says."""
+
+from pathlib import Path
+
+import pytest
+
+from clients.base import Model, ModelClient, TensorSpec
+from serving.errors import InvalidRequest
+from serving.inference.registry import families, make_client
+
+OWN = """
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+class Client(ModelClient):
+    codec, example = JSON, b"0"
+
+    def preprocess(self, instances): return {}
+
+    def postprocess(self, outputs, inputs, instances, parameters): return list(instances)
+"""
+
+
+def model(folder: Path, name: str = "mine", **parameters: str) -> Model:
+    spec = (TensorSpec("x", "FP32", (3, 8, 8)),)
+    return Model(name, folder, spec, (TensorSpec("y", "FP32", (10,)),), 8, parameters)
+
+
+def test_a_folder_s_own_client_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(OWN)
+    client = make_client(model(tmp_path), own_clients=True)
+    assert isinstance(client, ModelClient)
+    assert client.postprocess({}, {}, [1], {}) == [1]
+
+
+def test_two_folders_with_a_client_each_keep_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "client.py").write_text(OWN.replace("list(instances)", f"[{name!r}]"))
+    clients = [make_client(model(tmp_path / name, name), own_clients=True) for name in ("a", "b")]
+    assert [client.postprocess({}, {}, [1], {}) for client in clients if client] == [["a"], ["b"]]
+
+
+def test_own_clients_are_ignored_when_they_are_off(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text("raise SystemExit")
+    assert make_client(model(tmp_path), own_clients=False) is None
+
+
+def test_the_parameter_names_a_family_and_else_the_model_s_name_does(tmp_path: Path) -> None:
+    named = make_client(model(tmp_path, client="resnet"), own_clients=True)
+    alike = make_client(model(tmp_path, name="resnet"), own_clients=True)
+    assert type(named) is type(alike) is not None
+    assert make_client(model(tmp_path), own_clients=True) is None
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"'resnext'; the clients are: .*resnet"):
+        make_client(model(tmp_path, client="resnext"), own_clients=True)
+
+
+def test_a_client_file_without_a_client_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text("Client = 3\n")
+    with pytest.raises(InvalidRequest, match="no class Client"):
+        make_client(model(tmp_path), own_clients=True)
+
+
+def test_a_wrong_value_in_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"'top_k'.*at least 1"):
+        make_client(model(tmp_path, client="resnet", top_k="0"), own_clients=True)
+
+
+def test_the_families_are_the_modules_with_a_client() -> None:
+    assert families() == ["bert", "resnet", "yolov5"]

@@ -1,0 +1,84 @@
+"""Out-of-memory texts, the admission check, and the measure that it rests on."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from serving.multimodel.memory import OUT_OF_MEMORY, Budget, estimate, is_out_of_memory, tree, used_by
+
+MEGABYTE = 2**20
+TEXTS = {
+    "pytorch": "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "tensorflow": "failed call to cuMemAlloc: CUDA_OUT_OF_MEMORY",
+    "generic": "Out of memory",
+    "capitals": "Out Of Memory",
+    "python": "Internal: MemoryError: Unable to allocate 9 GiB",
+    "class": "torch.OutOfMemoryError: x",
+    "short": "OOM when allocating tensor with shape[8,3]",
+    "destination": "Dst tensor is not initialized.",
+    "source": "Src tensor is not initialized.",
+    "cnmem": "CNMEM_STATUS_OUT_OF_MEMORY",
+    "cudnn": "CUDNN_STATUS_NOT_INITIALIZED",
+    "cublas allocation": "CUBLAS_STATUS_ALLOC_FAILED",
+    "cublas": "CUBLAS_STATUS_NOT_INITIALIZED",
+    "ONNX Runtime": "Failed to allocate memory for requested buffer of size 4",
+    "allocator": "failed to allocate memory",
+    "disk": "OSError: [Errno 28] No space left on device",
+    "ENOMEM": "OSError: [Errno 12] Cannot allocate memory",
+    "C++": "std::bad_alloc",
+    "gRPC": "RESOURCE_EXHAUSTED: x",
+    "/dev/shm": "Failed to increase the shared memory pool size for key 'x' to 9 bytes",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_every_text_that_means_out_of_memory_is_known(text: str) -> None:
+    assert is_out_of_memory(f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: {text};")
+
+
+def test_no_pattern_is_without_a_text() -> None:
+    assert len(OUT_OF_MEMORY) <= len(TEXTS)
+
+
+@pytest.mark.parametrize("text", ["load failed for model 'BLOOM-7b.tar.gz'", "ROOM_3 is not found", "expected FP32"])
+def test_other_texts_are_not_taken_for_it(text: str) -> None:
+    assert not is_out_of_memory(text)
+
+
+def test_a_model_is_admitted_up_to_the_limit_and_not_beyond() -> None:
+    budget = Budget(100 * MEGABYTE)
+    assert budget.shortfall(60 * MEGABYTE, 40 * MEGABYTE) == ""
+    reason = budget.shortfall(60 * MEGABYTE, 41 * MEGABYTE)
+    assert all(word in reason for word in ("41 MB", "60 MB", "100 MB", "SERVE_MODEL_MEMORY_SHARE"))
+
+
+def test_larger_files_and_more_models_are_reckoned_with_more_memory() -> None:
+    assert estimate(0, 1) < estimate(MEGABYTE, 1) < estimate(MEGABYTE, 2)
+
+
+CHILD = "import sys; held = bytearray(b'x') * (64 * 2**20); print(1, flush=True); sys.stdin.read()"
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+
+
+@pytest.fixture
+def parent() -> Iterator[int]:
+    """A process whose child holds 64 MB."""
+    process = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout and process.stdin
+    process.stdout.readline()
+    yield process.pid
+    process.stdin.close()
+    process.wait()
+
+
+def test_the_memory_of_a_process_is_that_of_all_below_it(parent: int) -> None:
+    assert len(list(tree(parent))) == 2
+    assert 64 * MEGABYTE < used_by(parent) < 100 * MEGABYTE
+
+
+def test_a_process_that_is_gone_takes_none() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert used_by(process.pid) == 0

@@ -1,0 +1,239 @@
+"""The settings: every row, every mistake, and that a child reads what its parent had."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.host.machine import Machine
+from serving.settings.row import Setting, SettingsError, format_value
+from serving.settings.table import BUILT_IN_MODELS, TABLE, Settings, markdown
+
+MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
+# For each setting a text, its value, and a text that is wrong (None: every text is right).
+VALUES: dict[str, tuple[str, Any, str | None]] = {
+    "port": ("9000", 9000, "65536"),
+    "host": ("127.0.0.1", "127.0.0.1", None),
+    "safe_port_range": ("23000-23999", (23000, 23999), "23000"),
+    "model_repositories": ("/models:/more", (Path("/models"), Path("/more")), "/models:"),
+    "default_model": ("resnet", "resnet", None),
+    "load_models": ("resnet, bert", ("resnet", "bert"), None),
+    "ping_mode": ("live", "live", "dead"),
+    "inference_type": ("generate", "generate", "stream"),
+    "model_clients": ("off", False, "maybe"),
+    "device": ("gpu", "gpu", "tpu"),
+    "tensorrt": ("onnxruntime_tensorrt", "onnxruntime_tensorrt", "tpu"),
+    "engine_cache": ("/var/cache/engines", Path("/var/cache/engines"), None),
+    "request_timeout": ("2.5", 2.5, "0"),
+    "stream_timeout": ("60", 60.0, "0"),
+    "multi_model": ("true", True, "maybe"),
+    "models_root": ("/archives", Path("/archives"), None),
+    "model_namespacing": ("false", False, "maybe"),
+    "model_memory_share": ("0.5", 0.5, "1.5"),
+    "load_timeout": ("100", 100.0, "0"),
+    "start_timeout": ("480", 480.0, "nan"),
+    "stop_timeout": ("0", 0.0, "-1"),
+    "max_body_mb": ("6.5", 6.5, "inf"),
+    "batch": ("true", True, "perhaps"),
+    "batch_payload_mb": ("20", 20, "101"),
+    "batch_concurrency": ("3", 3, "-1"),
+    "batch_strategy": ("SINGLE_RECORD", "SINGLE_RECORD", "ALL"),
+    "reduced_decoding": ("false", False, "perhaps"),
+    "max_image_pixels": ("1000000", 1_000_000, "1e6"),
+    "workers": ("3", 3, "-1"),
+    "threads": ("100", 100, "many"),
+    "nginx_workers": ("2", 2, "1.5"),
+    "inference_threads": ("2", 2, "-2"),
+    "max_concurrency": ("64", 64, "-1"),
+    "log_level": ("WARNING", "warning", "loud"),
+    "management": ("secret", "secret", "closed"),
+    "management_secret": ("X-Key=abc", "X-Key=abc", None),
+    "direct_tensors": ("false", False, "perhaps"),
+    "kserve": ("TRUE", "true", "perhaps"),
+    "cloudwatch": ("true", True, "perhaps"),
+    "cloudwatch_log_group": ("/mine", "/mine", None),
+    "cloudwatch_namespace": ("Mine", "Mine", None),
+    "cloudwatch_agent": ("/bin/agent", Path("/bin/agent"), None),
+    "run_dir": ("/run/serve", Path("/run/serve"), None),
+    "allow_grpc": ("true", True, "maybe"),
+    "grpc_port": ("23001", 23001, "0"),
+    "triton_secret": ("abc123", "abc123", None),
+    "allow_metrics": ("1", True, "2"),
+    "metrics_port": ("23002", 23002, "65536"),
+    "triton_threads": ("4", 4, "0"),
+    "buffer_manager_threads": ("2", 2, "-1"),
+    "log_verbose": ("true", 1, "loud"),
+    "log_info": ("0", "false", "maybe"),
+    "log_warning": ("yes", "true", "3"),
+    "log_error": ("false", False, "maybe"),
+    "shm_default_bytes": ("16777216", 16777216, "1024"),
+    "shm_growth_bytes": ("4096", 4096, "1"),
+    "tensorflow_version": ("1", 1, "3"),
+    "model_load_gpu_limit": ("0.5", 0.5, "50"),
+    "additional_arguments": ("--a='b c' d", ("--a=b c", "d"), "'"),
+    "triton_http_port": ("23003", 23003, "-1"),
+    "triton_grpc_port": ("23001", 23001, "grpc"),
+    "triton_sagemaker_port": ("23004", 23004, "x"),
+    "triton_metrics_port": ("23002", 23002, "99999"),
+}
+# What a setting cannot be without.
+COMPANIONS = {
+    "management": {"SERVE_MANAGEMENT_SECRET": "X-Key=abc"},
+    "management_secret": {"SERVE_MANAGEMENT": "secret"},
+}
+
+
+def read(machine: Machine = MACHINE, /, **environ: str) -> Settings:
+    return Settings.from_env(environ, machine)
+
+
+def row(name: str) -> Setting:
+    return next(row for row in TABLE if row.name == name)
+
+
+def test_these_tests_know_every_setting() -> None:
+    assert set(VALUES) == {field.name for field in fields(Settings)} == {row.name for row in TABLE}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_each_setting_is_read_from_each_of_its_variables(name: str) -> None:
+    text, value, _ = VALUES[name]
+    for variable in row(name).variables:
+        assert getattr(read(**COMPANIONS.get(name, {}), **{variable: f" {text} "}), name) == value
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, wrong) in VALUES.items() if wrong])
+def test_a_mistake_names_variable_value_and_what_is_allowed(name: str) -> None:
+    wrong, variable = VALUES[name][2] or "", row(name).variables[-1]
+    with pytest.raises(SettingsError) as caught:
+        read(**{variable: wrong})
+    assert caught.value.mistakes == (f"{variable}={wrong!r} is wrong: it must be {row(name).expected()}",)
+
+
+def test_all_mistakes_are_reported_together() -> None:
+    wrong = {row(name).variables[0]: text for name, (_, _, text) in VALUES.items() if text}
+    with pytest.raises(SettingsError) as caught:
+        read(**wrong)
+    assert [line.partition("=")[0] for line in caught.value.mistakes] == list(wrong)
+    assert str(caught.value).splitlines() == list(caught.value.mistakes)
+
+
+def test_no_variable_stands_in_two_rows() -> None:
+    variables = [variable for row in TABLE for variable in row.variables]
+    assert len(set(variables)) == len(variables)
+
+
+def test_the_first_variable_that_is_not_empty_counts() -> None:
+    assert read(SAGEMAKER_BIND_TO_PORT="1", PORT="2").port == 1
+    assert read(SAGEMAKER_BIND_TO_PORT=" ", PORT="2").port == 2
+    assert read(SAGEMAKER_BIND_TO_PORT="", PORT="").port == 8080
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {row(name).variables[-1]: text for name, (text, _, _) in VALUES.items()},
+        {"SERVE_REQUEST_TIMEOUT": "0.1e1", "SERVE_MAX_BODY_MB": "5.7220458984375", "SERVE_START_TIMEOUT": "33.3"},
+    ],
+)
+def test_a_child_reads_the_same_settings(environ: dict[str, str]) -> None:
+    settings = read(**environ)
+    other_machine = Machine(cpus=64.0, memory=1024**4, gpu=True)
+    assert Settings.from_env(settings.environment(), other_machine) == settings
+
+
+@pytest.mark.parametrize("seconds", ["1", "2.5", "60", "3600"])
+def test_nginx_outlasts_gunicorn_and_gunicorn_outlasts_grpc(seconds: str) -> None:
+    settings = read(SERVE_REQUEST_TIMEOUT=seconds)
+    assert settings.nginx_timeout > settings.gunicorn_timeout > settings.grpc_timeout > 0
+    assert settings.nginx_timeout == float(seconds)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "memory", "workers"),
+    [(0.5, 16, 1), (1.0, 16, 1), (1.5, 16, 2), (8.0, 16, 8), (8.0, 1, 2), (8.0, 0.25, 1), (64.0, 512, 16)],
+)
+def test_workers_follow_processors_and_memory_in_gib(cpus: float, memory: float, workers: int) -> None:
+    assert read(Machine(cpus, int(memory * 1024**3), gpu=False)).workers == workers
+
+
+@pytest.mark.parametrize("workers", ["1", "2", "3", "7", "16", "256"])
+@pytest.mark.parametrize("concurrency", ["0", "1", "2", "128", "1000"])
+@pytest.mark.parametrize("threads", ["0", "1", "4"])
+def test_a_thread_is_always_free_for_ping(workers: str, concurrency: str, threads: str) -> None:
+    settings = read(SERVE_WORKERS=workers, SERVE_MAX_CONCURRENCY=concurrency, SERVE_THREADS=threads)
+    assert settings.workers * settings.threads > settings.max_concurrency >= 1
+
+
+@pytest.mark.parametrize(("workers", "concurrency"), [("1", 128), ("2", 128), ("8", 512), ("16", 1024), ("64", 1024)])
+def test_as_many_requests_are_in_work_as_the_workers_answer_in_bounded_time(workers: str, concurrency: int) -> None:
+    assert read(SERVE_WORKERS=workers).max_concurrency == concurrency
+
+
+def test_the_concurrency_that_was_asked_for_is_reached_when_threads_are_auto() -> None:
+    for workers in range(1, 20):
+        assert read(SERVE_WORKERS=str(workers), SERVE_MAX_CONCURRENCY="100").max_concurrency == 100
+
+
+@pytest.mark.parametrize(("cpus", "nginx", "inference"), [(0.5, 1, 1), (1.5, 2, 1), (4.0, 4, 4), (64.0, 4, 64)])
+def test_the_other_counts_follow_the_processors(cpus: float, nginx: int, inference: int) -> None:
+    settings = read(Machine(cpus, 1024**4, gpu=False))
+    assert (settings.nginx_workers, settings.inference_threads) == (nginx, inference)
+
+
+def test_the_device_is_the_gpu_where_there_is_one() -> None:
+    gpu = Machine(cpus=1.0, memory=1024**3, gpu=True)
+    assert (read().device, read(gpu).device, read(gpu, SERVE_DEVICE="cpu").device) == ("cpu", "gpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "level"), [("20", "info"), ("0", "debug"), ("25", "warning"), ("50", "critical"), ("Debug", "debug")]
+)
+def test_the_log_level_may_be_a_number(text: str, level: str) -> None:
+    assert read(SAGEMAKER_CONTAINER_LOG_LEVEL=text).log_level == level
+
+
+def test_sizes_in_mb_are_of_1024_times_1024_bytes_and_0_is_the_most() -> None:
+    assert read().max_body_bytes == 26_214_400
+    assert read(SERVE_MAX_BODY_MB="0.5").max_body_bytes == 524_288
+    assert read(SAGEMAKER_MAX_PAYLOAD_IN_MB="0").max_body_bytes == 1024**3
+
+
+def test_models_of_the_platform_are_served_when_there_are_any(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (BUILT_IN_MODELS,)
+    (tmp_path / "resnet" / "1").mkdir(parents=True)
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
+
+
+def test_a_model_without_a_version_folder_is_one_by_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "ensemble").mkdir()
+    (tmp_path / "ensemble" / "config.pbtxt").touch()
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
+
+
+def test_a_relative_repository_is_made_absolute() -> None:
+    assert read(SERVE_MODEL_REPOSITORY="models").model_repositories == (Path.cwd() / "models",)
+
+
+def test_files_lie_in_the_run_folder() -> None:
+    settings = read(SERVE_RUN_DIR="/run/x")
+    assert settings.gunicorn_socket == Path("/run/x/gunicorn.sock")
+    assert settings.status_file == Path("/run/x/status.json")
+
+
+def test_the_table_for_the_readme_has_every_row() -> None:
+    lines = markdown().splitlines()[2:]
+    assert len(lines) == len(TABLE)
+    for line, setting in zip(lines, TABLE, strict=True):
+        assert all(f"`{variable}`" in line for variable in setting.variables)
+        assert setting.help in line and line.count("|") == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.8, "0.8"), (60.0, "60"), (0.1 + 0.2, "0.30000000000000004"), (7, "7"), (True, "true")]
+)
+def test_a_value_is_shown_as_short_as_it_can_be_read_back(value: object, shown: str) -> None:
+    assert format_value(value) == shown

@@ -1,0 +1,290 @@
+"""The supervisor's hands on real processes. What reaps runs in a process of its own: it reaps all there are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from serving.supervisor.linux import LINE_LIMIT, LinuxSystem, Output, Pump, read_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Supervises `sh -c` commands, {name: command} in argv[1], with status.json in argv[2]; /ping at port argv[3].
+# As a subreaper it inherits orphans as PID 1 does.
+SUPERVISE = """
+import ctypes, json, os, sys
+from pathlib import Path
+from typing import IO
+from serving.supervisor.supervisor import Process, Supervisor
+from serving.supervisor.linux import LinuxSystem, Output
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+system = LinuxSystem(("127.0.0.1", port), Output(1))
+system.catch_signals()
+table = [
+    Process(name, ("sh", "-c", command), os.environ, folder, noise=("harmless",), leftovers=f"{folder}/left-*")
+    for name, command in commands.items()
+]
+status = folder / "status.json"
+sys.exit(Supervisor(table, system, status_file=status, start_timeout=20, stop_timeout=1.5).run())
+"""
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+class Supervised:
+    """One running SUPERVISE."""
+
+    def __init__(self, folder: Path, port: int, commands: dict[str, str]) -> None:
+        self.folder, self._log = folder, folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SUPERVISE, json.dumps(commands), str(folder), str(port)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+
+    def lines(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def says(self, text: str) -> None:
+        wait_until(lambda: any(text in line for line in self.lines()))
+
+    def pid(self, name: str) -> int:
+        """0 while there is none."""
+        return int(json.loads((self.folder / "status.json").read_text())["processes"][name]["pid"] or 0)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(15)
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody reaped counts as alive."""
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def ping_port() -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@pytest.fixture
+def supervise(tmp_path: Path, ping_port: int) -> Iterator[Callable[[dict[str, str]], Supervised]]:
+    started: list[Supervised] = []
+
+    def start(commands: dict[str, str]) -> Supervised:
+        started.append(Supervised(tmp_path, ping_port, commands))
+        return started[-1]
+
+    yield start
+    for supervised in started:
+        if supervised.process.poll() is None:
+            supervised.stop()
+
+
+Start = Callable[[dict[str, str]], Supervised]
+
+
+def test_a_signal_ends_all_and_the_exit_code_is_0(supervise: Start) -> None:
+    running = supervise({"one": "echo hello; exec sleep 100", "two": "exec sleep 100"})
+    running.says("serve | ready after")
+    pids = [running.pid("one"), running.pid("two")]
+    assert running.stop() == 0
+    assert not any(alive(pid) for pid in pids)
+    assert "one | hello" in running.lines()
+    assert running.lines()[-1] == "serve | stopped"
+
+
+def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise: Start) -> None:
+    running = supervise({"one": "sleep 100 & echo rest=$!; wait"})
+    running.says("rest=")
+    rest = int(running.lines()[0].partition("=")[2])
+    first = running.pid("one")
+    os.kill(first, signal.SIGKILL)
+    running.says("one was killed by SIGKILL (often: out of memory); starting it again in 0.25 s")
+    wait_until(lambda: not alive(rest))
+    wait_until(lambda: running.pid("one") not in (first, 0))
+    assert running.stop() == 0
+
+
+def test_what_a_killed_process_left_behind_is_removed(supervise: Start) -> None:
+    running = supervise({"one": "touch left-$$; exec sleep 100"})
+    wait_until(lambda: list(running.folder.glob("left-*")))
+    first = running.pid("one")
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not (running.folder / f"left-{first}").exists())
+    assert running.stop() == 0
+    assert not list(running.folder.glob("left-*"))
+
+
+def test_an_orphan_is_reaped(supervise: Start) -> None:
+    running = supervise({"one": "sh -c 'setsid sleep 0.5 & echo orphan=$!'; exec sleep 100"})
+    running.says("orphan=")
+    orphan = int(running.lines()[0].partition("=")[2])
+    wait_until(lambda: not alive(orphan))
+    assert running.stop() == 0
+
+
+def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> None:
+    running = supervise({"deaf": "trap '' TERM; sleep 100 & echo rest=$!; while :; do sleep 1; done"})
+    running.says("rest=")
+    running.says("ready")
+    rest = int(next(line for line in running.lines() if "rest=" in line).partition("=")[2])
+    begin = time.monotonic()
+    assert running.stop() == 0
+    assert 1.4 < time.monotonic() - begin < 5
+    wait_until(lambda: not alive(rest))
+    assert "serve | deaf did not stop in time: killing it" in running.lines()
+
+
+def test_one_that_dies_again_and_again_ends_everything_with_its_last_error(supervise: Start) -> None:
+    running = supervise({"other": "exec sleep 100", "bad": "echo 'Error: no model'; echo harmless error; exit 3"})
+    assert running.process.wait(30) == 1
+    assert running.lines()[-1] == (
+        "serve | bad died 6 times within 60 s, the last time it exited with status 3: Error: no model"
+    )
+    assert not any("harmless" in line for line in running.lines())
+
+
+def test_a_group_of_the_terminal_is_not_the_childrens(supervise: Start) -> None:
+    running = supervise({"one": "exec sleep 100"})
+    running.says("ready")
+    assert os.getpgid(running.pid("one")) == running.pid("one")
+
+
+def pipe_with(data: bytes) -> IO[bytes]:
+    """The reading end of a pipe into which a process has written that and ended."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    return os.fdopen(reading, "rb")
+
+
+def read(data: bytes) -> list[str]:
+    with pipe_with(data) as stream:
+        return [line for lines in read_lines(stream) for line in lines]
+
+
+def pump(data: bytes, *noise: str) -> tuple[str, Pump]:
+    """What is written for `data`, and the pump that did it."""
+    reading, writing = os.pipe()
+    reader = Pump("triton", pipe_with(data), Output(writing), noise)
+    reader.start()
+    reader.join()
+    os.close(writing)
+    with os.fdopen(reading, "rb") as written:
+        return written.read().decode(), reader
+
+
+def test_every_line_gets_the_name_of_its_process() -> None:
+    assert pump(b"one\ntwo\r\nthree")[0] == "triton | one\ntriton | two\ntriton | three\n"
+
+
+def test_a_line_of_json_stays_one() -> None:
+    line = b'{"process":"nginx","path":"/\\u00e9","status":200}\n'
+    assert pump(line)[0] == line.decode()
+    assert pump(b'{"cut off": "her\n')[0] == 'triton | {"cut off": "her\n'
+
+
+def test_noise_is_dropped_and_errors_are_not() -> None:
+    written, _ = pump(b"W no pinned memory\nE1121 pinned failure\n", r"^W .*pinned")
+    assert written == "triton | E1121 pinned failure\n"
+
+
+def test_a_long_line_is_cut_and_the_next_one_is_whole() -> None:
+    assert read(b"x" * (3 * LINE_LIMIT + 5) + b"\nnext\n") == ["x" * LINE_LIMIT, "next"]
+
+
+def test_a_line_of_exactly_the_limit_takes_nothing_of_the_next() -> None:
+    assert read(b"x" * LINE_LIMIT + b"\nnext\n") == ["x" * LINE_LIMIT, "next"]
+
+
+def test_undecodable_bytes_are_replaced() -> None:
+    assert pump(b"a\xff\xfeb\n")[0] == "triton | a��b\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "remembered"),
+    [
+        (b"start\nnginx: [emerg] bind() failed\nbye\n", "nginx: [emerg] bind() failed"),
+        (b'E1121 03:10:42 1 server.cc:1] "no"\nI1121 done\n', 'E1121 03:10:42 1 server.cc:1] "no"'),
+        (
+            b"Traceback\n  File x\nModuleNotFoundError: No module named 'y'\n\n",
+            "ModuleNotFoundError: No module named 'y'",
+        ),
+        (b"only this\n\n", "only this"),
+        (b'{"level":"error","message":"no model"}\n{"level":"info","message":"exit"}\n', "error: no model"),
+        (b'nginx: [emerg] no\n{"level":"error","status":500,"code":"internal_error"}\n', "nginx: [emerg] no"),
+        (b"", ""),
+    ],
+)
+def test_the_last_error_is_remembered_else_the_last_line(output: bytes, remembered: str) -> None:
+    assert pump(output)[1].last_error() == remembered
+
+
+def test_a_reader_that_went_away_does_not_stop_the_pump() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    Output(writing).write("serve", "nobody reads this")
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (200, b"", ""),
+        (503, b'{"error": "resnet is loading", "code": "model_not_ready"}', "/ping: 503 resnet is loading"),
+        (502, b"<html>", "/ping: 502 <html>"),
+    ],
+)
+def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/ping" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert LinuxSystem(("127.0.0.1", server.server_address[1]), Output(1)).ping() == reason
+        server.shutdown()
+
+
+def test_ping_without_a_listener_tells_so() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        port = server.server_address[1]
+    assert LinuxSystem(("127.0.0.1", port), Output(1)).ping() == "/ping: [Errno 111] Connection refused"

@@ -1,0 +1,387 @@
+"""nginx.conf, rendered by `serve` and run by the real nginx before a tiny upstream on a unix socket."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import socketserver
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import requests
+
+from serving.host.machine import Machine
+from serving.settings.table import Settings
+from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.processes import nginx
+from tests.harness import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
+MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
+TRITON = {"SERVE_TRITON_HTTP_PORT": "9"}  # nobody is there; `serve` picks a port before it renders
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """Answers with what it received; `/slow?SECONDS` and `/invocations?SECONDS` take their time."""
+
+    protocol_version = "HTTP/1.1"
+    at_work: ClassVar[set[int]] = set()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path, _, seconds = self.path.partition("?")
+        self.at_work.add(threading.get_ident())
+        time.sleep(float(seconds or 0))
+        self.at_work.discard(threading.get_ident())
+        status = {"/busy": 503, "/ping": 503}.get(path, 200)
+        reply = json.dumps({"path": self.path, "bytes": len(body), "headers": dict(self.headers)}).encode()
+        self.send_response(status)
+        for name, value in {"X-Request-Id": self.headers["X-Request-Id"], "X-Model-Name": "echo"}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    do_GET = do_POST
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+class Edge:
+    """A running nginx; its access log is `log`."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        environ = {
+            "SERVE_HOST": "127.0.0.1",
+            "PORT": str(free_port()),
+            "SERVE_RUN_DIR": str(folder),
+            **TRITON,
+            **variables,
+        }
+        self.settings = Settings.from_env(environ, MACHINE)
+        self.url = f"http://127.0.0.1:{self.settings.port}"
+        self.log = folder / "log"
+        process = nginx(self.settings, os.environ)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
+        self._wait_until_it_listens()
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.settings.port), timeout=1).close()
+                return
+            except OSError:
+                assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.02)
+
+    def raw(self, request: bytes) -> requests.Response:
+        """The reply to bytes that no HTTP library would send."""
+        with socket.create_connection(("127.0.0.1", self.settings.port), timeout=10) as connection:
+            connection.sendall(request)
+            data = connection.makefile("rb").read()
+        head, _, body = data.partition(b"\r\n\r\n")
+        response = requests.Response()
+        response.status_code, response._content = int(head.split()[1]), body
+        lines = head.decode().split("\r\n")[1:]
+        response.headers.update(dict(line.split(": ", 1) for line in lines))
+        return response
+
+    def lines(self, until: str) -> list[dict[str, object]]:
+        """The access log, as soon as the request `until` is in it: nginx logs after it has answered."""
+        deadline = time.monotonic() + 5
+        while f'"request_id":"{until}"' not in (log := self.log.read_text()):
+            assert time.monotonic() < deadline, log
+            time.sleep(0.01)
+        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGQUIT)
+        return self.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The run folder in which the upstream's socket is."""
+    folder = tmp_path_factory.mktemp("run")
+    with Upstreams(str(folder / "gunicorn.sock"), Upstream) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def edge(upstream: Path) -> Iterator[Edge]:
+    limits = {"SERVE_MAX_BODY_MB": "2", "SERVE_MAX_CONCURRENCY": "2", "SERVE_REQUEST_TIMEOUT": "1"}
+    running = Edge(upstream, **limits)
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def edge_alone(tmp_path: Path) -> Iterator[Edge]:
+    """Nobody is behind it."""
+    running = Edge(tmp_path)
+    yield running
+    assert running.stop() == 0
+
+
+def check_error(response: requests.Response, status: int, code: str) -> str:
+    """That it has our one shape; returns its message."""
+    body = response.json()
+    assert (response.status_code, body["code"]) == (status, code)
+    assert set(body) == {"error", "code", "request_id"}
+    assert response.headers["X-Request-Id"] == body["request_id"] != ""
+    assert response.headers["Content-Type"] == "application/json"
+    return str(body["error"])
+
+
+def wait_until_at_work(count: int) -> None:
+    deadline = time.monotonic() + 5
+    while len(Upstream.at_work) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SERVE_HOST": "::1", "SERVE_LOG_LEVEL": "debug", "SERVE_STOP_TIMEOUT": "0"},
+        {"SERVE_MAX_BODY_MB": "0", "SERVE_REQUEST_TIMEOUT": "3600", "SERVE_LOG_LEVEL": "critical"},
+        {"SERVE_MAX_CONCURRENCY": "65535", "SERVE_NGINX_WORKERS": "64", "SERVE_LOG_LEVEL": "error"},
+        {"SERVE_MAX_BODY_MB": "0.001", "SERVE_REQUEST_TIMEOUT": "1.5", "SERVE_LOG_LEVEL": "warning"},
+    ],
+)
+def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
+    environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **TRITON, **variables}
+    process = nginx(Settings.from_env(environ, MACHINE), os.environ)
+    done = subprocess.run([*process.command, "-t"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "{{" not in (tmp_path / "nginx.conf").read_text().partition("daemon off")[2]
+    assert not [line for line in done.stderr.splitlines() if "[warn]" in line or "[alert]" in line]
+
+
+def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None:
+    requests.post(f"{edge.url}/invocations", data=bytes(1_900_000), timeout=5)
+    opened = {str(path.readlink()) for path in Path(f"/proc/{edge.process.pid}/fd").iterdir()}
+    files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/null")}
+    assert files == {str(edge.log), str(edge.settings.direct_log)}
+    assert {path.name for path in edge.settings.run_dir.iterdir()} > {"nginx.pid", "nginx-client-body"}
+
+
+def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
+    headers = {"X_under_score": "kept", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
+    response = requests.post(f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=5)
+    seen = response.json()
+    assert response.status_code == 200
+    assert (seen["path"], seen["bytes"]) == ("/invocations?0", 1_500_000)
+    assert seen["headers"]["X_under_score"] == "kept"
+    assert seen["headers"]["X-Amzn-SageMaker-Custom-Attributes"] == "a" * 1024
+    assert response.headers["Server"] == "nginx"
+
+
+@pytest.mark.parametrize("given", ["order-7", "a.b_c:D-9", "x" * 64])
+def test_the_callers_id_is_the_request_id_once(edge: Edge, given: str) -> None:
+    headers = {"X-Amzn-SageMaker-Inference-Id": given, "X-Request-Id": "forged"}
+    response = requests.post(f"{edge.url}/invocations", headers=headers, timeout=5)
+    assert response.json()["headers"]["X-Request-Id"] == given
+    assert response.headers["X-Request-Id"] == given  # requests would join two with a comma
+
+
+@pytest.mark.parametrize("given", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")])
+def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
+    response = requests.post(f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": given}, timeout=5)
+    assert len(response.headers["X-Request-Id"]) == 32
+    assert response.json()["headers"]["X-Request-Id"] == response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke"])
+def test_gunicorn_is_told_when_it_was_handed_the_request_by_nobody_but_nginx(edge: Edge, path: str) -> None:
+    response = requests.post(edge.url + path, headers={"X-Request-Start": "99999999999"}, timeout=5)
+    assert float(response.json()["headers"]["X-Request-Start"]) == pytest.approx(time.time(), abs=5)
+
+
+@pytest.mark.parametrize("path", ["/models", "/ping", "/metrics", "/invocations"])
+def test_loads_and_streams_have_a_time_of_their_own(edge: Edge, path: str) -> None:
+    headers = {"X-Request-Start": "1", "Accept": "text/event-stream"}
+    assert "X-Request-Start" not in requests.get(edge.url + path, headers=headers, timeout=5).json()["headers"]
+
+
+def test_a_body_over_the_limit_is_413_and_says_how_to_change_it(edge: Edge) -> None:
+    headers = {"X-Amzn-SageMaker-Inference-Id": "big-1"}
+    response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2 + 1), headers=headers, timeout=5)
+    error = check_error(response, 413, "payload_too_large")
+    assert "larger than 2 MB" in error and "SERVE_MAX_BODY_MB" in error
+    assert response.headers["X-Request-Id"] == "big-1"
+
+
+def test_a_chunked_body_over_the_limit_is_413_too(edge: Edge) -> None:
+    chunks = (bytes(65536) for _ in range(40))
+    check_error(requests.post(f"{edge.url}/invocations", data=chunks, timeout=5), 413, "payload_too_large")
+
+
+def test_a_body_of_the_limit_is_accepted(edge: Edge) -> None:
+    response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2), timeout=5)
+    assert response.json()["bytes"] == 2 * 1024**2
+
+
+def test_without_gunicorn_every_route_is_503_with_retry_after(edge_alone: Edge) -> None:
+    for path in ("/ping", "/invocations", "/models", "/nothing"):
+        response = requests.get(edge_alone.url + path, timeout=5)
+        assert "gunicorn" in check_error(response, 503, "frontend_unavailable")
+        assert response.headers["Retry-After"] == "1"
+
+
+def test_no_answer_in_time_is_504(edge: Edge) -> None:
+    begin = time.monotonic()
+    error = check_error(requests.post(f"{edge.url}/slow?2.5", timeout=9), 504, "timeout")
+    assert 0.9 < time.monotonic() - begin < 2.4
+    assert "SERVE_REQUEST_TIMEOUT" in error
+    wait_until_at_work(0)
+
+
+def test_one_more_than_the_concurrency_is_503_while_other_routes_answer(edge: Edge) -> None:
+    with_two_at_work = [
+        threading.Thread(target=requests.post, args=(f"{edge.url}/invocations?0.8",), kwargs={"timeout": 5})
+        for _ in range(2)
+    ]
+    for thread in with_two_at_work:
+        thread.start()
+    wait_until_at_work(2)
+    begun = time.monotonic()
+    response = requests.post(f"{edge.url}/invocations", timeout=5)
+    assert "2 requests are in work" in check_error(response, 503, "overloaded")
+    assert response.headers["Retry-After"] == "1"
+    assert response.elapsed.total_seconds() < 0.5  # up to its headers
+    assert 0.5 < time.monotonic() - begun < 2.5
+    assert requests.get(f"{edge.url}/other", timeout=5).status_code == 200
+    assert requests.get(f"{edge.url}/ping", timeout=5).json()["path"] == "/ping"
+    for thread in with_two_at_work:
+        thread.join()
+    assert requests.post(f"{edge.url}/invocations", timeout=5).status_code == 200
+
+
+def test_an_error_of_the_app_passes_through_unchanged(edge: Edge) -> None:
+    response = requests.post(f"{edge.url}/busy", timeout=5)
+    assert (response.status_code, response.json()["path"]) == (503, "/busy")
+    assert "Retry-After" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        (b"rubbish\r\n\r\n", 400, "invalid_request"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "invalid_request"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, "invalid_request"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 400, "invalid_request"),
+        (b"GET / HTTP/3.0\r\nHost: x\r\n\r\n", 400, "invalid_request"),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, "invalid_request"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431, "invalid_request"),
+        (b"TRACE / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405, "method_not_allowed"),
+    ],
+    ids=["no HTTP", "no Host", "length", "encoding", "version", "line", "header", "TRACE"],
+)
+def test_what_is_no_request_has_a_json_error_too(edge: Edge, request_bytes: bytes, status: int, code: str) -> None:
+    check_error(edge.raw(request_bytes), status, code)
+
+
+def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge: Edge) -> None:
+    name = "log-me"
+    requests.get(f"{edge.url}/ping", timeout=5)
+    requests.get(f"{edge.url}/a%22b?0", headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=5)
+    lines = edge.lines(until=name)
+    line = next(line for line in lines if line["request_id"] == name)
+    assert (line["method"], line["path"], line["status"], line["model"]) == ("GET", "/a%22b", 200, "echo")
+    assert {"time", "bytes_in", "bytes_out", "seconds", "upstream_seconds"} < set(line)
+    assert "/ping" not in {line["path"] for line in lines}
+
+
+def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(edge_alone: Edge) -> None:
+    requests.get(f"{edge_alone.url}/ping", timeout=5)
+    name = requests.get(f"{edge_alone.url}/models", timeout=5).headers["X-Request-Id"]
+    assert [(line["path"], line["status"]) for line in edge_alone.lines(until=name)] == [("/models", 503)]
+
+
+def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> None:
+    settings_folder = tmp_path / "run"
+    settings_folder.mkdir()
+    (settings_folder / "gunicorn.sock").symlink_to(upstream / "gunicorn.sock")
+    edge, statuses = Edge(settings_folder), list[int]()
+
+    def call() -> None:
+        statuses.append(requests.post(f"{edge.url}/invocations?2", timeout=9).status_code)
+
+    callers = [threading.Thread(target=call) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    wait_until_at_work(8)
+    assert edge.stop() == 0
+    for caller in callers:
+        caller.join()
+    assert statuses == [200] * 8
+
+
+def test_settings_are_the_only_names_of_the_template() -> None:
+    settings = replace(Settings(), run_dir=Path("/run/x"))
+    assert nginx_configuration(settings.settled(MACHINE)).count('"/run/x/') >= 7
+
+
+def write_model(folder: Path, config: str, *files: str) -> None:
+    for file in ("config.pbtxt", "1/model.onnx", "10/model.onnx", *files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    (folder / "config.pbtxt").write_text(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "files", "version", "only_tensors"),
+    [
+        ("plain", 'platform: "onnxruntime_onnx"', (), "10", 1),
+        ("all", "version_policy: { all { } }", (), "10", 1),
+        ("chosen", "version_policy: { specific { versions: [1] } }", (), '""', 1),
+        ("own", "", ("client.py",), "10", 0),
+        ("named", 'parameters { key: "client" value { string_value: "resnet" } }', (), "10", 0),
+        ("quoted", "parameters { key: 'client' value { string_value: 'resnet' } }", (), "10", 0),
+        ("bert", "", (), "10", 0),
+    ],
+)
+def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(
+    tmp_path: Path, name: str, config: str, files: tuple[str, ...], version: str, only_tensors: int
+) -> None:
+    write_model(tmp_path / "models" / name, config, *files)
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
+    served = replace(settings, model_repositories=(tmp_path / "models",), load_models=(name,))
+    rendered = nginx_configuration(served)
+    assert f"map $direct_model $latest_version {{\n        {name} {version};\n" in rendered
+    assert f"map $direct_model $only_tensors {{\n        {name} {only_tensors};\n" in rendered
+
+
+def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Path) -> None:
+    names = tuple(f"{'long-' * 20}{number}" for number in range(1000))
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
+    served = replace(settings, model_repositories=(tmp_path,), load_models=names)
+    for name in names:
+        (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / "nginx.conf").write_text(nginx_configuration(served))
+    command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

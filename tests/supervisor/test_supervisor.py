@@ -1,0 +1,403 @@
+"""The supervisor's policy, replayed against a world in which nothing is real but the status file."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM, Signals
+from typing import Any
+
+import pytest
+
+from serving.supervisor.supervisor import Process, Supervisor, describe_exit
+
+SIGCHLD = 17
+
+
+class FakeSystem:
+    """Events happen at their time; processes end when told, and 0.1 s after their stop signal."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.killed_for_memory = 3  # before the start
+        self.pids: dict[str, int] = {}
+        self.history: list[tuple[float, str, str]] = []
+        self.said: list[str] = []
+        self.deaf: set[str] = set()
+        self.missing: set[str] = set()
+        self.down: Callable[[], str] = lambda: ""
+        self._events: list[tuple[float, Callable[[], int]]] = []
+        self._ended: list[tuple[int, int]] = []
+        self._next_pid = 100
+
+    def at(self, when: float, action: Callable[[], int]) -> None:
+        self._events.append((when, action))
+
+    def send(self, number: Signals) -> Callable[[], int]:
+        return lambda: number
+
+    def die(self, name: str, code: int) -> Callable[[], int]:
+        def action() -> int:
+            if name in self.pids:
+                self._ended.append((self.pids.pop(name), code))
+            return SIGCHLD
+
+        return action
+
+    def orphan(self, pid: int) -> Callable[[], int]:
+        def action() -> int:
+            self._ended.append((pid, 0))
+            return SIGCHLD
+
+        return action
+
+    def now(self) -> float:
+        return self.clock
+
+    def wait(self, timeout: float) -> int | None:
+        events = [event for event in self._events if event[0] <= self.clock + timeout]
+        due = min(events, key=lambda event: event[0], default=None)
+        if due is None:
+            self.clock += timeout
+            return None
+        self._events.remove(due)
+        self.clock = max(self.clock, due[0])
+        return due[1]()
+
+    def start(self, process: Process) -> int:
+        if process.name in self.missing:
+            raise FileNotFoundError(2, "No such file or directory", process.name)
+        self._next_pid += 1
+        self.pids[process.name] = self._next_pid
+        self.history.append((round(self.clock, 2), "start", process.name))
+        return self._next_pid
+
+    def reap(self) -> list[tuple[int, int]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def signal(self, pid: int, number: Signals) -> None:
+        name = self._name(pid)
+        self.history.append((round(self.clock, 2), number.name, name))
+        if name not in self.deaf:
+            self.at(self.clock + 0.1, self.die(name, 0))
+
+    def kill_group(self, pid: int) -> None:
+        name = self._name(pid)
+        self.history.append((round(self.clock, 2), "SIGKILL", name))
+        self.at(self.clock, self.die(name, -SIGKILL))
+
+    def last_error(self, process: Process) -> str:
+        return f"{process.name}'s last words"
+
+    def oom_kills(self) -> int:
+        return self.killed_for_memory
+
+    def run_out_of_memory(self, name: str) -> Callable[[], int]:
+        def action() -> int:
+            self.killed_for_memory += 1
+            return self.die(name, -SIGKILL)()
+
+        return action
+
+    def ping(self) -> str:
+        return self.down()
+
+    def drain(self) -> None:
+        self.said.append("(drained)")
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def starts(self, name: str) -> list[float]:
+        return [when for when, what, who in self.history if (what, who) == ("start", name)]
+
+    def stops(self) -> list[tuple[str, str]]:
+        return [(what, who) for _, what, who in self.history if what != "start"]
+
+    def _name(self, pid: int) -> str:
+        return next(name for name, known in self.pids.items() if known == pid)
+
+
+@pytest.fixture
+def system() -> FakeSystem:
+    return FakeSystem()
+
+
+@pytest.fixture
+def status_file(tmp_path: Path) -> Path:
+    return tmp_path / "status.json"
+
+
+@pytest.fixture
+def supervisor(system: FakeSystem, status_file: Path) -> Supervisor:
+    table = [
+        Process("tritonserver", ("tritonserver",), {}, Path("/")),
+        Process("gunicorn", ("gunicorn",), {}, Path("/")),
+        Process("nginx", ("nginx",), {}, Path("/"), SIGQUIT),
+    ]
+    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
+
+
+IN_ORDER = [("SIGQUIT", "nginx"), ("SIGTERM", "gunicorn"), ("SIGTERM", "tritonserver")]
+
+
+def test_starts_all_in_the_order_of_the_table_and_says_when_ready(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.down = lambda: "/ping: 503 loading" if system.clock < 2 else ""
+    system.at(5, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert [who for _, what, who in system.history if what == "start"] == ["tritonserver", "gunicorn", "nginx"]
+    assert system.said == ["ready after 2.0 s", "(drained)", "stopped"]
+
+
+def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in (10, 20, 30, 40):
+        system.at(when, system.die("gunicorn", 3))
+    system.at(60, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    pauses = [round(start % 10, 2) for start in system.starts("gunicorn")[1:]]
+    assert pauses == pytest.approx([0.25, 0.5, 1, 2], abs=0.11)
+    assert "gunicorn exited with status 3; starting it again in 0.25 s" in system.said
+    assert len(system.starts("tritonserver")) == len(system.starts("nginx")) == 1
+
+
+def test_the_pause_is_short_again_after_a_minute_of_peace(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in (10, 20, 100):
+        system.at(when, system.die("nginx", 1))
+    system.at(110, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.said[-4].endswith("starting it again in 0.25 s")
+
+
+def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
+    for when in (10, 15, 20, 25, 30, 35):
+        system.at(when, system.die("tritonserver", -SIGKILL))
+    assert supervisor.run() == 1
+    assert system.stops() == IN_ORDER[:2]
+    assert system.said[-1] == (
+        "tritonserver died 6 times within 60 s, the last time it was killed by SIGKILL "
+        "(often: out of memory): tritonserver's last words"
+    )
+
+
+def test_one_that_says_that_it_cannot_serve_is_not_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.at(1.0, system.die("tritonserver", os.EX_CONFIG))
+    assert supervisor.run() == 1
+    assert len(system.starts("tritonserver")) == 1
+    assert system.said[-1] == "tritonserver cannot serve: tritonserver's last words"
+
+
+def test_who_runs_out_of_memory_is_started_again_however_often(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in range(10, 50, 2):
+        system.at(when, system.run_out_of_memory("tritonserver"))
+    system.at(60, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 21
+
+
+def test_deaths_of_different_processes_are_counted_apart(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in range(10, 20):
+        system.at(when, system.die(("nginx", "gunicorn")[when % 2], 1))
+    system.at(50, system.send(SIGTERM))
+    assert supervisor.run() == 0
+
+
+def test_a_slow_crash_loop_is_no_reason_to_stop(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in range(10, 200, 13):
+        system.at(when, system.die("tritonserver", 1))
+    system.at(300, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 16
+
+
+def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
+    system.down = lambda: "/ping: 503 model 'resnet' is not ready"
+    assert supervisor.run() == 1
+    assert 30 < system.clock < 31
+    assert system.stops() == IN_ORDER
+    assert system.said[-1] == "not ready within 30 s: /ping: 503 model 'resnet' is not ready"
+
+
+def test_a_restart_that_is_not_ready_in_time_ends_everything_too(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.down = lambda: "/ping: 503" if system.clock > 50 else ""
+    system.at(60, system.die("tritonserver", -SIGSEGV))
+    assert supervisor.run() == 1
+    assert 90 < system.clock < 91
+
+
+def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.down = lambda: "/ping: 503"
+    for when in (12, 24, 29.95):
+        system.at(when, system.die("tritonserver", 1))
+    assert supervisor.run() == 1
+    assert system.clock < 31
+    assert system.said[-1] == "not ready within 30 s: tritonserver exited with status 1"
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP])
+@pytest.mark.parametrize("stage", ["starting", "ready"])
+def test_a_stop_signal_stops_nginx_then_gunicorn_then_triton(
+    supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str
+) -> None:
+    system.down = lambda: "/ping: 503" if stage == "starting" else ""
+    system.at(5, system.send(number))
+    assert supervisor.run() == 0
+    assert system.stops() == IN_ORDER
+    assert system.said[-1] == "stopped"
+    assert system.clock < 6
+
+
+def test_a_stop_while_one_is_backing_off_does_not_start_it_again(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.at(5, system.die("gunicorn", 1))
+    system.at(5.1, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == [IN_ORDER[0], IN_ORDER[2]]
+    assert len(system.starts("gunicorn")) == 1
+
+
+def test_a_second_signal_while_stopping_changes_nothing(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in (5, 5.05, 5.15, 5.25):
+        system.at(when, system.send(SIGINT))
+    assert supervisor.run() == 0
+    assert system.stops() == IN_ORDER
+
+
+def test_one_that_ignores_its_signal_is_killed_at_the_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.deaf = {"tritonserver"}
+    system.at(5, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.history[-1] == (30.0, "SIGKILL", "tritonserver")
+    assert "tritonserver did not stop in time: killing it" in system.said
+
+
+def test_before_anything_was_ready_one_that_ignores_its_signal_is_killed_soon(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
+    system.deaf = {"tritonserver"}
+    system.down = lambda: "/ping: 503"
+    system.at(1, system.send(SIGINT))
+    assert supervisor.run() == 0
+    assert system.history[-1] == (4.0, "SIGKILL", "tritonserver")
+
+
+def test_all_share_one_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.deaf = {"nginx", "gunicorn", "tritonserver"}
+    system.at(5, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert {(when, who) for when, what, who in system.history if what == "SIGKILL"} == {
+        (30.0, "nginx"),
+        (30.0, "gunicorn"),
+        (30.0, "tritonserver"),
+    }
+
+
+def test_a_program_that_is_not_there_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.missing = {"nginx"}
+    assert supervisor.run() == 1
+    assert system.stops() == IN_ORDER[1:]
+    assert system.said[-1].startswith("nginx cannot be started: [Errno 2] No such file or directory")
+
+
+def test_an_orphan_that_ended_is_nobodys_death(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.at(5, system.orphan(4711))
+    system.at(6, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 1
+
+
+def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeSystem, status_file: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look() -> int:
+        seen.append(json.loads(status_file.read_text()))
+        return SIGCHLD
+
+    system.down = lambda: "/ping: 503" if system.clock < 2 else ""
+    for when in (1, 4, 5.1, 7):
+        system.at(when, look)
+    system.at(5, system.die("tritonserver", -SIGKILL))
+    system.at(8, system.send(SIGTERM))
+    supervisor.run()
+    look()
+    triton = [status["processes"]["tritonserver"] for status in seen]
+    assert [status["stage"] for status in seen] == ["starting", "ready", "starting", "ready", "stopping"]
+    assert [each["state"] for each in triton] == ["running", "running", "backing off", "running", "stopped"]
+    assert [each["starts"] for each in triton] == [1, 1, 1, 2, 2]
+    assert triton[2]["last_exit"] == "was killed by SIGKILL (often: out of memory)"
+    assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(
+    supervisor: Supervisor, system: FakeSystem, status_file: Path
+) -> None:
+    status_file.mkdir()
+    system.at(5, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == IN_ORDER
+    assert system.said[0].startswith("the status cannot be written: [Errno 21]")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with status 0"),
+        (3, "exited with status 3"),
+        (-9, "was killed by SIGKILL (often: out of memory)"),
+        (-11, "was killed by SIGSEGV (a crash in native code)"),
+        (-15, "was killed by SIGTERM"),
+        (-99, "was killed by signal 99"),
+    ],
+)
+def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+@pytest.fixture
+def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
+    table = [Process("nginx", ("nginx",), {}, Path("/")), Process("agent", ("agent",), {}, Path("/"), optional=True)]
+    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
+
+
+def test_an_optional_one_that_dies_too_often_is_given_up_and_nothing_else_ends(
+    with_agent: Supervisor, system: FakeSystem, status_file: Path
+) -> None:
+    seen: list[str] = []
+
+    def look() -> int:
+        seen.append(json.loads(status_file.read_text())["stage"])
+        return SIGCHLD
+
+    for tick in range(1, 200):
+        system.at(tick / 5, system.die("agent", 3))
+    system.at(199, look)
+    system.at(200, system.send(SIGTERM))
+    assert with_agent.run() == 0
+    assert len(system.starts("agent")) == 6
+    assert len([line for line in system.said if line.startswith("ready")]) == 1
+    assert (
+        "agent died 6 times within 60 s, the last time it exited with status 3: agent's last words; "
+        "going on without agent"
+    ) in system.said
+    assert seen == ["ready"]
+
+
+def test_an_optional_one_is_started_again_at_its_time_and_is_not_waited_for(
+    with_agent: Supervisor, system: FakeSystem
+) -> None:
+    system.at(50, system.die("agent", 1))
+    system.at(100, system.send(SIGTERM))
+    assert with_agent.run() == 0
+    assert system.starts("agent")[1] == pytest.approx(50.25, abs=0.11)
+    assert len([line for line in system.said if line.startswith("ready")]) == 1
+
+
+def test_an_optional_one_that_cannot_be_started_is_no_failure(with_agent: Supervisor, system: FakeSystem) -> None:
+    system.missing = {"agent"}
+    system.at(10, system.send(SIGTERM))
+    assert with_agent.run() == 0
+    assert system.said[0].startswith("agent cannot be started: ")
+    assert system.said[0].endswith("; going on without agent")

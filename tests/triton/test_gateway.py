@@ -1,0 +1,88 @@
+"""Every error of the dependency becomes one of ours."""
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import model_config_pb2
+
+from serving.errors import ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
+from serving.triton.config import datatype_name
+from serving.triton.errors import ERRORS, to_http_error, to_serving_error, without_trace
+from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import bf16_to_float32, float32_to_bf16, numpy_dtype
+
+
+class Failure(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_every_grpc_code_has_an_error(code: grpc.StatusCode) -> None:
+    error = to_serving_error(Failure(code, "the reason"))
+    assert type(error) is ERRORS[code]
+    assert 400 <= error.status < 600
+
+
+def test_an_unknown_model_is_not_a_dead_server() -> None:
+    error = to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'm' is not found"))
+    assert isinstance(error, ModelNotReady)
+    assert isinstance(to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "invalid_request"),
+        (404, "model_not_ready"),
+        (500, "inference_failed"),
+        (501, "invalid_request"),
+        (503, "model_not_ready"),
+        (418, "inference_failed"),
+    ],
+)
+def test_every_http_status_of_triton_has_an_error(status: int, code: str) -> None:
+    assert to_http_error(status, b'{"error": "why"}').code == code
+    assert str(to_http_error(status, b"<html>")) == f"Triton answered {status}"
+
+
+def test_a_parse_error_is_the_caller_s_though_triton_answers_500() -> None:
+    assert to_http_error(500, b'{"error": "Unable to parse \'data\'"}').code == "invalid_request"
+
+
+def test_a_traceback_is_cut_off() -> None:
+    assert without_trace("it failed\n\nAt:\n  /models/m/1/model.py(12): execute\n") == "it failed"
+
+
+def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
+    gateway = TritonGateway("127.0.0.1:1", "127.0.0.1:1", timeout=5)
+    for call in (gateway.is_ready, gateway.index, lambda: gateway.forward("m", "", b"{}", {})):
+        with pytest.raises((TritonUnavailable, TritonTimeout)) as caught:
+            call()
+        assert isinstance(caught.value, ServingError)
+    inference = gateway.call("m", "", {"x": np.zeros(1, np.float32)})
+    with pytest.raises(TritonUnavailable, match="not answering"):
+        inference.result()
+    inference.send()
+    with pytest.raises(TritonUnavailable, match="not answering"):
+        inference.result()
+    gateway.close()
+
+
+def test_every_datatype_of_a_configuration_has_the_protocol_s_name() -> None:
+    names = {datatype_name(number) for number in model_config_pb2.DataType.values()} - {"INVALID"}
+    assert {"FP32", "FP16", "BF16", "BYTES", "BOOL", "UINT8"} <= names
+    assert all(numpy_dtype(name) is not None for name in names)
+
+
+def test_bfloat16_rounds_to_the_nearest_and_to_even() -> None:
+    exact = np.array([1.0, -2.5, 0.0, 3.3895314e38], np.float32)
+    assert bf16_to_float32(float32_to_bf16(exact)).tolist() == exact.tolist()
+    halfway = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)
+    assert bf16_to_float32(float32_to_bf16(halfway)).view(np.uint32).tolist() == [0x3F800000, 0x3F820000]
