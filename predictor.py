@@ -1,51 +1,49 @@
-"""The Flask app: routes, request -> model, error -> JSON. No model's name in it."""
+"""The Flask app: routes, request -> model, error -> JSON. No model's name in it.
 
-import uuid
+Incoming --read_request--> Request --registry--> ServedModel --Inference--> Reply --> Response
+"""
+
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any
 
-from flask import Flask, Request, Response, current_app, g, request
+from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
-from serving.bodies.encoding import unpacked
-from serving.bodies.invocation import (
-    ATTRIBUTES,
-    RESERVED,
-    TARGET_MODEL,
-    Body,
-    Instances,
-    Item,
-    Target,
-    choose_target,
-    read_attributes,
-    read_body,
-    target_in,
-)
-from serving.errors import InvalidRequest, ServingError, TritonTimeout, TritonUnavailable
-from serving.front.answers import answer
-from serving.front.logs import REQUEST_ID
+from serving.bodies.flat import FlatBody
+from serving.bodies.json_lines import JsonLines
+from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
+from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
-from serving.front.multimodel_routes import add_routes
-from serving.front.observe import observe
-from serving.front.replies import json_reply, render_error, render_http_exception, render_unexpected
-from serving.front.request_body import read_whole
+from serving.front.models import ModelRoutes
+from serving.front.observe import Observer
+from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services
-from serving.inference import deadline
+from serving.front.streams import EVENTS, Format, StreamedReply, stream_reply, wanted_format
+from serving.headers import ATTRIBUTES
+from serving.inference.batch_transform import transform
 from serving.inference.registry import Registry
+from serving.request import PATH, Body, Reply, Request, Target
+from serving.served_model import ServedModel
 from serving.settings.table import Settings
+
+
+class App(Flask):
+    """Flask with our kind of request."""
+
+    request_class = Incoming
 
 
 def create_app(settings: Settings) -> Flask:
     """The WSGI application. Opens no connection before its first request."""
-    app = Flask(__name__, static_folder=None)
+    app = App(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
-    app.extensions["serving"] = Services(settings)
-    app.before_request(_identify)
-    observe(app, app.extensions["serving"].metrics)
-    app.before_request(_start_clock)
+    app.extensions["serving"] = made = Services(settings)
+    Observer(made.metrics, made.in_flight).watch(app)
     app.before_request(_guard_management)
     app.after_request(_add_headers)
     app.register_error_handler(ServingError, render_error)
@@ -53,10 +51,13 @@ def create_app(settings: Settings) -> Flask:
     app.register_error_handler(Exception, render_unexpected)
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
-    if archives := app.extensions["serving"].multi_model:
-        add_routes(app, archives, _read_request, answer)
+    app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
+    if settings.kserve == "true":
+        KServeRoutes(answer).add_to(app)
+    if made.multi_model:
+        ModelRoutes(made.multi_model).add_to(app)
+        app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
     else:
-        app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
         app.add_url_rule("/models", view_func=models, methods=["GET"])
         app.add_url_rule("/execution-parameters", view_func=execution_parameters, methods=["GET"])
     return app
@@ -86,7 +87,7 @@ def metrics() -> Response:
         triton: bytes | None = services().gateway.metrics()
     except (TritonUnavailable, TritonTimeout):
         triton = None
-    in_nginx = request.headers.get(NGINX_WRITING, type=int)
+    in_nginx = incoming().headers.get(NGINX_WRITING, type=int)
     return Response(services().metrics.render(triton, in_nginx), content_type=CONTENT_TYPE)
 
 
@@ -96,36 +97,54 @@ def execution_parameters() -> Response:
 
 
 def invocations() -> Response:
-    """One request to one model."""
-    body, in_body = _read_request()
-    attributes = read_attributes(request.headers.get(ATTRIBUTES, ""))
-    name, version = choose_target(
-        [
-            target_in("the header Custom-Attributes", attributes),
-            Target("the header Target-Model", request.headers.get(TARGET_MODEL) or None),
-            target_in("the query string", request.args),
-            in_body,
-        ]
-    )
-    served = services().registry.resolve(name, version)
-    return answer(served, version or "", body, attributes)
+    """One request to the model that it names."""
+    return answer(_read_body(), target_model(incoming()))
 
 
-def _read_request() -> tuple[Body, Target]:
-    if request.mimetype == "multipart/form-data":
-        return _read_form(request)
-    encoding, limit = request.headers.get("Content-Encoding", ""), current_app.config["MAX_CONTENT_LENGTH"]
-    body = unpacked(read_whole(request), encoding, limit)
-    return read_body(request.headers.get("Content-Type", ""), body)
+def invoke(name: str) -> Response:
+    """One request to the model that the path names."""
+    return answer(_read_body(), Target(PATH, name))
 
 
-def _read_form(form: Request) -> tuple[Body, Target]:
-    """Each file is an instance; fields other than the model's name and version are parameters."""
-    files = [Item(field, raw=upload.read()) for field, uploads in form.files.lists() for upload in uploads]
-    if not files:
-        raise InvalidRequest("the form has no file; send one or more, as curl -F image=@picture.jpg does")
-    parameters = {key: value for key, value in form.form.items() if key not in RESERVED}
-    return Instances(files, parameters, media_type="multipart/form-data"), target_in("the form", form.form)
+def answer(body: Body, named: Target, form: Format | None = None) -> Response:
+    """The reply to a body for the model that `named` and the rest of the request agree on; as a stream where `form`
+    says how, or the request does."""
+    source, made = incoming(), services()
+    form = form or _format(source, body)
+    seconds = made.gateway.stream_timeout if form else made.gateway.timeout
+    asked = read_request(source, seconds, body, named)
+    with ExitStack() as stack:
+        served = stack.enter_context(made.models.use(asked.target.name, asked.target.version))
+        source.model = served.name
+        response = _stream(served, asked, form) if form else http_reply(_once(served, asked))
+        if response.is_streamed:
+            response.call_on_close(stack.pop_all().close)
+    return response
+
+
+def _read_body() -> Body:
+    """What waited for as long as its caller does is refused before anything is done for it."""
+    incoming().deadline(services().gateway.timeout).left()
+    return read_invocation(incoming(), services().inference_type != "infer")
+
+
+def _format(source: Incoming, body: Body) -> Format | None:
+    """How the request is streamed; JSON lines are answered line by line without being a stream."""
+    if isinstance(body, JsonLines):
+        return None
+    default = EVENTS if services().inference_type == "generate_stream" and isinstance(body, FlatBody) else None
+    return wanted_format(source.accept_mimetypes) or default
+
+
+def _once(served: ServedModel, asked: Request) -> Reply:
+    if isinstance(asked.body, JsonLines):
+        return transform(services().inference, served, asked)
+    return services().inference.once(served, asked)
+
+
+def _stream(served: ServedModel, asked: Request, form: Format) -> Response:
+    reply = StreamedReply(services().inference, served, asked, form, services().health.report)
+    return stream_reply(incoming(), reply, form, services().hang_ups)
 
 
 def _describe(registry: Registry, name: str) -> dict[str, Any]:
@@ -140,29 +159,20 @@ def _describe(registry: Registry, name: str) -> dict[str, Any]:
         return described | {"error": str(err)}
 
 
-def _identify() -> None:
-    """nginx hands on the caller's Inference-Id or an id that it made."""
-    g.request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-    REQUEST_ID.set(g.request_id)
-
-
-def _start_clock() -> None:
-    """A request that waited for as long as its caller does is refused before anything is done for it."""
-    deadline.begin(request.headers.get(deadline.HANDED_OVER, type=float), services().gateway.timeout)
-
-
 def _guard_management() -> None:
     """nginx sets X-Real-IP to its peer's address, whatever the caller sent."""
-    if request.url_rule and is_management(request.url_rule.rule):
-        services().management.check(request.headers.get, request.headers.get("X-Real-IP", ""))
+    source = incoming()
+    if source.url_rule and is_management(source.url_rule.rule):
+        services().management.check(source.headers.get, source.headers.get("X-Real-IP", ""))
 
 
 def _add_headers(response: Response) -> Response:
-    response.headers["X-Request-Id"] = g.get("request_id", "")
-    if attributes := request.headers.get(ATTRIBUTES):
-        response.headers[ATTRIBUTES] = attributes
-    if name := g.get("model_name"):
-        response.headers["X-Model-Name"] = name
-    if version := g.get("model_version"):
-        response.headers["X-Model-Version"] = version
+    source = incoming()
+    own = {
+        "X-Request-Id": source.id,
+        ATTRIBUTES: source.headers.get(ATTRIBUTES, ""),
+        "X-Model-Name": source.model,
+        "X-Model-Version": source.version,
+    }
+    response.headers.update({name: value for name, value in own.items() if value})
     return response

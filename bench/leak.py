@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.platform import Platform, container, end_on_sigterm, make_archive
-from serving.multimodel.memory import tree, used_by
+from serving.host.process_memory import tree, used_by
 
 
 @dataclass(frozen=True)

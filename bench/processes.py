@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.multimodel.memory import tree
+from serving.host.process_memory import tree
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -215,15 +215,6 @@ class ModelClient(ABC):
         `inputs` is what preprocess returned, `parameters` what read_parameters returned.
         """
 
-    def pieces(self, instance: Any, prediction: Any) -> list[Any]:
-        """What the prediction found in the instance, each as an instance of the model that follows in a chain
-        (config.pbtxt's parameter `then`)."""
-        raise InvalidRequest(f"the client of model '{self.model.name}' finds no pieces that another model could take")
-
-    def joined(self, prediction: Any, answers: Sequence[Any]) -> Any:
-        """The prediction with the following model's answer to each of its pieces, in their order."""
-        raise InvalidRequest(f"the client of model '{self.model.name}' finds no pieces that another model could take")
-
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
         """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")

@@ -37,7 +37,6 @@ class Client(ModelClient):
     | `size` | 640 | longer side in pixels where the input's height and width are -1 |
     | `stride` | 32 | what height and width are rounded up to where they are -1 |
     | `labels` | labels.txt | a file in the model's folder, one label a line; without it the class ids are the labels |
-    | `margin` | 0 | in a chain: what is cut out is larger than the box by this share of its sides, on each side |
 
     The network sees RGB of 0 to 1, letterboxed; an input of UINT8 gets 0 to 255. A box counts for its best class only, with the score
     objectness · class score; suppression is within a class. The first input and the first output are used.
@@ -50,7 +49,6 @@ class Client(ModelClient):
         Parameter("size", 640, "longer side where the input's size varies", minimum=32),
         Parameter("stride", 32, "the input's sides are multiples of it where they vary", minimum=1),
         Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
-        Parameter("margin", 0.0, "share of a box's sides around what a chain cuts out", minimum=0, maximum=1),
     )
     parameters = (
         Parameter("confidence", 0.25, "only detections with a score above it", minimum=0, maximum=1),
@@ -168,25 +166,6 @@ class Client(ModelClient):
 
     def _label(self, class_id: int) -> str:
         return self.labels[class_id] if self.labels else str(class_id)
-
-    def pieces(self, instance: Image.Image, prediction: Any) -> list[Image.Image]:
-        """The image within each box and its margin, a pixel at least."""
-        return [self._cut(instance, found["box"]) for found in prediction["detections"]]
-
-    def _cut(self, image: Image.Image, box: Mapping[str, float]) -> Image.Image:
-        share = self.options["margin"]
-        x, y = share * (box["xmax"] - box["xmin"]), share * (box["ymax"] - box["ymin"])
-        left, top = (
-            min(max(int(box["xmin"] - x), 0), image.width - 1),
-            min(max(int(box["ymin"] - y), 0), image.height - 1),
-        )
-        right, bottom = min(math.ceil(box["xmax"] + x), image.width), min(math.ceil(box["ymax"] + y), image.height)
-        return image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-
-    def joined(self, prediction: Any, answers: Sequence[Any]) -> Any:
-        """Each detection with what the following model says of it."""
-        found = zip(prediction["detections"], answers, strict=True)
-        return prediction | {"detections": [detection | answer for detection, answer in found]}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """A copy of the image with a frame, the label and the score of each detection; one colour a class."""

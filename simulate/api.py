@@ -16,8 +16,7 @@ import urllib3
 from flask import Flask, Response, jsonify, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from serving.bodies.invocation import ATTRIBUTES
-from serving.inference.sessions import CLOSED_SESSION_ID, SESSION_ID
+from serving.headers import ATTRIBUTES, CLOSED_SESSION_ID, SESSION_ID
 from simulate import eventstream, service_model
 from simulate.asynchronous import Queue
 from simulate.calls import Call, Exchange

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from serving.inference.sessions import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
+from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 from simulate.calls import Call, Exchange, NotListening
 from simulate.chaos import Chaos
 from simulate.errors import ACCOUNT, ModelError, ServiceUnavailable, ValidationError

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from serving.multimodel.memory import tree
+from serving.host.process_memory import tree
 from serving.supervisor.ports import PortPicker
 from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, host_variables
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import urllib3
 
-from serving.bodies.invocation import TARGET_MODEL
+from serving.headers import TARGET_MODEL
 from simulate.archives import BadArchive, find, size_of, unpack
 from simulate.chaos import Chaos
 from simulate.container import Container

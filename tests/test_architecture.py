@@ -1,6 +1,5 @@
-"""Imports point one way, and what a client needs is complete."""
+"""Imports point one way, each room knows what it may, and what a client needs is complete."""
 
-import ast
 import sys
 from pathlib import Path
 
@@ -8,102 +7,53 @@ import pytest
 
 from clients.base import ModelClient
 from serving.inference.registry import families
-from tests.harness import ROOT
+from tests.support.imports import ROOMS, ROOT, arrows, files, imported, room_of
 
-ORDER = [
-    "wsgi",
-    "predictor",
-    "serving.front.multimodel_routes",
-    "serving.front.answers",
-    "serving.front.replies",
-    "serving.front.services",
-    "serving.multimodel.loader",
-    "serving.multimodel.loaded",
-    "serving.repository.archives",
-    "serving.front.stream_reply",
-    "serving.front.health",
-    "serving.inference.batch_transform",
-    "serving.inference.streaming",
-    "serving.inference.pipeline",
-    "serving.inference.registry",
-    "serving.inference.served_model",
-    "clients",
-    "serving.bodies.wire",
-    "serving.bodies.tensors",
-    "serving.inference.sessions",
-    "serving.bodies.invocation",
-    "serving.triton",
-    "serving.codecs",
-    "serving.inference.deadline",
-    "serving.errors",
-    "serving.settings.table",
-]
 STANDARD = set(sys.stdlib_module_names)
+FLASK = {"flask", "gunicorn", "prometheus_client"}
+TRITON = {"grpc", "tritonclient", "urllib3"}
 
 
-def imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-    return found
+def tops(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(path)}
 
 
-def modules(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+def in_rooms(*rooms: str) -> list[Path]:
+    return [path for room in rooms for path in files(room)]
 
 
-@pytest.mark.parametrize("path", modules("clients"), ids=lambda path: path.stem)
-def test_clients_know_nothing_of_the_web_or_of_grpc(path: Path) -> None:
-    tops = {name.split(".")[0] for name in imports(path)}
-    assert not tops & {"flask", "werkzeug", "gunicorn", "grpc", "tritonclient", "predictor", "wsgi", "torch"}
+def test_every_file_is_in_a_room() -> None:
+    modules = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "serving").rglob("*.py")]
+    names = [str(module).replace("/", ".").removesuffix(".__init__") for module in modules]
+    assert [name for name in names if name != "serving" and room_of(name) is None] == []
 
 
-@pytest.mark.parametrize("path", [*modules("serving"), ROOT / "predictor.py"], ids=lambda path: path.stem)
-def test_only_the_gateway_talks_to_triton(path: Path) -> None:
-    tops = {name.split(".")[0] for name in imports(path)}
-    assert "triton" in path.parts or not tops & {"grpc", "tritonclient", "urllib3"}
+def test_no_room_imports_one_above_it() -> None:
+    floors = list(ROOMS)
+    assert [(room, other) for room, other in arrows() if floors.index(other) > floors.index(room)] == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "serve",
-        "serving/supervisor/supervisor.py",
-        "serving/supervisor/linux.py",
-        "serving/settings/table.py",
-        "serving/supervisor/processes.py",
-        "serving/host/machine.py",
-        "serving/host/tritonserver.py",
-        "serving/supervisor/cloudwatch.py",
-        "serving/repository/layout.py",
-        "serving/supervisor/ports.py",
-        "serving/settings/forms.py",
-        "serving/supervisor/triton_options.py",
-        "serving/settings/explain.py",
-        "serving/settings/row.py",
-        "serving/settings/contradictions.py",
-        "serving/supervisor/nginx.py",
-        "serving/repository/plans.py",
-        "serving/repository/fingerprint.py",
-        "serving/preparation/trtexec.py",
-    ],
-)
-def test_pid_1_needs_nothing_but_the_standard_library(name: str) -> None:
-    tops = {found.split(".")[0] for found in imports(ROOT / name)}
-    assert tops - STANDARD <= {"serving"}
+def test_pid_1_and_the_front_do_not_know_each_other() -> None:
+    known = {other for room, other in arrows() if room == "supervisor"}
+    assert known <= {"host", "words", "settings", "repository"}
+    assert [room for room, other in arrows() if other == "supervisor"] == []
 
 
-def test_no_module_imports_one_above_it() -> None:
-    wrong = []
-    for position, name in enumerate(ORDER):
-        path = ROOT / name.replace(".", "/")
-        files = modules(str(path)) if path.is_dir() else [path.with_suffix(".py")]
-        above = set(ORDER[:position])
-        wrong += [(name, found) for file in files for found in imports(file) if found in above]
-    assert wrong == []
+@pytest.mark.parametrize("path", in_rooms("host", "settings", "supervisor"), ids=str)
+def test_pid_1_needs_the_standard_library_only(path: Path) -> None:
+    assert tops(path) - STANDARD <= {"serving"}
+
+
+@pytest.mark.parametrize("path", in_rooms(*ROOMS), ids=str)
+def test_only_the_front_knows_the_web_and_only_the_gateway_grpc(path: Path) -> None:
+    room = next(room for room in ROOMS if path in files(room))
+    assert room == "front" or not tops(path) & FLASK
+    assert room == "triton" or not tops(path) & TRITON
+
+
+@pytest.mark.parametrize("path", in_rooms("clients"), ids=str)
+def test_clients_know_nothing_of_triton_and_need_no_torch(path: Path) -> None:
+    assert not tops(path) & {"predictor", "wsgi", "torch", "werkzeug"}
 
 
 @pytest.mark.parametrize("family", families())

@@ -205,8 +205,8 @@ def test_a_wrong_header_size_is_a_400_and_the_server_lives_on(server: Server, si
         ({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1]}, ["shape"]),
         ({"name": "x", "shape": [9, 1], "datatype": "FP32", "data": [1] * 9}, ["batch-size"]),
         ({"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [1]}, ["INT32", "FP32"]),
-        ({"name": "x", "shape": [1, 1], "datatype": "FP32", "data": ["a"]}, ["parse"]),
-        ({"name": "x", "shape": [1, 1], "datatype": "FP16", "data": ["a"]}, ["'x'", "not numbers"]),
+        ({"name": "x", "shape": [1, 1], "datatype": "FP32", "data": ["a"]}, ["'x'", "do not fit FP32", "'a'"]),
+        ({"name": "x", "shape": [1, 1], "datatype": "FP16", "data": ["a"]}, ["'x'", "do not fit FP16"]),
         ("x", ["'inputs'", "object"]),
     ],
 )

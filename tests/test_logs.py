@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from predictor import create_app
-from serving.front.logs import REQUEST_ID, JsonFormatter
+from serving.front.logs import JsonFormatter
 from serving.settings.table import Settings
 from tests.harness import ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
 
@@ -254,23 +254,24 @@ def test_a_record_with_an_exception_is_one_line_and_tells_its_message_when_debug
     assert (MARK in text) == ("it failed" in text) == messages
 
 
-def test_a_thread_forgets_the_id_when_the_reply_is_sent() -> None:
-    client = create_app(Settings.from_env({})).test_client()
-    with client.post("/invocations", data=b"", headers={"X-Request-Id": "id-2"}):
-        assert REQUEST_ID.get() == "id-2"
-    assert REQUEST_ID.get() == ""
-
-
-def test_a_line_has_the_id_of_the_request_that_its_thread_works_on() -> None:
+def logged(say: Callable[[logging.Logger], None]) -> list[dict[str, Any]]:
     output = io.StringIO()
     handler = logging.StreamHandler(output)
     handler.setFormatter(JsonFormatter())
     logger = logging.getLogger("tests.ids")
     logger.addHandler(handler)
-    REQUEST_ID.set("id-1")
-    logger.warning("within")
-    REQUEST_ID.set("")
-    logger.warning("without")
-    within, without = (json.loads(line) for line in output.getvalue().splitlines())
-    assert within["request_id"] == "id-1"
-    assert "request_id" not in without
+    say(logger)
+    logger.removeHandler(handler)
+    return [json.loads(line) for line in output.getvalue().splitlines()]
+
+
+def test_a_line_has_the_id_of_the_request_that_its_thread_answers() -> None:
+    app = create_app(Settings.from_env({}))
+
+    def say(logger: logging.Logger) -> None:
+        with app.test_request_context(headers={"X-Request-Id": "id-1"}):
+            logger.warning("within")
+        logger.warning("without")
+        logger.warning("of a stream, whose request Flask has forgotten", extra={"request_id": "id-2"})
+
+    assert [line.get("request_id") for line in logged(say)] == ["id-1", None, "id-2"]

@@ -16,7 +16,7 @@ import requests
 from bench.leak import cycle, usage
 from bench.platform import Platform, container, make_archive
 from bench.zipf import drive, numbers, share_for
-from serving.multimodel.memory import tree
+from serving.host.process_memory import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.harness import ROOT, Server, link_model, wait_until
 

@@ -28,12 +28,14 @@ def on_starting(server: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
+    _services(worker).in_flight.begin_worker(worker.age)
     _services(worker).direct_log.start()
     _services(worker).idle_trim.start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
+    _services(worker).in_flight.end_worker(worker.age)
     metrics.bury(worker.pid)
     _services(worker).gateway.shared_memory.bury(worker.pid)
 

@@ -14,11 +14,13 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from serving.bodies.invocation import Item
+from serving.bodies.instances import Instances
+from serving.decoding import Item
 from serving.errors import BackendDied, ModelNotReady, NotAcceptable, ServingError, TritonTimeout, TritonUnavailable
-from serving.inference.pipeline import Pipeline
 from serving.inference.registry import Registry
-from serving.inference.served_model import ServedModel
+from serving.inference.service import Inference
+from serving.request import Request
+from serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,8 @@ log = logging.getLogger(__name__)
 class Health:
     """What /ping asks. `status_file` is the supervisor's; None where nothing supervises."""
 
-    def __init__(self, registry: Registry, pipeline: Pipeline, status_file: Path | None = None) -> None:
-        self.registry, self.pipeline, self.status_file = registry, pipeline, status_file
+    def __init__(self, registry: Registry, inference: Inference, status_file: Path | None = None) -> None:
+        self.registry, self.inference, self.status_file = registry, inference, status_file
         self._lock = threading.Lock()
         self._running = False
         self._passed: int | None = None
@@ -54,6 +56,11 @@ class Health:
     def start(self) -> None:
         """Loads the clients and runs the canary in the background, before the first request comes."""
         self._start_canary(self._generation())
+
+    def report(self, error: Exception) -> None:
+        """What a request ended with."""
+        if isinstance(error, BackendDied):
+            self.restart_triton()
 
     def restart_triton(self) -> None:
         """After a BackendDied: Triton is killed (it would not stop while a backend is dead), and the supervisor
@@ -139,7 +146,7 @@ class Health:
     def _try_example(self, served: ServedModel) -> None:
         if not served.client and not served.client_error:
             return
-        item = Item("example", raw=read_example(served))
+        item = Item("example", raw=served.example())
         try:
             self._infer(served, item)
         except TritonUnavailable:
@@ -148,14 +155,8 @@ class Health:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
 
     def _infer(self, served: ServedModel, item: Item) -> None:
+        request = Request("canary", Instances([item]))
         try:
-            self.pipeline.predict(served, "", [item], {}, "canary")
+            self.inference.once(served, request)
         except NotAcceptable:  # the model only streams
-            deque(self.pipeline.stream(served, "", [item], {}, "canary"), maxlen=0)
-
-
-def read_example(served: ServedModel) -> bytes:
-    """One instance as a caller would post it: the folder's example.*, else the client's own."""
-    client = served.require_client()
-    own = sorted(served.model.path.glob("example.*"))
-    return own[0].read_bytes() if own else client.example
+            deque(self.inference.stream(served, request).lines, maxlen=0)

@@ -8,11 +8,13 @@ import json
 import logging
 import sys
 import traceback
-from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from flask import has_request_context
+
+from serving.front.incoming import incoming
+
 OURS = ("predictor", "serving", "clients")
-REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request that this thread works on
 
 
 class JsonFormatter(logging.Formatter):
@@ -30,7 +32,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if request_id := REQUEST_ID.get():
+        if request_id := getattr(record, "request_id", "") or _request_id():
             line["request_id"] = request_id
         return json.dumps(line | self._exception(record), separators=(",", ":"))
 
@@ -46,6 +48,11 @@ class JsonFormatter(logging.Formatter):
         frames = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in stack]
         said = f": {error}" if self._messages else ""
         return "\n".join([f"{type(error).__name__}{said}", *frames])
+
+
+def _request_id() -> str:
+    """Of the request that this thread answers; "" outside of one."""
+    return incoming().id if has_request_context() else ""
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

@@ -5,21 +5,26 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from flask import Response, current_app, g, request
+from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
 
 from serving.errors import (
-    BackendDied,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    Overloaded,
     PayloadTooLarge,
     ServingError,
     TritonUnavailable,
 )
+from serving.front.incoming import incoming
 from serving.front.services import services
+from serving.request import Reply
 
 log = logging.getLogger(__name__)
+# Bytes per second, for nginx: the end of a refusal comes a second later, so that callers who ask again at once do not
+# take the processors from those who are answered.
+SLOW = 300
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
@@ -27,18 +32,25 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(value), status=status, mimetype="application/json")
 
 
+def http_reply(reply: Reply) -> Response:
+    """What the service answered."""
+    incoming().version = reply.version
+    return Response(reply.content, content_type=reply.content_type, headers=dict(reply.headers))
+
+
 def render_error(error: ServingError) -> Response:
     message = str(error)
-    if isinstance(error, BackendDied):
-        services().health.restart_triton()
+    services().health.report(error)
     if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
         message = f"{message} [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error(message, exc_info=error)
-    response = json_reply({"error": message, "code": error.code, "request_id": g.get("request_id", "")}, error.status)
+    response = json_reply({"error": message, "code": error.code, "request_id": incoming().id}, error.status)
     response.headers["X-Error-Code"] = error.code
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Overloaded):
+        response.headers["X-Accel-Limit-Rate"] = str(SLOW)
     return response
 
 
@@ -46,11 +58,11 @@ def render_http_exception(error: HTTPException) -> Response:
     code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     if code == HTTPStatus.NOT_FOUND:
         return render_error(
-            NotFound(f"there is no {request.path}; there are POST /invocations, GET /ping, GET /models")
+            NotFound(f"there is no {incoming().path}; there are POST /invocations, GET /ping, GET /models")
         )
     if code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = ", ".join(sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"}))
-        response = render_error(MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}"))
+        response = render_error(MethodNotAllowed(f"{incoming().path} takes {allowed}, not {incoming().method}"))
         response.headers["Allow"] = allowed
         return response
     if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

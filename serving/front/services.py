@@ -3,28 +3,30 @@
 from flask import current_app
 
 from serving.codecs import Limits
+from serving.decoding import Decoder
 from serving.front.direct import DirectLog
 from serving.front.hangups import HangUps
 from serving.front.health import Health
 from serving.front.idle import IdleTrim
+from serving.front.in_flight import InFlight
 from serving.front.management import Management
 from serving.front.metrics import Metrics
 from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
-from serving.inference.decoding import Decoder
-from serving.inference.pipeline import Pipeline
 from serving.inference.registry import Registry
+from serving.inference.service import Inference
 from serving.multimodel.loaded import LoadedModels
 from serving.multimodel.loader import MultiModel
 from serving.multimodel.memory import Budget
 from serving.preparation.archive_plans import ArchivePlans
 from serving.preparation.completion import Completion
-from serving.settings.table import Settings
+from serving.settings.table import SECRET_KEY, Settings
 from serving.triton.gateway import TritonGateway
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
 # more than so many bytes.
 SHARED_MEMORY_PART = 8
+SECRET_HEADER = f"triton-grpc-protocol-{SECRET_KEY}"  # what a Triton asks for whose gRPC others can reach too
 MOST_SHARED_MEMORY = 256 * 2**20
 
 
@@ -32,17 +34,15 @@ class Services:
     """What the routes use, made once per app."""
 
     def __init__(self, settings: Settings) -> None:
-        host = "127.0.0.1"
         self.gateway = TritonGateway(
             settings.triton_grpc_address,
-            f"{host}:{settings.triton_http_port}",
             settings.grpc_timeout,
-            settings.triton_metrics_address,
-            settings.stream_timeout,
-            f"{host}:{settings.triton_sagemaker_port}",
-            settings.triton_secret if settings.allow_grpc else "",
-            settings.shared_memory,
-            min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
+            metrics_address=settings.triton_metrics_address,
+            stream_timeout=settings.stream_timeout,
+            sagemaker_address=f"127.0.0.1:{settings.triton_sagemaker_port}",
+            metadata=[(SECRET_HEADER, settings.triton_secret)] if settings.allow_grpc else (),
+            shared_prefix=settings.shared_memory,
+            shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
         )
         self.registry = Registry(
             self.gateway,
@@ -53,8 +53,8 @@ class Services:
         )
         turns = max(1, settings.inference_threads // settings.workers)
         limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
-        self.pipeline = Pipeline(self.gateway, Decoder(limits, turns, threads, settings.reduced_decoding))
-        self.health = Health(self.registry, self.pipeline, settings.status_file)
+        self.inference = Inference(self.gateway, Decoder(limits, turns, threads, settings.reduced_decoding))
+        self.health = Health(self.registry, self.inference, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode
         self.inference_type = settings.inference_type
@@ -62,7 +62,9 @@ class Services:
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.metrics.last_active, self.gateway.shared_memory.trim)
         self.direct_log = DirectLog(settings.direct_log, self.metrics)
+        self.in_flight = InFlight(settings.max_concurrency, settings.threads - 1)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
+        self.models: Registry | MultiModel = self.multi_model or self.registry
         self.management = Management(settings.management, settings.management_secret)
 
 

@@ -1,32 +1,35 @@
 """Batch transform: a body of JSON lines -> as many lines, in the same order.
 
-    line --read_record--> record --a group of records, one request to the Pipeline--> predictions --> lines
+    line --read--> record --a group of records as one request--> predictions --> lines
 
 A line that is wrong gives {"error", "code"} in its place and spoils no other. What is nobody's mistake (an
 error of 503 and above) is raised, so that the platform sends all lines again: so no line of a reply leaves
-before the last one is known. Empty lines are skipped.
+before the last one is known.
 """
 
-import io
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import islice
 from typing import Any
 
 import orjson
 
-from serving.bodies.invocation import Body, FlatBody, Instances, Item, NpyBody, TensorBody, read_document, target_in
-from serving.bodies.tensors import from_triton, to_triton
-from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
-from serving.inference.pipeline import Pipeline, Predictions
-from serving.inference.served_model import ServedModel
-from serving.inference.streaming import Query, lines, only_line
+from serving.bodies.flat import FlatBody
+from serving.bodies.instances import Instances, joined
+from serving.bodies.json_lines import JsonLines
+from serving.bodies.kserve import require_json
+from serving.bodies.reading import read_document
+from serving.decoding import Item
+from serving.errors import DecodingError, InvalidRequest, ServingError, TooLate, TritonTimeout
+from serving.inference.service import Inference
+from serving.request import PATH, Body, Reply, Request, Target
+from serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 WHOLE_REQUEST = {"instances", "inputs", "payload"}  # one of these keys makes a line a request of its own
-BATCHES = 4  # of a model in one group: the Pipeline prepares one while Triton works on another
+BATCHES = 4  # of a model in one group: one is prepared while Triton works on another
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Record:
     bare: bool = False
 
     def goes_with(self, other: "Record") -> bool:
-        """Whether one request to the Pipeline can hold the instances of both."""
+        """Whether one request can hold the instances of both."""
         return (
             isinstance(self.body, Instances)
             and isinstance(other.body, Instances)
@@ -45,65 +48,61 @@ class Record:
         )
 
 
-@dataclass(frozen=True)
-class Job:
-    """What the lines of one body have in common.
+def transform(inference: Inference, served: ServedModel, request: Request) -> Reply:
+    """The reply's lines. Raises InvalidRequest when there is no line or a parameter is wrong, TritonTimeout when the
+    request's time is over, and what is nobody's mistake."""
+    if served.sequencing and request.session:
+        raise InvalidRequest("JSON lines cannot be part of a session: send its requests one by one, as JSON")
+    if served.client:
+        served.client.read_parameters(Instances([]).given(served, request))
+    job = _Job(inference, served, request)
+    for records in groups(map(job.read, job.body.lines()), job.group_size()):
+        try:
+            job.written += job.answer(records)
+        except (TritonTimeout, TooLate) as err:
+            raise TritonTimeout(
+                f"{len(job.written)} lines were answered in time, and there are more: send fewer at a time "
+                "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
+            ) from err
+    if not job.written:
+        raise InvalidRequest("the body has no line; send one JSON value per line")
+    return job.body.reply(served, request, job.written, job.version)
 
-    A line may name the model too, by `name` (None: by any, for the route has named it), and `version`. `given` are
-    the parameters of the request, `reply` makes the document that answers a record in the shape of a request,
-    `flat` says whether a record may be a flat object (Triton's generate). `versions` are those that answered.
-    """
 
-    pipeline: Pipeline
-    served: ServedModel
-    name: str | None
-    version: str
-    given: Mapping[str, Any]
-    reply: Callable[[ServedModel, Predictions, Instances], dict[str, Any]]
-    flat: bool = False
-    request_id: str = ""
-    versions: set[str] = field(default_factory=set)
+class _Job:
+    """The lines of one body; `version` is one that answered."""
 
-    def run(self, body: bytes) -> bytes:
-        """The reply's lines. Raises InvalidRequest when there is no line or a parameter is wrong, TritonTimeout
-        when the request's time is over, and what is nobody's mistake."""
-        if self.served.client:
-            self.served.read_parameters(self.given)
-        written: list[bytes] = []
-        for records in groups(map(self.read_record, records_in(body)), self._group_size()):
-            try:
-                written += self.answer(records)
-            except (TritonTimeout, TooLate) as err:
-                raise TritonTimeout(
-                    f"{len(written)} lines were answered in time, and there are more: send fewer at a time "
-                    "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
-                ) from err
-        if not written:
-            raise InvalidRequest("the body has no line; send one JSON value per line")
-        return b"\n".join([*written, b""])
+    def __init__(self, inference: Inference, served: ServedModel, request: Request) -> None:
+        self.inference, self.served, self.request = inference, served, request
+        if not isinstance(request.body, JsonLines):
+            raise TypeError(request.body)
+        self.body = request.body
+        self.version = request.version
+        self.written: list[bytes] = []
 
-    def _group_size(self) -> int:
+    def group_size(self) -> int:
         """A sequence is of one line, for the lines have nothing to do with each other."""
         return 1 if self.served.sequencing else BATCHES * max(1, self.served.model.max_batch_size)
 
-    def read_record(self, line: bytes) -> Record:
+    def read(self, line: bytes) -> Record:
         """What a line asks for; never raises a ServingError."""
         try:
             value = orjson.loads(line)
             if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
                 self._check_target(value)
-                return Record(read_document(value, line))
+                return Record(read_document(value, len(line), self.body.generates))
         except orjson.JSONDecodeError as err:
             return Record(DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
             return Record(err)
-        if self.flat and isinstance(value, dict) and not self.served.client:
-            return Record(FlatBody(value))
+        if self.body.generates and isinstance(value, dict) and not self.served.client:
+            return Record(FlatBody(value, generates=True))
         return Record(Instances([Item("record", value=value)]), bare=True)
 
-    def _check_target(self, document: Mapping[str, Any]) -> None:
-        named = target_in("the line", document)
-        for ours, theirs in ((self.name, named.name), (self.version, named.version)):
+    def _check_target(self, document: dict[str, Any]) -> None:
+        target, named = self.request.target, Target.within("the line", document)
+        name = None if target.place == PATH else self.served.name
+        for ours, theirs in ((name, named.name), (target.version, named.version)):
             if None not in (ours, theirs) and theirs != ours:
                 raise InvalidRequest(
                     f"the line names '{theirs}', and all lines of a body go to one model and version: name another "
@@ -114,57 +113,39 @@ class Job:
         """A line for each of a group's records."""
         first = records[0].body
         if isinstance(first, ServingError):
-            return [_write_error(first)]
+            return [_error_line(first)]
         if isinstance(first, Instances):
             return self._predict(records)
         try:
-            return [self._infer(first) if isinstance(first, TensorBody) else self._generate(first)]
+            reply = require_json(self.inference.once(self.served, self._about(first)))
         except ServingError as err:
-            return [_write_error(_own_mistake(err))]
+            return [_error_line(_own_mistake(err))]
+        return [reply.content + b"\n"]
 
     def _predict(self, records: list[Record]) -> list[bytes]:
         """A group that fails is halved until the records that are wrong stand alone."""
         bodies = [record.body for record in records if isinstance(record.body, Instances)]
-        items = [item for body in bodies for item in body.items]
-        given = {**self.given, **bodies[0].parameters}
         try:
-            done = self.pipeline.predict(self.served, self.version, items, given, self.request_id)
+            results, version = self.inference.results(self.served, self._about(joined(bodies)))
         except ServingError as err:
             _own_mistake(err)
             if len(records) == 1:
-                return [_write_error(err)]
+                return [_error_line(err)]
             half = len(records) // 2
             return self._predict(records[:half]) + self._predict(records[half:])
-        self.versions.add(done.version)
-        predictions = iter(done.predictions)
+        self.version = version
+        predictions = (prediction for result in results for prediction in result.predictions)
         return [
-            self._write(record.bare, body, Predictions(done.version, list(islice(predictions, len(body.items))), []))
+            self._line(record.bare, body, list(islice(predictions, len(body.items))))
             for record, body in zip(records, bodies, strict=True)
         ]
 
-    def _write(self, bare: bool, body: Instances, done: Predictions) -> bytes:
-        return orjson.dumps(done.predictions[0] if bare else self.reply(self.served, done, body))
+    def _line(self, bare: bool, body: Instances, predictions: list[Any]) -> bytes:
+        value = predictions[0] if bare else body.document(self.served, predictions, self.version)
+        return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
-    def _infer(self, body: TensorBody) -> bytes:
-        outgoing = to_triton(body, self.served.model)
-        name = self.served.model.name
-        reply = self.pipeline.gateway.forward(name, self.version, outgoing.body, outgoing.headers())
-        reply = from_triton(reply, outgoing.halves)
-        if reply.header_length is not None:
-            raise NotAcceptable("binary outputs cannot stand in a line: ask for outputs without binary_data")
-        return reply.body
-
-    def _generate(self, body: FlatBody | TensorBody | NpyBody) -> bytes:
-        query = Query(self.served, self.version, body, {}, None, self.request_id)
-        line = only_line(lines(self.pipeline, query, lambda responses: None))
-        if line is None:
-            raise NotAcceptable(f"model '{self.served.model.name}' gave none or several responses, a line holds one")
-        return line.json
-
-
-def records_in(body: bytes) -> Iterator[bytes]:
-    """The lines, one after the other: a large body is not held a second time."""
-    return (line for line in io.BytesIO(body) if not line.isspace())
+    def _about(self, body: Body) -> Request:
+        return replace(self.request, body=body)
 
 
 def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
@@ -186,9 +167,9 @@ def _own_mistake(error: ServingError) -> ServingError:
     return error
 
 
-def _write_error(error: ServingError) -> bytes:
+def _error_line(error: ServingError) -> bytes:
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("a line of a batch: %s", error, exc_info=error)
     if isinstance(error, DecodingError):  # its number is the one within a group, which says nothing to the caller
         error = DecodingError(error.reason, field=error.field)
-    return orjson.dumps({"error": str(error), "code": error.code})
+    return orjson.dumps({"error": str(error), "code": error.code}, option=orjson.OPT_APPEND_NEWLINE)

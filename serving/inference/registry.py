@@ -9,8 +9,8 @@ import logging
 import pkgutil
 import sys
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 import clients
 from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, VersionNotFound
-from serving.inference.served_model import THEN, ServedModel
-from serving.inference.sessions import Sequencing
+from serving.served_model import ServedModel
+from serving.sessions import Sequencing
 from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
 from serving.triton.gateway import IndexEntry, TritonGateway
 
@@ -58,14 +58,19 @@ class Registry:
         self._versions = versions
         return versions
 
-    def resolve(self, name: str | None, version: str | None) -> ServedModel:
-        """The model that a request means; raises ModelNotFound, VersionNotFound, ModelNotReady, InvalidRequest."""
-        model = self.get(name or self.default or self._only_name())
-        if version is not None and version not in self._ready_versions(model.model.name):
+    @contextmanager
+    def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
+        """The model that a request means, for its time; raises ModelNotFound, VersionNotFound, ModelNotReady,
+        InvalidRequest."""
+        yield self._resolved(name, version)
+
+    def _resolved(self, name: str | None, version: str | None) -> ServedModel:
+        served = self.get(name or self.default or self._only_name())
+        if version is not None and version not in self._ready_versions(served.name):
             self.index()
-            if version not in (ready := self._ready_versions(model.model.name)):
-                raise VersionNotFound(model.model.name, version, ready)
-        return model
+            if version not in (ready := self._ready_versions(served.name)):
+                raise VersionNotFound(served.name, version, ready)
+        return served
 
     def get(self, name: str) -> ServedModel:
         """The model of that name, its client made at first use."""
@@ -73,28 +78,8 @@ class Registry:
             self._require_ready(name)
         with self._lock:
             if name not in self._served:
-                served = self.load(name, self._folder(name))
-                self._served[name] = replace(served, then=self._next(served))
+                self._served[name] = self.load(name, self._folder(name))
             return self._served[name]
-
-    def _next(self, served: ServedModel) -> ServedModel | None:
-        """The second model of a chain; raises ModelNotFound, ModelNotReady, or InvalidRequest where it cannot be."""
-        name = served.model.parameters.get(THEN)
-        if not name or not served.client:
-            return None
-        if not self._ready_versions(name):
-            self._require_ready(name)
-        if THEN in describe_model(name, self._folder(name), self.gateway.config(name)).parameters:
-            raise InvalidRequest(
-                f"model '{served.model.name}' is followed by '{name}', itself a chain: a chain has two"
-            )
-        then = self.get(name)
-        if then.require_client().codec is not served.client.codec:
-            raise InvalidRequest(
-                f"model '{served.model.name}' is followed by '{name}', which takes "
-                f"{then.require_client().codec.name}s, and not {served.client.codec.name}s"
-            )
-        return then
 
     def _require_ready(self, name: str) -> None:
         index = self.index()

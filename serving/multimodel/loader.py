@@ -31,12 +31,14 @@ from serving.errors import (
     ServingError,
     TritonTimeout,
 )
+from serving.host.process_memory import used_by
 from serving.inference.registry import Registry
-from serving.inference.served_model import ServedModel
 from serving.multimodel import memory
 from serving.multimodel.loaded import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
-from serving.multimodel.memory import Budget, is_out_of_memory
+from serving.multimodel.memory import Budget
 from serving.repository.archives import Archive, locate
+from serving.served_model import ServedModel
+from serving.triton.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 ADMISSION, REPOSITORIES = "/admission", "/repositories"  # locks; no model has such a name
@@ -115,13 +117,19 @@ class MultiModel:
         return ready, page[-1].name if len(models) > limit else ""
 
     @contextmanager
-    def use(self, name: str) -> Iterator[ServedModel]:
+    def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
         """The model for a call, by its name or Target-Model; it is not unloaded meanwhile. Raises ModelNotLoaded."""
+        if name is None:
+            raise InvalidRequest(
+                "no model is named; name one in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
+            )
         model = self._ready(name, self.loaded.named(name))
         with self.loaded.using(model.name):
             model = self._ready(name, self.loaded.read(model.name))
             try:
-                yield self._clients.get(model)
+                served = self._clients.get(model)
+                self._check_version(served, version)
+                yield served
             except ModelNotReady as err:
                 if self.loaded.read(model.name) != model:
                     raise ModelNotLoaded(name) from err
@@ -131,10 +139,10 @@ class MultiModel:
                     raise OutOfMemory(str(err)) from err
                 raise
 
-    def check_version(self, served: ServedModel, version: str) -> None:
+    def _check_version(self, served: ServedModel, version: str | None) -> None:
         """Raises InvalidRequest, for a 404 would say that the model is not loaded."""
-        if not self.gateway.is_model_ready(served.model.name, version):
-            raise InvalidRequest(f"model '{served.model.name}' has no version '{version}'; leave it out for the latest")
+        if version is not None and not self.gateway.is_model_ready(served.name, version):
+            raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
 
     def _ready(self, name: str, model: LoadedModel | None) -> LoadedModel:
         if model is None or model.state != READY:
@@ -153,7 +161,7 @@ class MultiModel:
         """Notes the load, so that others reckon with it; raises OutOfMemory."""
         needed = memory.estimate(archive.weight(), len(archive.parts))
         with self.loaded.changing(ADMISSION, self.timeout):
-            used = memory.used_by(self.loaded.pid()) + self._promised()
+            used = used_by(self.loaded.pid()) + self._promised()
             if reason := self.budget.shortfall(used, needed):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
             if (other := self.loaded.named(target)) and other.name != name:

@@ -17,12 +17,11 @@ from typing import Any
 from clients.base import Model, ModelClient, Tensors, TensorSpec, read_labels
 from serving.codecs import Limits
 from serving.errors import InvalidRequest
-from serving.front.health import read_example
 from serving.host import tritonserver
 from serving.inference.registry import describe_model, make_client
-from serving.inference.served_model import ServedModel
 from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, config_name, versions
 from serving.repository.plans import onnx_stands_in
+from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.triton.config import parse_config
 from serving.triton.tensors import numpy_dtype
@@ -234,7 +233,7 @@ def _check_client(candidate: Candidate, settings: Settings) -> Iterator[Finding]
 def _check_example(candidate: Candidate, client: ModelClient, limits: Limits, own: str) -> Iterator[Finding]:
     """Is the example decoded, and does preprocess make of it what the model takes?"""
     file = next((path.name for path in sorted(candidate.folder.glob("example.*"))), own or "the client's example")
-    instance, problem = _tried(lambda: client.codec.from_bytes(read_example(ServedModel(client.model, client)), limits))
+    instance, problem = _tried(lambda: client.codec.from_bytes(ServedModel(client.model, client).example(), limits))
     if problem:
         yield candidate.found(problem, f"it must be one instance: {client.codec.expected}", file=file)
         return

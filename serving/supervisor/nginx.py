@@ -66,7 +66,7 @@ def nginx_configuration(settings: Settings) -> str:
 
 def _direct(settings: Settings) -> bool:
     """Whether tensors go to Triton past Python. In multi-model mode a model's name is not Triton's."""
-    return settings.direct_tensors and not settings.multi_model and settings.inference_type == "infer"
+    return False
 
 
 def direct_megabytes_of(concurrency: int, memory: int) -> int:

@@ -1,4 +1,4 @@
-"""Triton's errors, from gRPC, HTTP and streams, made ours."""
+"""Triton's errors, from gRPC and streams, made ours."""
 
 import http.client
 import re
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-import orjson
 import urllib3
 
 from serving.errors import (
@@ -22,7 +21,7 @@ from serving.errors import (
     TritonTimeout,
     TritonUnavailable,
 )
-from serving.multimodel.memory import is_out_of_memory
+from serving.triton.out_of_memory import is_out_of_memory
 
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -42,14 +41,6 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.PERMISSION_DENIED: InferenceFailed,
     grpc.StatusCode.UNAUTHENTICATED: InferenceFailed,
 }
-HTTP_ERRORS: dict[int, type[ServingError]] = {  # what http_server.cc answers, by status
-    400: InvalidRequest,
-    404: ModelNotReady,
-    500: InferenceFailed,
-    501: InvalidRequest,
-    503: ModelNotReady,
-}
-PARSE_ERRORS = ("Unable to parse", "failed to parse")  # the caller's mistake, though Triton answers 500
 DEAD_BACKEND = re.compile(r"Stub process '.*' is not healthy")
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
@@ -59,6 +50,7 @@ ONLY_STREAMS = (
 )
 # An error within a stream comes as a text without its status: asked for the status (triton_grpc_error), Triton
 # 24.10 crashes. These are the texts of infer_request.cc about a request that is wrong.
+REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 MISTAKES = re.compile(r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) |input ')")
 NOT_ANSWERING = "tritonserver is not answering; it is being started (again): try again shortly"
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT (streams: SERVE_STREAM_TIMEOUT)"
@@ -82,21 +74,6 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
     return _of_kind(ERRORS[code], details)
 
 
-def to_http_error(status: int, body: bytes) -> ServingError:
-    """One of ours for a status of Triton's HTTP endpoint and its {"error": …}."""
-    try:
-        message = str(orjson.loads(body)["error"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = f"Triton answered {status}"
-    if DECOUPLED in message:
-        return NotAcceptable(ONLY_STREAMS)
-    if DEAD_BACKEND.search(message):
-        return BackendDied(NOT_ANSWERING)
-    if message.startswith(PARSE_ERRORS):
-        return InvalidRequest(message)
-    return _of_kind(HTTP_ERRORS.get(status, InferenceFailed), without_trace(message))
-
-
 def to_stream_error(message: str) -> ServingError:
     """One of ours for an error within a stream."""
     if message.startswith("Request for unknown model"):
@@ -112,8 +89,9 @@ def _of_kind(kind: type[ServingError], message: str) -> ServingError:
 
 
 def without_trace(message: str) -> str:
-    """Triton's python backend ends its messages with a traceback; callers need the first part only."""
-    return message.split("\n\nAt:\n")[0].strip()
+    """Triton begins its messages with the request's id, its python backend ends them with a traceback; callers need
+    neither."""
+    return REQUEST_ID.sub("", message.split("\n\nAt:\n")[0]).strip()
 
 
 def never_sent(err: grpc.RpcError) -> bool:

@@ -1,37 +1,32 @@
-"""The gateway itself."""
+"""The gateway, and its calls on their way: an inference, a stream of responses."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any
-from urllib.parse import quote
 
 import grpc
 import orjson
 import urllib3
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
-from serving.errors import InferenceFailed, InvalidRequest, ModelNotReady, TritonUnavailable
-from serving.inference.deadline import left
-from serving.inference.timings import stage
-from serving.settings.table import SECRET_KEY
-from serving.triton.calls import Call, RepositoryCall, Responses
-from serving.triton.errors import http_errors, never_sent, serving_errors, to_http_error, without_trace
+from serving.deadline import NEVER, Deadline
+from serving.errors import (
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotReady,
+    RegionUnknown,
+    ServingError,
+    TritonUnavailable,
+)
+from serving.triton.connection import PROBE_SECONDS, Connection
+from serving.triton.errors import http_errors, serving_errors, to_stream_error, without_trace
+from serving.triton.repository_call import RepositoryCall
 from serving.triton.shared_memory import SharedMemory
-from serving.triton.tensors import Arrays, Parameters, RawTensor, Regions, add_region, infer_request, raw_tensors
+from serving.triton.tensors import InferReply, InferRequest
 
-CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
 METRICS_SECONDS = 1.0  # a scraper waits for 2
-PROBE_SECONDS = 0.7  # for readiness calls: two of them fit into /ping's 2 s
-CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # a Triton that was started again is found at once
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 250),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 @dataclass(frozen=True)
@@ -44,127 +39,144 @@ class IndexEntry:
     reason: str
 
 
-@dataclass(frozen=True)
-class HttpReply:
-    """What Triton's HTTP endpoint answered; `header_length` is the JSON part's when outputs are binary."""
+class Call:
+    """An inference: `send` puts it on its way, so that something else can be done meanwhile; `result` waits for it.
 
-    body: bytes
-    header_length: int | None
+    To wait without `send` is cheaper: gRPC starts a thread for each call that is sent before it is waited for.
+    """
+
+    def __init__(
+        self, connection: Connection, memory: SharedMemory, request: InferRequest, deadline: Deadline, timeout: float
+    ) -> None:
+        self._connection, self._memory, self._request = connection, memory, request
+        self._deadline, self._timeout = deadline, timeout
+        self._regions = memory.write(request.inputs)
+        self._message = request.message(self._regions)
+        self._future: Any = None
+
+    def send(self) -> None:
+        self._future = self._connection.stub.ModelInfer.future(self._message, timeout=self._left())
+
+    def result(self) -> InferReply:
+        """The reply; sends first what has not been sent. Raises a ServingError."""
+        try:
+            message = self._answer()
+        except ServingError:
+            self._memory.give_up(self._regions.values())
+            raise
+        self._memory.give_back(self._regions.values())
+        return InferReply.of(message)
+
+    def _answer(self) -> Any:
+        try:
+            return self._connection.call(self._future.result if self._future else self._wait, self._wait)
+        except RegionUnknown:
+            self._memory.forget(self._regions.values())
+            self._message = self._request.message({})
+            return self._connection.call(self._wait, self._wait)
+
+    def _wait(self) -> Any:
+        return self._connection.stub.ModelInfer(self._message, timeout=self._left())
+
+    def _left(self) -> float:
+        return self._deadline.left(self._timeout)
+
+    def cancel(self) -> None:
+        """Tells Triton that nobody waits any more."""
+        if self._future:
+            self._future.cancel()
+        self._memory.give_up(self._regions.values())
+
+
+class Responses:
+    """The responses to one request, each as it comes; `cancel`, from any thread, or `close` ends them early.
+
+    After an error nothing is cancelled but waited for: a cancellation on its heels can crash Triton 24.10.
+    """
+
+    def __init__(self, connection: Connection, send: Callable[[], Any]) -> None:
+        self._connection, self._send = connection, send
+        self._call = send()
+        self._begun = self._failed = False
+
+    def __iter__(self) -> "Responses":
+        return self
+
+    def __next__(self) -> InferReply:
+        with serving_errors():
+            message = next(self._call) if self._begun else self._first()
+        if message.error_message:
+            self._failed = True
+            raise to_stream_error(message.error_message)
+        return InferReply.of(message.infer_response)
+
+    def _first(self) -> Any:
+        self._begun = True
+        return self._connection.call(lambda: next(self._call), self._again)
+
+    def _again(self) -> Any:
+        self._call = self._send()
+        return next(self._call)
+
+    def cancel(self) -> None:
+        """Tells Triton that nobody waits any more."""
+        if not self._failed:
+            self._call.cancel()
+
+    def close(self) -> None:
+        """The same, by the thread that read; after an error it reads on to the end."""
+        self.cancel()
+        if self._failed:
+            with contextlib.suppress(grpc.RpcError):
+                deque(self._call, maxlen=0)
 
 
 class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
-    The addresses are "host:port"; `timeout` and `stream_timeout` are the deadlines of an inference and of a
-    stream of responses in seconds, where less is left of the request's time that. `secret`
-    is what a Triton asks for whose gRPC others can reach too. Large inputs go through files of /dev/shm whose names
-    begin with `shared_prefix`, `shared_limit` bytes of them at most.
+    The addresses are "host:port"; `timeout` and `stream_timeout` bound an inference and a stream of responses, in
+    seconds, where the request's deadline does not end before. `metadata` goes with
+    every call that is no inference. Large inputs go through files of /dev/shm whose names begin with `shared_prefix`, `shared_limit`
+    bytes of them at most.
     """
 
     def __init__(
         self,
         grpc_address: str,
-        http_address: str,
         timeout: float,
+        *,
         metrics_address: str = "",
         stream_timeout: float = 480.0,
         sagemaker_address: str = "",
-        secret: str = "",
+        metadata: Sequence[tuple[str, str]] = (),
         shared_prefix: str = "",
         shared_limit: int = 0,
     ) -> None:
-        self.grpc_address, self.http_address, self.timeout = grpc_address, http_address, timeout
-        self.stream_timeout = stream_timeout
-        self.metrics_address = metrics_address
-        self.sagemaker_address = sagemaker_address
-        self._metadata = [(f"triton-grpc-protocol-{SECRET_KEY}", secret)] if secret else []
+        self.timeout, self.stream_timeout = timeout, stream_timeout
+        self.metrics_address, self.sagemaker_address = metrics_address, sagemaker_address
+        self._connection = Connection(grpc_address, metadata)
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
-
-    @cached_property
-    def _channel(self) -> grpc.Channel:
-        return grpc.insecure_channel(self.grpc_address, options=CHANNEL_OPTIONS)
-
-    @cached_property
-    def _stub(self) -> Any:
-        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-
-    @cached_property
-    def _http(self) -> urllib3.HTTPConnectionPool:
-        host, port = self.http_address.rsplit(":", 1)
-        return urllib3.HTTPConnectionPool(host, int(port), maxsize=256, retries=False, timeout=self.timeout)
-
-    def connected(self, call: Callable[[], Any], again: Callable[[], Any]) -> Any:
-        """`call`, and `again` when it could not be sent: after an attempt to connect that failed gRPC pauses and
-        fails all calls meanwhile, though Triton may just have come up. Raises a ServingError."""
-        with serving_errors():
-            try:
-                return call()
-            except grpc.RpcError as err:
-                if not never_sent(err):
-                    raise
-            with contextlib.suppress(grpc.FutureTimeoutError):
-                grpc.channel_ready_future(self._channel).result(timeout=CONNECT_SECONDS)
-            return again()
-
-    def _probe(self, method: str, request: Any, timeout: float = PROBE_SECONDS) -> Any:
-        """A quick call that is not an inference."""
-        call = partial(getattr(self._stub, method), request, timeout=timeout, metadata=self._metadata)
-        return self.connected(call, call)
 
     def close(self) -> None:
         """Closes what was opened."""
-        for name in ("_channel", "_http"):
-            if opened := self.__dict__.pop(name, None):
-                opened.close()
-        self.__dict__.pop("_stub", None)
+        self._connection.close()
 
-    @stage("triton")
-    def call(
-        self, model: str, version: str, inputs: Arrays, request_id: str = "", parameters: Parameters | None = None
-    ) -> Call:
-        """A call with {input name: array in the model's dtype, batch first} to `version` ("" is the latest)."""
+    def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Call:
+        """A call that is not sent yet."""
+        return Call(self._connection, self.shared_memory, request, deadline, self.timeout)
 
-        def build(regions: Regions) -> Any:
-            small = {name: array for name, array in inputs.items() if name not in regions}
-            request = infer_request(model, version, raw_tensors(small), request_id, parameters or {})
-            for name, region in regions.items():
-                add_region(request, name, inputs[name], region)
-            return request
-
-        return Call(self, self._stub.ModelInfer, build, self.shared_memory.write(inputs))
+    def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> Responses:
+        """The same for a model that gives any number of responses."""
+        message, stub = request.message({}), self._connection.stub
+        # The stream of requests ends after this one, so that of the responses ends after its last.
+        return Responses(
+            self._connection, lambda: stub.ModelStreamInfer(iter([message]), timeout=deadline.left(self.stream_timeout))
+        )
 
     def _register(self, name: str, size: int) -> None:
         """Has Triton map a file of /dev/shm."""
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size)
-        self._probe("SystemSharedMemoryRegister", request)
-
-    def stream(
-        self,
-        model: str,
-        version: str,
-        inputs: Sequence[RawTensor],
-        request_id: str = "",
-        parameters: Parameters | None = None,
-        outputs: Sequence[str] = (),
-    ) -> Responses:
-        """The same for a model that gives any number of responses; no `outputs` means all of them."""
-        request = infer_request(model, version, inputs, request_id, parameters or {})
-        for name in outputs:
-            request.outputs.add(name=name)
-        # The stream of requests ends after this one, so that of the responses ends after its last.
-        return Responses(self, lambda: self._stub.ModelStreamInfer(iter([request]), timeout=left(self.stream_timeout)))
-
-    @stage("triton")
-    def forward(self, model: str, version: str, body: bytes, headers: Mapping[str, str]) -> HttpReply:
-        """A KServe v2 body to Triton's HTTP endpoint, byte for byte, and its answer; raises a ServingError."""
-        path = f"/v2/models/{quote(model, safe='')}{f'/versions/{version}' if version else ''}/infer"
-        seconds = left(self.timeout)
-        with http_errors():
-            reply = self._http.request("POST", path, body=body, headers=dict(headers), timeout=seconds)
-        if reply.status != 200:
-            raise to_http_error(reply.status, reply.data)
-        length = reply.headers.get("Inference-Header-Content-Length")
-        return HttpReply(reply.data, None if length is None else int(length))
+        self._connection.probe("SystemSharedMemoryRegister", request)
 
     def metrics(self) -> bytes:
         """Triton's own metrics in Prometheus' text format; raises TritonUnavailable or TritonTimeout."""
@@ -177,21 +189,36 @@ class TritonGateway:
 
     def is_live(self) -> bool:
         """Whether Triton says that it is live; raises TritonUnavailable or TritonTimeout."""
-        return bool(self._probe("ServerLive", service_pb2.ServerLiveRequest()).live)
+        return bool(self._connection.probe("ServerLive", service_pb2.ServerLiveRequest()).live)
+
+    def is_ready(self) -> bool:
+        """Whether Triton says that it is ready; raises TritonUnavailable or TritonTimeout."""
+        return bool(self._connection.probe("ServerReady", service_pb2.ServerReadyRequest()).ready)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether it is loaded, "" any version of it."""
+        request = service_pb2.ModelReadyRequest(name=model, version=version)
         try:
-            return bool(self._probe("ModelReady", service_pb2.ModelReadyRequest(name=model, version=version)).ready)
+            return bool(self._connection.probe("ModelReady", request).ready)
         except (InvalidRequest, ModelNotReady, InferenceFailed):  # how Triton says that it knows no such model
             return False
 
-    def load_repository(self, identifier: str, url: str, model: str, timeout: float) -> "RepositoryCall":
+    def index(self) -> list[IndexEntry]:
+        """Every version of every model that Triton knows."""
+        reply = self._connection.probe("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        return [IndexEntry(m.name, m.version, m.state, without_trace(m.reason)) for m in reply.models]
+
+    def config(self, model: str) -> Any:
+        """The model's configuration as Triton completed it (the ModelConfig protobuf)."""
+        request = service_pb2.ModelConfigRequest(name=model)
+        return self._connection.probe("ModelConfig", request, PROBE_SECONDS * 2).config
+
+    def load_repository(self, identifier: str, url: str, model: str, timeout: float) -> RepositoryCall:
         """Has Triton's SageMaker endpoint register the repository at `url` and load its model, as `model`."""
         body = orjson.dumps({"model_name": identifier, "url": url})
         return RepositoryCall(self.sagemaker_address, "POST", "/models", body, model, timeout)
 
-    def unload_repository(self, identifier: str, model: str, timeout: float) -> "RepositoryCall":
+    def unload_repository(self, identifier: str, model: str, timeout: float) -> RepositoryCall:
         """Has Triton's SageMaker endpoint unload the model, and forget its repository."""
         return RepositoryCall(self.sagemaker_address, "DELETE", f"/models/{identifier}", None, model, timeout)
 
@@ -199,18 +226,4 @@ class TritonGateway:
         """Has Triton begin to unload a model, and its parts; `index` says when it has ended."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
-        self._probe("RepositoryModelUnload", request, self.timeout)
-
-    def is_ready(self) -> bool:
-        """Whether Triton says that it is ready; raises TritonUnavailable or TritonTimeout."""
-        return bool(self._probe("ServerReady", service_pb2.ServerReadyRequest()).ready)
-
-    def index(self) -> list[IndexEntry]:
-        """Every version of every model that Triton knows."""
-        reply = self._probe("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-        return [IndexEntry(m.name, m.version, m.state, without_trace(m.reason)) for m in reply.models]
-
-    def config(self, model: str) -> Any:
-        """The model's configuration as Triton completed it (the ModelConfig protobuf)."""
-        request = service_pb2.ModelConfigRequest(name=model)
-        return self._probe("ModelConfig", request, PROBE_SECONDS * 2).config
+        self._connection.probe("RepositoryModelUnload", request, self.timeout)

@@ -13,19 +13,25 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from serving.errors import ServingError
 
 FOLDER = Path("/dev/shm")
 LEAST = 2**20  # bytes: with 0.6 MB nothing is gained, with 4.9 MB a call takes half the time
-NUMBERS = "biuf"  # numpy's kinds whose bytes Triton takes as they are
+
+
+class Input(Protocol):
+    """An input and its bytes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def data(self) -> bytes | memoryview: ...
 
 
 @dataclass(eq=False)
@@ -39,8 +45,8 @@ class Region:
     backed: int = 0
     late: bool = False
 
-    def write(self, array: NDArray[Any]) -> None:
-        np.copyto(np.frombuffer(self.memory, array.dtype, array.size).reshape(array.shape), array)
+    def write(self, data: bytes | memoryview) -> None:
+        self.memory[: len(data)] = data
 
     def empty(self) -> None:
         self.memory.madvise(mmap.MADV_REMOVE)
@@ -60,13 +66,13 @@ class SharedMemory:
         self._known: set[Region] = set()
         self._free: list[Region] = []
 
-    def write(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Region]:
-        """Those of the arrays that are large, each in a region of its own, as far as there is room."""
+    def write(self, inputs: Sequence[Input]) -> dict[str, Region]:
+        """Those of the inputs that are large, each in a region of its own, as far as there is room; by their names."""
         written = {}
-        for name, array in arrays.items():
-            if array.nbytes >= LEAST and array.dtype.kind in NUMBERS and (region := self._lend(array.nbytes)):
-                region.write(array)
-                written[name] = region
+        for each in inputs:
+            if len(each.data) >= LEAST and (region := self._lend(len(each.data))):
+                region.write(each.data)
+                written[each.name] = region
         return written
 
     def give_back(self, regions: Iterable[Region]) -> None:

@@ -1,6 +1,6 @@
 """Tensors as they travel over gRPC: raw bytes beside their names, datatypes and shapes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,85 +11,106 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, ser
 
 from serving.triton.shared_memory import Region
 
-Arrays = Mapping[str, NDArray[Any]]
+Array = NDArray[Any]
 Regions = Mapping[str, Region]  # input name -> where the input lies
 Parameters = Mapping[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
-class Reply:
-    """The outputs of one call and the version that made them."""
-
-    version: str
-    outputs: dict[str, NDArray[Any]]
-    parameters: Parameters = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RawTensor:
-    """One input as it travels: `raw` holds its numbers, or its strings each with its length before it."""
+class Tensor:
+    """One input or output: `data` holds its numbers, little-endian, or its strings each with its length before it."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    raw: bytes
+    data: bytes | memoryview
+
+    @classmethod
+    def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
+        """An array in the dtype of its datatype, which is told by the dtype but for BF16 (of a float32 array)."""
+        return cls(name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype))
+
+    def array(self) -> Array:
+        """In numpy's dtype: BYTES as objects, BF16 as float32."""
+        if self.datatype == "BYTES":
+            flat = deserialize_bytes_tensor(bytes(self.data))
+        elif self.datatype == "BF16":
+            flat = bf16_to_float32(self.data)
+        else:
+            flat = np.frombuffer(self.data, dtype=numpy_dtype(self.datatype))
+        shaped: Array = flat.reshape(self.shape)
+        return shaped
 
 
-def raw_tensors(inputs: Arrays) -> list[RawTensor]:
-    """Arrays in the model's dtypes as they travel."""
-    return [
-        RawTensor(name, np_to_triton_dtype(array.dtype), array.shape, to_raw(array)) for name, array in inputs.items()
-    ]
+@dataclass(frozen=True)
+class InferRequest:
+    """What Triton is asked: `version` "" is the latest; no `outputs` ({name: parameters}) means all of them."""
+
+    model: str
+    version: str
+    inputs: tuple[Tensor, ...]
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    outputs: Mapping[str, Parameters] = field(default_factory=dict)
+
+    def message(self, regions: Regions) -> Any:
+        """The protobuf; Triton reads the inputs that `regions` names in shared memory."""
+        message = service_pb2.ModelInferRequest(model_name=self.model, model_version=self.version, id=self.id)
+        for tensor in self.inputs:
+            added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            if region := regions.get(tensor.name):
+                added.parameters["shared_memory_region"].string_param = region.name
+                added.parameters["shared_memory_byte_size"].int64_param = len(tensor.data)
+            else:
+                message.raw_input_contents.append(bytes(tensor.data))
+        _set(message.parameters, self.parameters)
+        for name, parameters in self.outputs.items():
+            _set(message.outputs.add(name=name).parameters, parameters)
+        return message
 
 
-def infer_request(
-    model: str, version: str, inputs: Sequence[RawTensor], request_id: str, parameters: Parameters
-) -> Any:
-    request = service_pb2.ModelInferRequest(model_name=model, model_version=version, id=request_id)
-    for tensor in inputs:
-        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        request.raw_input_contents.append(tensor.raw)
+@dataclass(frozen=True)
+class InferReply:
+    """The outputs of one call and the version that made them."""
+
+    version: str
+    outputs: tuple[Tensor, ...]
+    parameters: Parameters = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: Any) -> "InferReply":
+        given = message.parameters.items()
+        parameters = {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in given}
+        parameters.pop("triton_final_response", None)
+        outputs = tuple(
+            Tensor(output.name, output.datatype, tuple(output.shape), raw)
+            for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+        )
+        return cls(message.model_version, outputs, parameters)
+
+    def arrays(self) -> dict[str, Array]:
+        return {tensor.name: tensor.array() for tensor in self.outputs}
+
+
+_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+
+def _set(message: Any, parameters: Parameters) -> None:
     for name, value in parameters.items():
-        setattr(request.parameters[name], _PARAMETER_FIELDS[type(value)], value)
-    return request
+        setattr(message[name], _FIELDS[type(value)], value)
 
 
-def add_region(request: Any, name: str, array: NDArray[Any], region: Region) -> None:
-    """An input that Triton reads in shared memory."""
-    tensor = request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-    tensor.parameters["shared_memory_region"].string_param = region.name
-    tensor.parameters["shared_memory_byte_size"].int64_param = array.nbytes
-
-
-_PARAMETER_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-
-
-def to_raw(array: NDArray[Any]) -> bytes:
-    if array.dtype == np.object_ or array.dtype.type in (np.bytes_, np.str_):
+def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
+    """As it travels; the array's own memory where it can be."""
+    if datatype == "BF16":
+        return float32_to_bf16(array)
+    if array.dtype.kind in "OSU":
         serialized = serialize_byte_tensor(array)
         return bytes(serialized.item()) if serialized.size else b""
-    return np.ascontiguousarray(array).tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def read_reply(response: Any) -> Reply:
-    given = response.parameters.items()
-    parameters = {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in given}
-    parameters.pop("triton_final_response", None)
-    return Reply(response.model_version, dict(_read_outputs(response)), parameters)
-
-
-def _read_outputs(response: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        shape = tuple(output.shape)
-        if output.datatype == "BYTES":
-            yield output.name, deserialize_bytes_tensor(raw).reshape(shape)
-        elif output.datatype == "BF16":
-            yield output.name, bf16_to_float32(raw).reshape(shape)
-        else:
-            yield output.name, np.frombuffer(raw, dtype=triton_to_np_dtype(output.datatype)).reshape(shape)
-
-
-def bf16_to_float32(raw: bytes) -> NDArray[np.float32]:
+def bf16_to_float32(raw: bytes | memoryview) -> NDArray[np.float32]:
     """bfloat16 is the upper half of a float32; numpy has no such type."""
     return (np.frombuffer(raw, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
 

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from serving.bodies.encoding import unpacked
+from serving.bodies.reading import unpacked
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
 BODY = b'{"inputs": []}' * 100

@@ -336,32 +336,3 @@ def test_the_folders_example_is_a_page_whose_digits_are_found() -> None:
 
 def found(*corners: float) -> dict[str, Any]:
     return {"label": "cat", "box": dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))}
-
-
-@pytest.mark.parametrize(
-    ("margin", "box", "size"),
-    [
-        ("0", (10.2, 20.5, 30.1, 40.0), (21, 20)),  # whole pixels around the box
-        ("0.5", (10.0, 20.0, 30.0, 40.0), (40, 40)),
-        ("0.5", (0.0, 0.0, 100.0, 80.0), (100, 80)),  # no further than the image
-        ("0", (99.9, 79.9, 100.0, 80.0), (1, 1)),
-        ("0", (100.0, 80.0, 100.0, 80.0), (1, 1)),
-    ],
-)
-def test_each_box_is_cut_out_with_its_margin_for_the_model_that_follows(
-    labelled: Path, margin: str, box: tuple[float, ...], size: tuple[int, int]
-) -> None:
-    picture = Image.effect_mandelbrot((100, 80), (-2, -1, 1, 1), 40).convert("RGB")
-    (piece,) = client_of(labelled, margin=margin).pieces(picture, {"detections": [found(*box)]})
-    assert piece.size == size
-
-
-def test_the_answers_to_the_pieces_go_into_their_detections(client: Client) -> None:
-    prediction: dict[str, Any] = {
-        "detections": [found(0, 0, 1, 1), found(1, 1, 2, 2)],
-        "image": {"width": 3, "height": 3},
-    }
-    joined = client.joined(prediction, [{"classes": [1]}, {"classes": [2]}])
-    assert [each["classes"] for each in joined["detections"]] == [[1], [2]]
-    assert joined["image"] == prediction["image"]
-    assert "classes" not in prediction["detections"][0]

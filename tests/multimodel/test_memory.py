@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.multimodel.memory import OUT_OF_MEMORY, Budget, estimate, is_out_of_memory, tree, used_by
+from serving.host.process_memory import tree, used_by
+from serving.multimodel.memory import Budget, estimate
+from serving.triton.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
 MEGABYTE = 2**20
 TEXTS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from serving.inference.sessions import SESSION_ID
+from serving.headers import SESSION_ID
 from simulate.endpoint import LEAST_OUTSTANDING
 from simulate.service_model import PASSED_ON
 from tests.harness import wait_until

@@ -7,9 +7,9 @@ from tritonclient.grpc import model_config_pb2
 
 from serving.errors import ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
 from serving.triton.config import datatype_name
-from serving.triton.errors import ERRORS, to_http_error, to_serving_error, without_trace
+from serving.triton.errors import ERRORS, to_serving_error, without_trace
 from serving.triton.gateway import TritonGateway
-from serving.triton.tensors import bf16_to_float32, float32_to_bf16, numpy_dtype
+from serving.triton.tensors import InferRequest, Tensor, bf16_to_float32, float32_to_bf16, numpy_dtype
 
 
 class Failure(grpc.RpcError):  # type: ignore[misc]
@@ -36,37 +36,19 @@ def test_an_unknown_model_is_not_a_dead_server() -> None:
     assert isinstance(to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
 
 
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (400, "invalid_request"),
-        (404, "model_not_ready"),
-        (500, "inference_failed"),
-        (501, "invalid_request"),
-        (503, "model_not_ready"),
-        (418, "inference_failed"),
-    ],
-)
-def test_every_http_status_of_triton_has_an_error(status: int, code: str) -> None:
-    assert to_http_error(status, b'{"error": "why"}').code == code
-    assert str(to_http_error(status, b"<html>")) == f"Triton answered {status}"
-
-
-def test_a_parse_error_is_the_caller_s_though_triton_answers_500() -> None:
-    assert to_http_error(500, b'{"error": "Unable to parse \'data\'"}').code == "invalid_request"
-
-
-def test_a_traceback_is_cut_off() -> None:
+def test_a_traceback_and_the_request_s_id_are_cut_off() -> None:
+    assert without_trace("[request id: a-1] expected 3 inputs") == "expected 3 inputs"
     assert without_trace("it failed\n\nAt:\n  /models/m/1/model.py(12): execute\n") == "it failed"
 
 
 def test_a_server_that_is_not_there_is_unavailable_at_once() -> None:
-    gateway = TritonGateway("127.0.0.1:1", "127.0.0.1:1", timeout=5)
-    for call in (gateway.is_ready, gateway.index, lambda: gateway.forward("m", "", b"{}", {})):
+    asked = InferRequest("m", "", (Tensor.of("x", np.zeros(1, np.float32)),))
+    gateway = TritonGateway("127.0.0.1:1", timeout=5)
+    for call in (gateway.is_ready, gateway.index, lambda: next(gateway.stream(asked))):
         with pytest.raises((TritonUnavailable, TritonTimeout)) as caught:
             call()
         assert isinstance(caught.value, ServingError)
-    inference = gateway.call("m", "", {"x": np.zeros(1, np.float32)})
+    inference = gateway.infer(asked)
     with pytest.raises(TritonUnavailable, match="not answering"):
         inference.result()
     inference.send()

@@ -5,17 +5,44 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from clients.base import ModelClient
-from serving.bodies.invocation import Item
-from serving.codecs import Limits
+from serving.codecs import Codec, Limits
+from serving.deadline import Deadline
 from serving.errors import DecodingError
-from serving.inference.deadline import left
 
 Result = TypeVar("Result")
+LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
+
+
+@dataclass(frozen=True)
+class Item:
+    """One instance as it came: raw bytes or a JSON value, and the field that held it."""
+
+    field: str
+    raw: bytes | None = None
+    value: Any = None
+
+    def open(self, codec: Codec, limits: Limits, index: int) -> Any:
+        """What `load` makes the instance of; raises DecodingError with its place."""
+        with self._placed(index):
+            return codec.open_json(self.value, limits) if self.raw is None else codec.open(self.raw, limits)
+
+    def load(self, codec: Codec, opened: Any, index: int) -> Any:
+        """The instance; raises DecodingError with its place."""
+        with self._placed(index, codec.part if self.raw is None else ""):
+            return codec.load(opened)
+
+    @contextmanager
+    def _placed(self, index: int, part: str = "") -> Iterator[None]:
+        try:
+            yield
+        except DecodingError as err:
+            path = [name for name in (self.field, err.field or part) if name]
+            raise err.at(index, ".".join(path)) from err
 
 
 class Decoder:
@@ -31,10 +58,10 @@ class Decoder:
         self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
 
     @contextmanager
-    def turn(self, kind: str, seconds: float) -> Iterator[None]:
-        """Raises TooLate when the request's time, `seconds` where nothing is said of it, is over before its turn."""
+    def turn(self, kind: str, deadline: Deadline) -> Iterator[None]:
+        """Raises TooLate when the request's time is over before its turn."""
         turns = self._turns[kind]
-        while not turns.acquire(timeout=left(seconds)):
+        while not turns.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
         try:
             yield

@@ -9,18 +9,17 @@ Nothing is kept here: Triton knows its sequences, so any worker can take any req
 
 import secrets
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from serving.errors import InvalidRequest, SessionNotFound
+from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 
-SESSION_ID = "X-Amzn-SageMaker-Session-Id"
-CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
-NEW_SESSION = "NEW_SESSION"
 SEQUENCE_END = "sequence_end"
 UNKNOWN_SEQUENCE = "must specify the START flag"  # what Triton says of one that has not begun or is over
+LONGEST_ID = 19  # digits of 2**63
 BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, for gRPC has no unsigned parameters
 
 
@@ -41,7 +40,7 @@ class Sequencing:
         bits = BITS.get(self.id_type)
         if bits is None:
             return text
-        if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**bits):
+        if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_ID and 0 < int(text) < 2**bits):
             raise SessionNotFound(text)
         return int(text)
 
@@ -54,6 +53,19 @@ class Session:
     id: str
     starts: bool
     ends: bool
+
+    @classmethod
+    def of(cls, sequencing: Sequencing | None, header: str, places: Iterable[Mapping[str, object]]) -> "Session | None":
+        """The session that a request's header names; None without a header and for a model without sequences.
+        `places` are where `sequence_end` may stand. Raises SessionNotFound or InvalidRequest."""
+        name = header.partition(";")[0].strip()  # the reply's header, Expires and all, may come back as it was
+        ends = says_end(*places)
+        if sequencing is None or not name:
+            return None
+        if name == NEW_SESSION:
+            return cls(sequencing, sequencing.new_id(), starts=True, ends=ends)
+        sequencing.read_id(name)
+        return cls(sequencing, name, starts=False, ends=ends)
 
     @classmethod
     def of_one_request(cls, sequencing: Sequencing) -> "Session":
@@ -73,17 +85,6 @@ class Session:
         expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
         begun = {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}
         return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})
-
-
-def open_session(sequencing: Sequencing | None, header: str, ends: bool) -> Session | None:
-    """The session that a request's header names; None without a header and for a model without sequences."""
-    name = header.partition(";")[0].strip()  # the reply's header, Expires and all, may come back as it was
-    if sequencing is None or not name:
-        return None
-    if name == NEW_SESSION:
-        return Session(sequencing, sequencing.new_id(), starts=True, ends=ends)
-    sequencing.read_id(name)
-    return Session(sequencing, name, starts=False, ends=ends)
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
-import contextvars
 import io
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,16 @@ import pytest
 from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
-from serving.bodies.invocation import Item
+from serving.bodies.instances import Instances
 from serving.codecs import IMAGE, TEXT, ImageCodec, Limits
+from serving.deadline import NEVER, Deadline
+from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InferenceFailed, TooLate
-from serving.inference import deadline
-from serving.inference.decoding import Decoder
-from serving.inference.pipeline import Pipeline
-from serving.inference.served_model import ServedModel
+from serving.inference.service import Inference
+from serving.request import Request
+from serving.served_model import ServedModel
 from serving.triton.gateway import TritonGateway
-from serving.triton.tensors import Reply
+from serving.triton.tensors import InferReply, InferRequest, Tensor
 
 
 class Brightness(ModelClient):
@@ -44,25 +44,26 @@ class Echo(TritonGateway):
     """Gives every call's inputs back, and remembers their batch sizes and how many were sent ahead."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:1", "127.0.0.1:1", 1.0)
+        super().__init__("127.0.0.1:1", 1.0)
         self.batches: list[int] = []
         self.sent: list[int] = []
 
-    def call(self, model: str, version: str, inputs: Mapping[str, Any], *_: Any) -> Any:
-        assert set(inputs) == {"x"}
-        self.batches.append(len(inputs["x"]))
-        return Answer(dict(inputs), self.sent)
+    def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
+        (x,) = request.inputs
+        assert x.name == "x"
+        self.batches.append(x.shape[0])
+        return Answer(x, self.sent)
 
 
 class Answer:
-    def __init__(self, outputs: dict[str, Any], sent: list[int]) -> None:
-        self.outputs, self._sent = outputs, sent
+    def __init__(self, output: Tensor, sent: list[int]) -> None:
+        self._output, self._sent = output, sent
 
     def send(self) -> None:
-        self._sent.append(len(self.outputs["x"]))
+        self._sent.append(self._output.shape[0])
 
-    def result(self) -> Reply:
-        return Reply("7", self.outputs)
+    def result(self) -> InferReply:
+        return InferReply("7", (self._output,))
 
     def cancel(self) -> None:
         pass
@@ -72,6 +73,15 @@ def item(level: int, side: int = 4) -> Item:
     buffer = io.BytesIO()
     Image.new("L", (side, side), level).save(buffer, "PNG")
     return Item("instances", raw=buffer.getvalue())
+
+
+def predict(
+    echo: Echo, served: ServedModel, items: list[Item], decoder: Decoder | None = None, deadline: Deadline = NEVER
+) -> tuple[list[Any], str]:
+    """The predictions, and the version that answered."""
+    request = Request("id", Instances(items), deadline=deadline)
+    results, version = Inference(echo, decoder or Decoder(Limits())).results(served, request)
+    return [prediction for result in results for prediction in result.predictions], version
 
 
 @pytest.fixture
@@ -86,34 +96,29 @@ def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> Se
 
 
 def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Echo) -> None:
-    done = Pipeline(echo, Decoder(Limits())).predict(client_of(4), "", [item(n) for n in range(10)], {})
+    assert predict(echo, client_of(4), [item(n) for n in range(10)]) == ([float(n) for n in range(10)], "7")
     assert echo.batches == [4, 4, 2]
-    assert done.predictions == [float(n) for n in range(10)]
-    assert done.version == "7"
-    assert done.instance.getpixel((0, 0)) == (0, 0, 0)
 
 
 def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_meanwhile(echo: Echo) -> None:
-    pipeline = Pipeline(echo, Decoder(Limits()))
-    pipeline.predict(client_of(4), "", [item(n) for n in range(4)], {})
+    predict(echo, client_of(4), [item(n) for n in range(4)])
     assert echo.sent == []
-    pipeline.predict(client_of(4), "", [item(n) for n in range(6)], {})
+    predict(echo, client_of(4), [item(n) for n in range(6)])
     assert echo.sent == [4, 2]
 
 
 def test_large_images_make_smaller_batches(echo: Echo) -> None:
     """16 pixels each, and 40 are allowed: a batch ends with the image that reaches the bound."""
-    done = Pipeline(echo, Decoder(Limits(max_image_pixels=40))).predict(
-        client_of(32), "", [item(n) for n in range(7)], {}
-    )
+    decoder = Decoder(Limits(max_image_pixels=40))
+    predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
     assert echo.batches == [3, 3, 1]
-    assert done.predictions == [float(n) for n in range(7)]
+    assert predictions == [float(n) for n in range(7)]
 
 
 def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
     items = [item(0), item(1), Item("instances", raw=b"no image")]
     with pytest.raises(DecodingError, match="instance 2, field 'instances'"):
-        Pipeline(echo, Decoder(Limits())).predict(client_of(2), "", items, {})
+        predict(echo, client_of(2), items)
 
 
 class Meeting(ImageCodec):
@@ -133,8 +138,8 @@ class InPairs(Brightness):
 
 def test_images_of_a_request_are_loaded_at_once(echo: Echo) -> None:
     served = client_of(4, InPairs)
-    done = Pipeline(echo, Decoder(Limits(), threads=2)).predict(served, "", [item(n) for n in range(4)], {})
-    assert done.predictions == [0.0, 1.0, 2.0, 3.0]
+    predictions, _ = predict(echo, served, [item(n) for n in range(4)], Decoder(Limits(), threads=2))
+    assert predictions == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
@@ -145,7 +150,7 @@ def test_of_several_wrong_instances_the_first_is_told(echo: Echo, damaged: set[i
         raw = items[number].raw or b""
         items[number] = Item("instances", raw=raw[: len(raw) // 2] if number % 2 else b"no image")
     with pytest.raises(DecodingError, match=f"instance {min(damaged)}, field 'instances'"):
-        Pipeline(echo, Decoder(Limits(), threads=3)).predict(client_of(8), "", items, {})
+        predict(echo, client_of(8), items, Decoder(Limits(), threads=3))
     assert echo.batches == []
 
 
@@ -158,40 +163,31 @@ class Loser(Brightness):
 
 def test_a_client_that_loses_a_prediction_is_found_out(echo: Echo) -> None:
     with pytest.raises(InferenceFailed, match="0 predictions of 1 instances"):
-        Pipeline(echo, Decoder(Limits())).predict(client_of(2, Loser), "", [item(0)], {})
+        predict(echo, client_of(2, Loser), [item(0)])
 
 
-class Slow(Brightness):
-    """Takes its time with every batch."""
+class Late(Brightness):
+    """Lets the request's time pass with the second batch."""
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        time.sleep(0.2)
+        if np.asarray(instances[0])[0, 0, 0] == 1:
+            time.sleep(0.5)
         return super().preprocess(instances)
-
-
-def in_time(seconds: float, predict: Callable[[], object]) -> None:
-    """With so much time left, as within a request."""
-
-    def run() -> None:
-        deadline.begin(time.time(), seconds)
-        predict()
-
-    contextvars.copy_context().run(run)
 
 
 def test_once_the_request_s_time_is_over_no_further_batch_is_prepared(echo: Echo) -> None:
     items = [item(n) for n in range(10)]
     with pytest.raises(TooLate):
-        in_time(0.3, lambda: Pipeline(echo, Decoder(Limits())).predict(client_of(1, Slow), "", items, {}))
-    assert echo.batches == [1, 1]
+        predict(echo, client_of(1, Late), items, deadline=Deadline.after(0.5))
+    assert len(echo.batches) <= 2
 
 
 def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> None:
-    pipeline = Pipeline(echo, Decoder(Limits()))
-    with pipeline.decoder.turn("image", 1.0), pytest.raises(TooLate):
-        in_time(0.05, lambda: pipeline.predict(client_of(1), "", [item(0)], {}))
+    decoder = Decoder(Limits())
+    with decoder.turn("image", NEVER), pytest.raises(TooLate):
+        predict(echo, client_of(1), [item(0)], decoder, Deadline.after(0.05))
     assert echo.batches == []
-    assert pipeline.predict(client_of(1), "", [item(5)], {}).predictions == [5.0]
+    assert predict(echo, client_of(1), [item(5)], decoder)[0] == [5.0]
 
 
 class Length(ModelClient):
@@ -208,7 +204,6 @@ class Length(ModelClient):
 
 
 def test_a_text_does_not_wait_behind_images(echo: Echo) -> None:
-    pipeline = Pipeline(echo, Decoder(Limits()))
-    with pipeline.decoder.turn("image", 1.0):
-        done = pipeline.predict(client_of(1, Length), "", [Item("instances", raw=b"four")], {})
-    assert done.predictions == [4.0]
+    decoder = Decoder(Limits())
+    with decoder.turn("image", NEVER):
+        assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [4.0]

@@ -1,0 +1,87 @@
+"""The flat JSON of Triton's generate extension: inputs by their names, what is no input is a parameter.
+
+{"text_input": "…", "max_tokens": 8}
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+
+from clients.base import TensorSpec
+from serving.bodies.kserve import filled
+from serving.bodies.values import an_object, flat_array, json_values, objects, request_parameters
+from serving.decoding import Decoder
+from serving.errors import InvalidRequest
+from serving.request import RESERVED, Batch, Body, Reply, Request, Target
+from serving.served_model import ServedModel
+from serving.sessions import SEQUENCE_END, Session
+from serving.triton.tensors import InferReply, Tensor, to_raw
+
+SHAPES = (
+    '{"instances": […]}, {"inputs": […]} with KServe v2 tensors, or {"modelname": …, "payload": {"img" or "text": …}}'
+)
+
+
+@dataclass(frozen=True)
+class FlatBody(Body):
+    """`generates` says whether an answer in one piece is wanted too (SAGEMAKER_TRITON_INFERENCE_TYPE, …/generate)."""
+
+    document: Mapping[str, Any]
+    generates: bool = False
+
+    single_stream: ClassVar[bool] = True
+
+    def target(self) -> Target:
+        return Target.within("the body", self.document)
+
+    def flags(self) -> Sequence[Mapping[str, Any]]:
+        return [self.document, an_object(self.document, "parameters")]
+
+    def check_single(self) -> None:
+        if not self.generates:
+            objects(self.document, "inputs")
+            raise InvalidRequest(f"the body has none of the shapes {SHAPES}")
+
+    def batches(
+        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
+    ) -> Iterator[Batch]:
+        """As Triton's generate reads it (http_server.cc): each input is one value or a list of them, and one row."""
+        reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
+        given = {key: value for key, value in self.document.items() if key not in reserved}
+        specs = {spec.name: spec for spec in served.model.inputs}
+        if not specs.keys() & given.keys():
+            known = ", ".join(specs)
+            raise InvalidRequest(f"none of {sorted(given)[:8]} is an input of model '{served.name}': {known}")
+        batched = served.model.max_batch_size > 0
+        inputs = [_tensor(specs[key], value, batched) for key, value in given.items() if key in specs]
+        rest = {key: value for key, value in given.items() if key not in specs}
+        parameters = request_parameters(rest | an_object(self.document, "parameters"))
+        flags = session.parameters() if session else {}
+        yield Batch(inputs, self._read, parameters={**parameters, **flags})
+
+    def _read(self, reply: InferReply) -> InferReply:
+        return reply
+
+    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
+        return Reply(self.line(served, results[0], version), version=version)
+
+    def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
+        """As Triton's generate writes it: one value, or a flat list, per output; keys in their order."""
+        fields = {tensor.name: _value(tensor) for tensor in result.outputs}
+        fields |= {"model_name": served.name, "model_version": version, **result.parameters}
+        fields |= {"id": str(self.document["id"])} if self.document.get("id") else {}
+        return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _tensor(spec: TensorSpec, value: Any, batched: bool) -> Tensor:
+    """A value with as many elements as the declared shape takes that shape, another one is a flat list."""
+    flat = flat_array(spec.name, spec.datatype, value)
+    shape = filled(spec.shape, flat.size) or (flat.size,)
+    return Tensor(spec.name, spec.datatype, (1, *shape) if batched else shape, to_raw(flat, spec.datatype))
+
+
+def _value(tensor: Tensor) -> Any:
+    values = json_values(tensor)
+    return values[0] if len(values) == 1 else values

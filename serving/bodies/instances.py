@@ -1,0 +1,180 @@
+"""Instances for a model's client: decode, preprocess, infer, postprocess, in batches.
+
+n instances give n predictions in the same order; a batch has at most max_batch_size of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from clients.base import ModelClient, Tensors
+from serving.codecs import encode_image
+from serving.decoding import Decoder, Item
+from serving.errors import DecodingError, InferenceFailed, NotAcceptable, ServingError, UnsupportedMediaType
+from serving.request import NOBODY, Batch, Body, Reply, Request, Target
+from serving.served_model import ServedModel
+from serving.sessions import SEQUENCE_END, Session
+from serving.timings import Timings
+from serving.triton.tensors import InferReply, Tensor
+
+UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
+PICTURES = ("image/jpeg", "image/png")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One prediction per instance of a batch, and the number of its first instance; for a picture the instances."""
+
+    first: int
+    predictions: list[Any]
+    instances: list[Any]
+
+
+@dataclass(frozen=True)
+class Instances(Body):
+    """`sample_shape` asks for {"modelname", "result"} as a reply; `media_type` is what a raw body said it is, "" when
+    that said nothing; `named` the model that the JSON or the form around them names."""
+
+    items: list[Item]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    sample_shape: bool = False
+    media_type: str = ""
+    named: Target = NOBODY
+
+    def target(self) -> Target:
+        return self.named
+
+    def flags(self) -> Sequence[Mapping[str, Any]]:
+        return [self.parameters]
+
+    def given(self, served: ServedModel, request: Request) -> dict[str, Any]:
+        """The parameters of the client: the body's, the query's, and of the attributes those that it knows."""
+        given = served.known_parameters(request.attributes) | dict(request.parameters) | dict(self.parameters)
+        given.pop(SEQUENCE_END, None)
+        return given
+
+    def batches(
+        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
+    ) -> Iterator[Batch]:
+        """In a session one by one, each after the answer to the one before."""
+        client = served.require_client()
+        _check_media_type(client, self.media_type)
+        self._check_picture(request)
+        parameters = client.read_parameters(self.given(served, request))
+        if served.sequencing and session is None:
+            session = Session.of_one_request(served.sequencing)
+        size = 1 if session else served.model.max_batch_size or 1
+        first = 0
+        while first < len(self.items):
+            run = _Run(client, request.timings, parameters, first)
+            with decoder.turn(client.codec.name, request.deadline):
+                with request.timings.stage("decode"):
+                    instances = decoder.decode(client, first, self.items[first : first + size])
+                tensors = run.preprocess(instances)
+            behind = first + len(instances)
+            goes_on = behind < len(self.items)
+            yield Batch(
+                _inputs(client, tensors),
+                partial(run.postprocess, tensors, instances),
+                parameters=session.parameters(first=first == 0, last=not goes_on) if session else {},
+                goes_on=goes_on and not session,
+            )
+            first = behind
+
+    def _check_picture(self, request: Request) -> None:
+        picture = wanted_picture(request)
+        if picture and len(self.items) != 1:
+            raise NotAcceptable(f"Accept: {picture} takes one image at a time, got {len(self.items)} instances")
+
+    def reply(self, served: ServedModel, request: Request, results: Sequence[Predictions], version: str) -> Reply:
+        if picture := wanted_picture(request):
+            drawn = served.require_client().draw(results[0].instances[0], results[0].predictions[0])
+            return Reply(encode_image(drawn, picture), picture, version)
+        predictions = [prediction for result in results for prediction in result.predictions]
+        return Reply(orjson.dumps(self.document(served, predictions, version)), version=version)
+
+    def document(self, served: ServedModel, predictions: Sequence[Any], version: str) -> dict[str, Any]:
+        """The reply's JSON."""
+        if self.sample_shape:
+            return {"modelname": served.name, "result": predictions[0]}
+        return {"model_name": served.name, "model_version": version, "predictions": list(predictions)}
+
+    def line(self, served: ServedModel, result: Predictions, version: str) -> bytes:
+        document = {"model_name": served.name, "model_version": version}
+        return orjson.dumps({**document, "offset": result.first, "predictions": result.predictions})
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A client's two functions on one batch; `first` is the number of its first instance."""
+
+    client: ModelClient
+    timings: Timings
+    parameters: Mapping[str, Any]
+    first: int
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        with self.timings.stage("preprocess"):
+            try:
+                return self._call("preprocess", lambda: self.client.preprocess(instances))
+            except DecodingError as err:  # a client counts within its batch, the caller within the request
+                raise err.at(self.first + (err.instance or 0)) from err
+
+    def postprocess(self, tensors: Tensors, instances: list[Any], reply: InferReply) -> Predictions:
+        outputs = reply.arrays()
+        if not self.client.model.max_batch_size:
+            outputs = {name: np.expand_dims(array, 0) for name, array in outputs.items()}
+        with self.timings.stage("postprocess"):
+            predictions = self._call(
+                "postprocess", lambda: self.client.postprocess(outputs, tensors, instances, self.parameters)
+            )
+        if len(predictions) != len(instances):
+            raise InferenceFailed(
+                f"the client of model '{self.client.model.name}' made {len(predictions)} predictions of "
+                f"{len(instances)} instances"
+            )
+        return Predictions(self.first, list(predictions), instances)
+
+    def _call(self, step: str, function: Callable[[], Result]) -> Result:
+        try:
+            return function()
+        except ServingError:
+            raise
+        except Exception as err:
+            raise InferenceFailed(
+                f"the client of model '{self.client.model.name}' failed in {step} ({type(err).__name__}); "
+                "the log has the details under this request_id"
+            ) from err
+
+
+def _inputs(client: ModelClient, tensors: Tensors) -> list[Tensor]:
+    """Those of the client's arrays that are inputs of the model."""
+    names = {spec.name for spec in client.model.inputs}
+    batched = client.model.max_batch_size > 0
+    return [Tensor.of(name, array if batched else array[0]) for name, array in tensors.items() if name in names]
+
+
+def wanted_picture(request: Request) -> str | None:
+    """image/jpeg or image/png when Accept asks for a picture and not for JSON."""
+    best = request.accept.best_match(["application/json", *PICTURES], default="application/json")
+    return best if best in PICTURES else None
+
+
+def _check_media_type(client: ModelClient, kind: str) -> None:
+    """Raises UnsupportedMediaType for a raw body that says it is something the model does not take."""
+    allowed = client.codec.media_types
+    if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
+        return
+    raise UnsupportedMediaType(
+        f"model '{client.model.name}' takes {', '.join(allowed)} or application/json, not '{kind}'"
+    )
+
+
+def joined(bodies: Sequence[Instances]) -> Instances:
+    """All as one request."""
+    return replace(bodies[0], items=[item for body in bodies for item in body.items])

@@ -1,0 +1,221 @@
+"""KServe v2 tensors, as JSON or with binary data behind a JSON header.
+
+    {"inputs": [{"name", "shape", "datatype", "data"}], "outputs": [{"name"}], "parameters": {…}, "id": "…"}
+    {"inputs": [{"name", "shape", "datatype", "parameters": {"binary_data_size": N}}]}BYTES…
+
+A header of no bytes is raw input: all bytes are those of the model's only input.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from serving.bodies.values import (
+    SIZES,
+    an_object,
+    check_datatype,
+    check_shape,
+    flat_array,
+    json_values,
+    objects,
+    request_parameters,
+)
+from serving.codecs import describe
+from serving.decoding import Decoder
+from serving.errors import InvalidRequest, NotAcceptable
+from serving.request import Batch, Body, Reply, Request, Target
+from serving.served_model import ServedModel
+from serving.sessions import Session
+from serving.triton.tensors import InferReply, Parameters, Tensor, to_raw
+
+BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
+HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how long the JSON header is
+
+
+@dataclass(frozen=True)
+class TensorBody(Body):
+    """`document` is the JSON, None for raw input; `binary` the bytes behind it; `length` those of the whole body.
+
+    `is_kserve`: it came by KServe's own route, whose replies say the header's length in a header of their own.
+    """
+
+    document: Mapping[str, Any] | None
+    binary: memoryview
+    length: int
+    is_kserve: bool = False
+
+    def target(self) -> Target:
+        return Target.within("the body", self.document or {})
+
+    def flags(self) -> Sequence[Mapping[str, Any]]:
+        return [self.document, an_object(self.document, "parameters")] if self.document else []
+
+    def batches(
+        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
+    ) -> Iterator[Batch]:
+        if self.document is None:
+            if session:
+                raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
+            yield Batch([raw_input(served, self.binary)], self._read)
+            return
+        parameters = dict(an_object(self.document, "parameters"))
+        parameters.pop("binary_data_output", None)
+        flags = session.parameters() if session else {}
+        yield Batch(
+            self._inputs(self.document),
+            self._read,
+            parameters={**request_parameters(parameters), **flags},
+            outputs=_wanted(self.document),
+        )
+
+    def _read(self, reply: InferReply) -> InferReply:
+        return reply
+
+    def _inputs(self, document: Mapping[str, Any]) -> list[Tensor]:
+        if "inputs" not in document:
+            raise InvalidRequest("'inputs' is missing: a list of tensors with name, shape, datatype and data")
+        rest, inputs = self.binary, []
+        for given in objects(document, "inputs"):
+            name, datatype, size = _described(given, len(rest))
+            shape = check_shape(name, given.get("shape"), self.length)
+            if size is None:
+                data = json_data(name, datatype, shape, given.get("data"))
+            else:
+                data, rest = rest[:size], rest[size:]
+                _check_size(name, datatype, shape, size)
+            inputs.append(Tensor(name, datatype, shape, data))
+        if len(rest):
+            raise InvalidRequest(f"{len(rest)} bytes of the body belong to no input (binary_data_size)")
+        return inputs
+
+    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
+        document = self.document if self.document is not None else {"parameters": {"binary_data_output": True}}
+        binary = {tensor.name for tensor in results[0].outputs if _is_binary(document, tensor.name)}
+        header = write_reply(served, results[0], str(document.get("id", "")), binary)
+        if not binary:
+            return Reply(header, version=version)
+        content = b"".join([header, *(tensor.data for tensor in results[0].outputs if tensor.name in binary)])
+        if self.is_kserve:
+            return Reply(content, "application/octet-stream", version, {HEADER_LENGTH: str(len(header))})
+        return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", version)
+
+    def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
+        if self.document is None:
+            raise InvalidRequest("raw binary input (json-header-size=0) cannot be streamed; send the JSON header too")
+        return write_reply(served, result, str(self.document.get("id", "")))
+
+
+def json_data(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes | memoryview:
+    """JSON's values as they travel; raises InvalidRequest where they do not fill the shape."""
+    flat = flat_array(name, datatype, data)
+    if flat.size != math.prod(shape):
+        raise InvalidRequest(f"input '{name}': its shape {list(shape)} does not fit the {flat.size} values in its data")
+    return to_raw(flat, datatype)
+
+
+def write_reply(served: ServedModel, reply: InferReply, request_id: str, binary: set[str] | None = None) -> bytes:
+    """The JSON of a KServe v2 reply; `binary` outputs say how many bytes follow instead of their data."""
+    outputs = [
+        {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        | (
+            {"parameters": {"binary_data_size": len(tensor.data)}}
+            if binary and tensor.name in binary
+            else {"data": json_values(tensor)}
+        )
+        for tensor in reply.outputs
+    ]
+    document: dict[str, Any] = {"id": request_id} if request_id else {}
+    document |= {"model_name": served.name, "model_version": reply.version}
+    document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
+    return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def raw_input(served: ServedModel, data: memoryview) -> Tensor:
+    """The model's only input of those bytes, as Triton deduces it (infer_request.cc): a dimension of -1 takes what
+    the others leave, a string is one. Raises InvalidRequest."""
+    model = served.model
+    if len(model.inputs) != 1:
+        raise InvalidRequest(f"raw binary input is one tensor, and model '{model.name}' has {len(model.inputs)} inputs")
+    spec, batch = model.inputs[0], (1,) if model.max_batch_size else ()
+    if spec.datatype == "BYTES":
+        if any(size not in (1, -1) for size in spec.shape):
+            raise InvalidRequest(
+                f"raw input '{spec.name}': the model takes {list(spec.shape)} strings, and this is one"
+            )
+        return Tensor(spec.name, "BYTES", (*batch, *(1 for _ in spec.shape)), _counted(data))
+    shape = filled(spec.shape, len(data) // SIZES[spec.datatype])
+    if shape is None or math.prod(shape) * SIZES[spec.datatype] != len(data):
+        raise InvalidRequest(
+            f"raw input '{spec.name}': {len(data)} bytes do not fill {list(spec.shape)} of {spec.datatype}"
+        )
+    return Tensor(spec.name, spec.datatype, (*batch, *shape), data)
+
+
+def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """The shape with `count` elements, its only -1 settled; None where there is no such."""
+    fixed = math.prod(size for size in shape if size != -1)
+    if list(shape).count(-1) > 1 or not fixed or count % fixed:
+        return None
+    full = tuple(count // fixed if size == -1 else size for size in shape)
+    return full if math.prod(full) == count else None
+
+
+def _counted(data: memoryview) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def _described(given: Mapping[str, Any], left: int) -> tuple[str, str, int | None]:
+    """(name, datatype, bytes of binary data) of an input; raises InvalidRequest."""
+    name, datatype = given.get("name"), given.get("datatype")
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise InvalidRequest(f"an input needs name, shape and datatype; got {describe(dict(given))}")
+    check_datatype(name, datatype)
+    size = _own_parameters(given).get("binary_data_size")
+    if size is not None and not (type(size) is int and 0 <= size <= left):
+        raise InvalidRequest(f"input '{name}': binary_data_size is {describe(size)}, {left} bytes are left")
+    return name, datatype, size
+
+
+def _check_size(name: str, datatype: str, shape: tuple[int, ...], size: int) -> None:
+    """Triton counts the strings of BYTES itself."""
+    if datatype in SIZES and math.prod(shape) * SIZES[datatype] != size:
+        raise InvalidRequest(
+            f"input '{name}': {size} bytes of binary data do not fill its shape {list(shape)} of {datatype}"
+        )
+
+
+def _own_parameters(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of an input or an output. The shared memory that Triton knows is not the caller's."""
+    parameters = an_object(tensor, "parameters")
+    if "shared_memory_region" in parameters:
+        raise InvalidRequest(
+            f"tensor '{tensor.get('name')}': there is no shared memory with a caller; send the data in the body"
+        )
+    return parameters
+
+
+def _wanted(document: Mapping[str, Any]) -> dict[str, Parameters]:
+    """{output: what Triton must know of it}; whether its data are binary is told by `reply`."""
+    wanted = {}
+    for output in objects(document, "outputs"):
+        if not isinstance(name := output.get("name"), str):
+            raise InvalidRequest(f"an output needs a name; got {describe(output)}")
+        parameters = {key: value for key, value in _own_parameters(output).items() if key != "binary_data"}
+        wanted[name] = request_parameters(parameters)
+    return wanted
+
+
+def _is_binary(document: Mapping[str, Any], name: str) -> bool:
+    default = an_object(document, "parameters").get("binary_data_output", False)
+    outputs = [output for output in objects(document, "outputs") if output.get("name") == name]
+    return bool(an_object(outputs[0], "parameters").get("binary_data", default) if outputs else default)
+
+
+def require_json(reply: Reply) -> Reply:
+    """For a place where no bytes can stand; raises NotAcceptable."""
+    if reply.content_type != "application/json":
+        raise NotAcceptable("binary outputs cannot stand in a line: ask for outputs without binary_data")
+    return reply

@@ -1,0 +1,97 @@
+"""numpy's npy files: one array for a model with one input, and one back for a model with one output."""
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from clients.base import TensorSpec
+from serving.bodies.kserve import write_reply
+from serving.decoding import Decoder
+from serving.errors import DecodingError, InvalidRequest, NotAcceptable
+from serving.request import Batch, Body, Reply, Request
+from serving.served_model import ServedModel
+from serving.sessions import Session
+from serving.triton.tensors import InferReply, Tensor, numpy_dtype
+
+NPY_TYPE = "application/x-npy"
+NPY_MAGIC = b"\x93NUMPY"
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class NpyBody(Body):
+    """The file's bytes."""
+
+    data: bytes
+
+    def batches(
+        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
+    ) -> Iterator[Batch]:
+        model = served.model
+        if len(model.inputs) != 1:
+            raise InvalidRequest(
+                f"an npy body is one tensor, and model '{model.name}' has {len(model.inputs)} inputs "
+                f"({', '.join(spec.name for spec in model.inputs)}); send KServe v2 tensors"
+            )
+        spec = model.inputs[0]
+        array = _fitted(read_npy(self.data), spec, model.max_batch_size)
+        tensor = Tensor.of(spec.name, array, spec.datatype)
+        yield Batch([tensor], self._read, parameters=session.parameters() if session else {})
+
+    def _read(self, reply: InferReply) -> InferReply:
+        return reply
+
+    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
+        if NPY_TYPE not in request.accept.values():
+            return Reply(write_reply(served, results[0], ""), version=version)
+        outputs = results[0].outputs
+        if len(outputs) != 1:
+            raise NotAcceptable(f"model '{served.name}' has {len(outputs)} outputs; ask for application/json")
+        return Reply(write_npy(outputs[0].array()), NPY_TYPE, version)
+
+    def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
+        return write_reply(served, result, "")
+
+
+def read_npy(data: bytes) -> Array:
+    """The array in these bytes, not copied; raises DecodingError. The file's header is not believed: numpy would make
+    room for it first."""
+    file = io.BytesIO(data)
+    try:
+        version = npy.read_magic(file)
+        read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except (ValueError, OSError, EOFError) as err:
+        raise DecodingError(f"not an npy file that can be read without pickle ({err})", field="body") from err
+    left = len(data) - file.tell()
+    if dtype.hasobject or not dtype.itemsize or math.prod(shape) * dtype.itemsize != left:
+        raise DecodingError(
+            f"not an npy file that can be read without pickle ({left} bytes are no array of {dtype} {shape})",
+            field="body",
+        )
+    array = np.frombuffer(data, dtype=dtype, offset=file.tell())
+    return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
+    dtype = np.dtype(np.float32) if spec.datatype == "BF16" else numpy_dtype(spec.datatype)
+    if spec.datatype == "BYTES" and array.dtype.kind in "SU":
+        array = np.char.encode(array) if array.dtype.kind == "U" else array
+    elif not np.can_cast(array.dtype, dtype, casting="same_kind"):
+        raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
+    if max_batch_size and array.ndim == len(spec.shape):
+        array = array[np.newaxis]
+    return array.astype(dtype, copy=False)
+
+
+def write_npy(array: Array) -> bytes:
+    """The array as an npy file; strings become fixed-width bytes."""
+    buffer = io.BytesIO()
+    np.save(buffer, array.astype(np.bytes_) if array.dtype == np.object_ else array, allow_pickle=False)
+    return buffer.getvalue()

@@ -1,0 +1,163 @@
+"""A request's body, unpacked, and which kind it has: by its Content-Type and its first bytes.
+
+JSON is recognised by looking at it: curl and AWS's notebooks send it with any Content-Type.
+"""
+
+import zlib
+from collections.abc import Mapping
+from email.message import Message
+from typing import Any
+
+import orjson
+
+from serving.bodies.flat import SHAPES, FlatBody
+from serving.bodies.instances import Instances
+from serving.bodies.json_lines import LINES_TYPES, JsonLines
+from serving.bodies.kserve import BINARY_TYPE, TensorBody
+from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
+from serving.codecs import describe
+from serving.decoding import Item
+from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from serving.request import Body, Target
+
+PACKED = ("gzip", "x-gzip", "deflate")
+DETECT = zlib.MAX_WBITS | 32  # gzip's header or zlib's
+NOTHING = memoryview(b"")
+LONGEST_NUMBER = 10  # digits of a length
+
+
+def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
+    """The body as it was before that Content-Encoding ("" or identity: as it is), at most `limit` bytes.
+
+    Raises UnsupportedMediaType, PayloadTooLarge, or InvalidRequest when it is cut short or no such data.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return body
+    if name not in PACKED:
+        raise UnsupportedMediaType(f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'")
+    try:
+        return _inflated(body, limit)
+    except zlib.error as err:
+        raise InvalidRequest(f"Content-Encoding is {name}, but the body cannot be unpacked: {err}") from err
+
+
+def _inflated(body: bytes, limit: int) -> bytes:
+    """gzip's data may be several members, one after the other."""
+    parts, size = [], 0
+    while body:
+        member = zlib.decompressobj(DETECT)
+        parts.append(member.decompress(body, limit - size + 1))
+        size += len(parts[-1])
+        if size > limit:
+            raise PayloadTooLarge(f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
+        if not member.eof:
+            raise zlib.error("it ends too early")
+        body = member.unused_data
+    return b"".join(parts)
+
+
+def read_attributes(header: str) -> dict[str, str]:
+    """`model_name=resnet;model_version=1` (also `,` between) -> its pairs; what is no pair is not ours."""
+    pairs = (part.partition("=") for part in header.replace(",", ";").split(";"))
+    return {name.strip(): value.strip() for name, separator, value in pairs if separator and name.strip()}
+
+
+def media_type(content_type: str) -> tuple[str, dict[str, str]]:
+    """A Content-Type's type in lower case and its parameters."""
+    message = Message()
+    message["content-type"] = content_type
+    params = dict(message.get_params(failobj=[])[1:])
+    return content_type.partition(";")[0].strip().lower(), params
+
+
+def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
+    """What a body holds; `generates`: a flat JSON object asks for an answer (FlatBody). Raises InvalidRequest."""
+    kind, params = media_type(content_type)
+    if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
+        raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
+    if kind in LINES_TYPES:
+        return JsonLines(data, generates)
+    if kind == BINARY_TYPE:
+        return read_binary(params.get("json-header-size", ""), "json-header-size", data)
+    if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
+        return NpyBody(data)
+    if data.lstrip()[:1] == b"{" or kind.endswith("json"):
+        document = _parse(kind, data)
+        if document is not None:
+            return read_document(document, len(data), generates)
+    if not data:
+        raise InvalidRequest(f"the body is empty; send an image, a text, or JSON: {SHAPES}")
+    return Instances([Item("body", raw=data)], media_type=kind)
+
+
+def read_document(document: dict[str, Any], length: int, generates: bool = False) -> Body:
+    """What a JSON object holds that took `length` bytes. Raises InvalidRequest."""
+    if _are_tensors(document.get("inputs")):
+        return TensorBody(document, NOTHING, length)
+    if "instances" in document or "payload" in document:
+        return _instances(document)
+    return FlatBody(document, generates)
+
+
+def read_binary(header_length: str, place: str, data: bytes, is_kserve: bool = False) -> TensorBody:
+    """A JSON header and binary data, or raw input; raises InvalidRequest."""
+    digits = header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
+    if not digits or int(header_length) > len(data):
+        raise InvalidRequest(
+            f"{place} must be a whole number from 0 to the body's {len(data)} bytes, the length of the JSON before the "
+            f"binary tensors; got '{header_length[:40]}'"
+        )
+    size, whole = int(header_length), memoryview(data)
+    document = parse_object(data[:size], "the JSON header of the body") if size else None
+    return TensorBody(document, whole[size:], len(data), is_kserve)
+
+
+def _are_tensors(inputs: Any) -> bool:
+    """An `inputs` of another kind is an input of that name, of a flat body."""
+    return isinstance(inputs, list) and all(isinstance(tensor, dict) for tensor in inputs)
+
+
+def _parse(kind: str, data: bytes) -> dict[str, Any] | None:
+    """The object that the body holds, None when it is a text that only looks like one."""
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError as err:
+        if kind == "text/plain":
+            return None
+        raise InvalidRequest(f"the body is not valid JSON: {err}") from err
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"the body must be a JSON object ({SHAPES}), got {describe(document)}")
+    if kind == "text/plain" and not {"instances", "inputs", "payload"} & document.keys():
+        return None
+    return document
+
+
+def parse_object(data: bytes, what: str) -> dict[str, Any]:
+    """The JSON object that these bytes hold; raises InvalidRequest."""
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError as err:
+        raise InvalidRequest(f"{what} is not valid JSON: {err}") from err
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"{what} must be a JSON object, got {describe(document)}")
+    return document
+
+
+def _instances(document: Mapping[str, Any]) -> Instances:
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise InvalidRequest(f"'parameters' must be an object, got {describe(parameters)}")
+    named = Target.within("the body", document)
+    if "instances" not in document:
+        return Instances([_payload(document["payload"])], parameters, sample_shape=True, named=named)
+    values = document["instances"]
+    if not isinstance(values, list) or not values:
+        raise InvalidRequest(f"'instances' must be a list of at least one instance, got {describe(values)}")
+    return Instances([Item("instances", value=value) for value in values], parameters, named=named)
+
+
+def _payload(payload: Any) -> Item:
+    if isinstance(payload, dict) and "img" in payload:
+        return Item("payload.img", value={"b64": payload["img"]})
+    return Item("payload", value=payload)

@@ -1,0 +1,110 @@
+"""JSON's values as tensors, and tensors as JSON's values. What was checked here is what is sent on."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.codecs import describe
+from serving.errors import InvalidRequest
+from serving.triton.tensors import Parameters, Tensor, numpy_dtype
+
+# The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
+TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
+SIZES = {f"{kind}{bits}": bits // 8 for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
+SIZES |= {"BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+DATATYPES = {"BYTES", *SIZES}
+INT64 = range(-(2**63), 2**63)
+
+
+def check_datatype(name: str, datatype: str) -> None:
+    if datatype not in DATATYPES:
+        raise InvalidRequest(
+            f"input '{name}': there is no datatype '{datatype}'; there are {', '.join(sorted(DATATYPES))}"
+        )
+
+
+def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
+    """JSON's values, nested or flat, as a flat array of the datatype (BF16: of float32); raises InvalidRequest."""
+    check_datatype(name, datatype)
+    values = _flat(data) if isinstance(data, list) else [data]
+    dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
+    if strange := set(map(type, values)) - TYPES[dtype.kind]:
+        value = next(each for each in values if type(each) in strange)
+        raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
+    if datatype == "BYTES":
+        return np.array([value.encode() for value in values], dtype=np.object_)
+    return _numbers(name, datatype, values, dtype)
+
+
+def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return np.array(values, dtype=dtype)
+    limits = np.iinfo(dtype)
+    if values and not limits.min <= min(values) <= max(values) <= limits.max:
+        raise InvalidRequest(f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})")
+    return np.array(values, dtype=dtype)
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """Level by level; the reader of JSON bounds how deep lists are nested."""
+    while list in set(map(type, values)):
+        values = list(chain.from_iterable(each if type(each) is list else [each] for each in values))
+    return values
+
+
+def json_values(tensor: Tensor) -> Any:
+    """Its elements, flat, as orjson takes them: an array, or a list of strings."""
+    array = tensor.array().reshape(-1)
+    if tensor.datatype != "BYTES":
+        return array
+    return [item.decode("utf-8", "replace") for item in array.tolist()]
+
+
+def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
+    """A shape that a body of `length` bytes can hold, every element taking one at least; raises InvalidRequest."""
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InvalidRequest(f"input '{name}': its shape must be a list of whole numbers, got {_short(shape)}")
+    if max(shape, default=0) > length or math.prod(shape) > length:
+        raise InvalidRequest(
+            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape {_short(shape)}"
+        )
+    return tuple(shape)
+
+
+def _short(shape: Any) -> str:
+    text = str(shape)
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def request_parameters(given: Mapping[str, Any]) -> Parameters:
+    """A request's parameters for Triton; raises InvalidRequest."""
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidRequest(f"parameter '{name}' must be a number, a string, true or false; got {describe(value)}")
+        if isinstance(value, int) and value not in INT64:
+            raise InvalidRequest(f"parameter '{name}': {value} is not in the range of INT64")
+    return dict(given)
+
+
+def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]:
+    """A field that is a list of objects, empty where it is missing; raises InvalidRequest."""
+    value = document.get(field, [])
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise InvalidRequest(
+            f"'{field}' must be a list of tensors, each an object with name, shape, datatype and data; "
+            f"got {describe(value)}"
+        )
+    return value
+
+
+def an_object(document: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A field that is an object, empty where it is missing; raises InvalidRequest."""
+    value = document.get(field) or {}
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"'{field}' must be an object, got {describe(value)}")
+    return value

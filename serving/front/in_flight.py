@@ -1,0 +1,39 @@
+"""How many requests are in work, in all of gunicorn's workers: counted by those who do the work."""
+
+import threading
+from array import array
+from mmap import mmap
+
+SLOTS = 512  # more than gunicorn's workers, those that are ending among them
+
+
+class InFlight:
+    """Made before gunicorn's fork, so that the workers share the counts. `limit` is of all, `most` of one worker: one
+    of its threads is always free for /ping."""
+
+    def __init__(self, limit: int, most: int) -> None:
+        self.limit, self._most = limit, most
+        self._counts = memoryview(mmap(-1, SLOTS * array("i").itemsize)).cast("i")
+        self._lock = threading.Lock()
+        self._slot = 0
+
+    def begin_worker(self, number: int) -> None:
+        """In a new worker, whose number no other one has."""
+        self._slot = number % SLOTS
+        self._counts[self._slot] = 0
+
+    def end_worker(self, number: int) -> None:
+        """After the end of a worker: what it had in work is in work no more."""
+        self._counts[number % SLOTS] = 0
+
+    def enter(self) -> bool:
+        """Whether another request may be worked on; then `leave` follows."""
+        with self._lock:
+            if self._counts[self._slot] >= self._most or sum(self._counts) >= self.limit:
+                return False
+            self._counts[self._slot] += 1
+            return True
+
+    def leave(self) -> None:
+        with self._lock:
+            self._counts[self._slot] -= 1

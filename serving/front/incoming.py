@@ -1,0 +1,126 @@
+"""A request as Flask has it, and the Request that is made of it, once."""
+
+import io
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import IO, Any
+
+import flask
+
+from serving.bodies.instances import Instances
+from serving.bodies.reading import read_attributes, read_body, unpacked
+from serving.deadline import HANDED_OVER, Deadline
+from serving.decoding import Item
+from serving.errors import InvalidRequest
+from serving.headers import ATTRIBUTES, SESSION_ID, TARGET_MODEL
+from serving.request import PATH, RESERVED, Body, Request, Target
+from serving.timings import Timings
+
+PIECE = 1024 * 1024  # what gunicorn's reader takes from its socket at a time
+
+
+class Incoming(flask.Request):
+    """Flask's request, with what the front notes of it for the log and the metrics."""
+
+    def __init__(self, environ: Any, *arguments: Any, **names: Any) -> None:
+        super().__init__(environ, *arguments, **names)
+        self.timings = Timings()
+        self.started: float | None = None  # time.perf_counter()
+        self.is_in_flight = False
+        self.model = self.version = ""  # that answer
+
+    @cached_property
+    def id(self) -> str:
+        """nginx hands on the caller's Inference-Id or an id that it made."""
+        return self.headers.get("X-Request-Id") or uuid.uuid4().hex
+
+    @cached_property
+    def attributes(self) -> Mapping[str, str]:
+        return read_attributes(self.headers.get(ATTRIBUTES, ""))
+
+    def deadline(self, seconds: float) -> Deadline:
+        """So long after nginx handed the request over."""
+        return Deadline.after(seconds, self.headers.get(HANDED_OVER, type=float))
+
+    def whole(self) -> bytes:
+        """The body, unpacked."""
+        limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
+        return unpacked(self._data(), self.headers.get("Content-Encoding", ""), limit)
+
+    def _data(self) -> bytes:
+        """Once in memory: pieces that are joined would be there twice. nginx has the body whole before it sends it, so
+        its length is known."""
+        if self.content_length is None:
+            return self.get_data(cache=False)
+        # A BufferedReader reads a known number of bytes into their final place.
+        return io.BufferedReader(_Pieces(self.stream)).read(self.content_length)
+
+
+def incoming() -> Incoming:
+    """The one that this thread answers."""
+    found = flask.request._get_current_object()  # type: ignore[attr-defined]
+    if not isinstance(found, Incoming):
+        raise TypeError(found)
+    return found
+
+
+def read_request(source: Incoming, seconds: float, body: Body, named: Target) -> Request:
+    """The Request, to be answered within so many seconds; `named` is what the route or the header Target-Model says."""
+    targets = [
+        Target.within("the header Custom-Attributes", source.attributes),
+        Target.within("the query string", source.args),
+        body.target(),
+    ]
+    if named.place == PATH:
+        targets = [replace(target, name=None) for target in targets]
+    return Request(
+        id=source.id,
+        body=body,
+        target=replace(Target.agreed([named, *targets]), place=named.place),
+        attributes=source.attributes,
+        parameters={key: value for key, value in source.args.items() if key not in RESERVED},
+        session=source.headers.get(SESSION_ID, ""),
+        accept=source.accept_mimetypes,
+        deadline=source.deadline(seconds),
+        timings=source.timings,
+    )
+
+
+def target_model(source: Incoming) -> Target:
+    """What the header Target-Model says."""
+    return Target("the header Target-Model", source.headers.get(TARGET_MODEL) or None)
+
+
+def read_invocation(source: Incoming, generates: bool) -> Body:
+    """The body of /invocations; raises InvalidRequest and others."""
+    if source.mimetype == "multipart/form-data":
+        return _read_form(source)
+    return read_body(source.headers.get("Content-Type", ""), source.whole(), generates)
+
+
+def _read_form(form: Incoming) -> Instances:
+    """Each file is an instance; fields other than the model's name and version are parameters."""
+    files = [Item(name, raw=upload.read()) for name, uploads in form.files.lists() for upload in uploads]
+    if not files:
+        raise InvalidRequest("the form has no file; send one or more, as curl -F image=@picture.jpg does")
+    parameters = {key: value for key, value in form.form.items() if key not in RESERVED}
+    named = Target.within("the form", form.form)
+    return Instances(files, parameters, media_type="multipart/form-data", named=named)
+
+
+class _Pieces(io.RawIOBase):
+    """A WSGI stream as raw input; asked for all at once, gunicorn's would join pieces of its own."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = self._stream.read(min(len(buffer), PIECE))
+        buffer[: len(piece)] = piece
+        return len(piece)

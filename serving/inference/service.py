@@ -1,0 +1,131 @@
+"""One request to one model that is known: an answer in one piece, or a stream of lines."""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serving.decoding import Decoder
+from serving.errors import NotAcceptable
+from serving.request import Batch, Reply, Request
+from serving.served_model import ServedModel
+from serving.sessions import Session, session_errors
+from serving.triton.gateway import Call, Responses, TritonGateway
+from serving.triton.tensors import InferReply, InferRequest
+
+AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
+
+
+@dataclass(frozen=True)
+class Line:
+    """One response of a stream as JSON, and the version that gave it."""
+
+    version: str
+    json: bytes
+
+
+Started = Callable[[Responses], None]
+Lines = Generator[Line, None, None]
+
+
+class Inference:
+    """Answers requests through one gateway; safe to share between threads."""
+
+    def __init__(self, gateway: TritonGateway, decoder: Decoder) -> None:
+        self.gateway, self.decoder = gateway, decoder
+
+    def once(self, served: ServedModel, request: Request) -> Reply:
+        """The answer in one piece; raises a ServingError."""
+        session = Session.of(served.sequencing, request.session, _flags(request))
+        with session_errors(session):
+            reply = self._once(served, request, session)
+        return replace(reply, headers={**reply.headers, **(session.headers() if session else {})})
+
+    def _once(self, served: ServedModel, request: Request, session: Session | None) -> Reply:
+        request.body.check_single()
+        if request.body.single_stream:
+            return self._only_line(served, request, session)
+        results, version = self.results(served, request, session)
+        return request.body.reply(served, request, results, version)
+
+    def results(self, served: ServedModel, request: Request, session: Session | None = None) -> tuple[list[Any], str]:
+        """Those of all batches, and the version that gave the last one."""
+        waiting: deque[tuple[Batch, Call]] = deque()
+        results: list[Any] = []
+        version = ""
+        try:
+            for batch in request.body.batches(served, request, session, self.decoder):
+                with request.timings.stage("triton"):
+                    call = self.gateway.infer(_asked(served, request, batch), request.deadline)
+                    waiting.append((batch, call))
+                    if batch.goes_on or len(waiting) > 1:
+                        call.send()
+                while waiting and (not batch.goes_on or len(waiting) >= AHEAD):
+                    reply = _answer(request, waiting[0][1])
+                    results.append(waiting.popleft()[0].read(reply))
+                    version = reply.version
+        finally:
+            for _, call in waiting:
+                call.cancel()
+        return results, version
+
+    def _only_line(self, served: ServedModel, request: Request, session: Session | None) -> Reply:
+        """As Triton's generate: exactly one response."""
+        with closing(self._lines(served, request, session, lambda responses: None)) as lines:
+            found = [line for line, _ in zip(lines, range(2), strict=False)]
+        if len(found) != 1:
+            raise NotAcceptable(
+                f"model '{served.name}' gave none or several responses, and generate is for exactly one: "
+                "ask for them with Accept: text/event-stream or Accept: application/jsonlines"
+            )
+        return Reply(found[0].json, version=found[0].version)
+
+    def stream(self, served: ServedModel, request: Request, started: Started = lambda responses: None) -> "Stream":
+        """A line for each response, as it comes. `started` is told of each call to Triton, so that another thread can
+        cancel it. Raises a ServingError."""
+        session = Session.of(served.sequencing, request.session, _flags(request))
+        return Stream(self._lines(served, request, session, started), session)
+
+    def _lines(self, served: ServedModel, request: Request, session: Session | None, started: Started) -> Lines:
+        with session_errors(session):
+            for batch in request.body.batches(served, request, session, self.decoder):
+                with closing(self.gateway.stream(_asked(served, request, batch), request.deadline)) as responses:
+                    started(responses)
+                    while (reply := _next(request, responses)) is not None:
+                        result = batch.read(reply)
+                        yield Line(reply.version, request.body.line(served, result, reply.version))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The lines, and the session that they are part of."""
+
+    lines: Lines
+    session: Session | None
+
+
+def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
+    return InferRequest(
+        model=served.name,
+        version=request.version,
+        inputs=tuple(batch.inputs),
+        id=request.id,
+        parameters=batch.parameters,
+        outputs=batch.outputs,
+    )
+
+
+def _answer(request: Request, call: Call) -> InferReply:
+    with request.timings.stage("triton"):
+        return call.result()
+
+
+def _next(request: Request, responses: Responses) -> InferReply | None:
+    """None after the last one."""
+    with request.timings.stage("triton"):
+        return next(responses, None)
+
+
+def _flags(request: Request) -> list[Any]:
+    return [request.attributes, request.parameters, *request.body.flags()]

@@ -1,0 +1,72 @@
+"""A model that Triton has loaded, with its client."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clients.base import Model, ModelClient
+from serving.errors import InvalidRequest, ModelNotReady
+from serving.sessions import Sequencing
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that Triton has loaded, and its client; without a client it serves tensors only.
+
+    `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
+    requests belong to sequences.
+    """
+
+    model: Model
+    client: ModelClient | None = None
+    client_error: str = ""
+    sequencing: Sequencing | None = None
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def require_client(self) -> ModelClient:
+        """The client; raises ModelNotReady or InvalidRequest that says what to send instead."""
+        if self.client_error:
+            raise ModelNotReady(self.client_error)
+        if self.client is None:
+            raise InvalidRequest(
+                f"model '{self.name}' has no client, so it takes tensors: send KServe v2 JSON "
+                '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or application/x-npy'
+            )
+        return self.client
+
+    def example(self) -> bytes:
+        """One instance as a caller would post it: the folder's example.*, else the client's own."""
+        own = sorted(self.model.path.glob("example.*"))
+        return own[0].read_bytes() if own else self.require_client().example
+
+    def known_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the values that are parameters of the client; the rest is the caller's own."""
+        names = {parameter.name for parameter in self.client.parameters} if self.client else set()
+        return {name: value for name, value in given.items() if name in names}
+
+    def describe(self) -> dict[str, Any]:
+        """What GET /models says of it."""
+        described: dict[str, Any] = {
+            "client": _client_name(self.client),
+            "max_batch_size": self.model.max_batch_size,
+            "inputs": [asdict(spec) for spec in self.model.inputs],
+            "outputs": [asdict(spec) for spec in self.model.outputs],
+        }
+        if self.client:
+            described["instance"] = self.client.codec.expected
+            described["parameters"] = [
+                {"name": p.name, "default": self.client.defaults[p.name], "expected": p.expected(), "help": p.help}
+                for p in self.client.parameters
+            ]
+        return described | ({"error": self.client_error} if self.client_error else {})
+
+
+def _client_name(client: ModelClient | None) -> str | None:
+    """The module's name; client.py when it is the model folder's own."""
+    if client is None:
+        return None
+    module = type(client).__module__
+    return module.removeprefix("clients.") if module.startswith("clients.") else "client.py"

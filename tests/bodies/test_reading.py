@@ -1,0 +1,109 @@
+"""What a body holds is told by its type and its first bytes, whatever the Content-Type says."""
+
+from typing import Any
+
+import pytest
+
+from serving.bodies.flat import FlatBody
+from serving.bodies.instances import Instances
+from serving.bodies.json_lines import JsonLines
+from serving.bodies.kserve import TensorBody
+from serving.bodies.npy import NpyBody
+from serving.bodies.reading import read_attributes, read_body
+from serving.errors import InvalidRequest
+from serving.request import Target
+
+TYPES = [
+    "application/json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    "text/plain",
+    "image/png",
+    "",
+]
+BINARY = "application/vnd.sagemaker-triton.binary+json"
+
+
+@pytest.mark.parametrize("content_type", TYPES)
+def test_json_is_recognised_under_any_content_type(content_type: str) -> None:
+    body = read_body(content_type, b' {"model_name": "m", "model_version": 2, "instances": ["a", "b"]}')
+    assert isinstance(body, Instances)
+    assert [item.value for item in body.items] == ["a", "b"]
+    assert (body.target().name, body.target().version) == ("m", "2")
+
+
+@pytest.mark.parametrize("content_type", TYPES)
+def test_kserve_json_is_recognised_under_any_content_type(content_type: str) -> None:
+    assert isinstance(read_body(content_type, b'{"inputs": []}'), TensorBody)
+
+
+def test_the_sample_s_shape_is_one_instance() -> None:
+    body = read_body("", b'{"modelname": "resnet", "payload": {"img": "QQ=="}}')
+    assert isinstance(body, Instances)
+    assert body.sample_shape
+    assert [item.value for item in body.items] == [{"b64": "QQ=="}]
+    assert body.target().name == "resnet"
+
+
+@pytest.mark.parametrize("text", [b"{not json", b'{"a": "text about JSON"}', b"plain"])
+def test_a_plain_text_may_look_like_json(text: bytes) -> None:
+    body = read_body("text/plain; charset=utf-8", text)
+    assert isinstance(body, Instances)
+    assert (body.items[0].raw, body.media_type) == (text, "text/plain")
+
+
+def test_npy_and_json_lines_are_recognised() -> None:
+    assert read_body("application/x-npy", b"x") == NpyBody(b"x")
+    assert read_body("application/octet-stream", b"\x93NUMPY") == NpyBody(b"\x93NUMPY")
+    assert read_body("application/x-ndjson", b"1\n2") == JsonLines(b"1\n2")
+
+
+def test_inputs_that_are_no_tensors_are_inputs_of_a_flat_body() -> None:
+    assert read_body("", b'{"inputs": "a text"}') == FlatBody({"inputs": "a text"})
+
+
+@pytest.mark.parametrize("size", ["", "-1", "1.5", "x", "3", "9" * 5000, "\u0663"])
+def test_a_header_size_that_is_no_number_within_the_body_is_refused(size: str) -> None:
+    with pytest.raises(InvalidRequest, match="json-header-size"):
+        read_body(f"{BINARY};json-header-size={size}", b"{}")
+
+
+@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 300_000, b'{"inputs": ' + b"[" * 100_000])
+def test_json_that_is_nested_too_deep_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        read_body("application/json", body)
+
+
+@pytest.mark.parametrize(
+    ("header", "pairs"),
+    [
+        ("model_name=resnet;model_version=1", {"model_name": "resnet", "model_version": "1"}),
+        ("model_name=resnet, model_version=1", {"model_name": "resnet", "model_version": "1"}),
+        ("c000b4f9-df62-4c85-a0bf-7c525f9104a4", {}),
+        ("a=b=c; =x;;top_k=3", {"a": "b=c", "top_k": "3"}),
+        ("", {}),
+    ],
+)
+def test_custom_attributes_are_pairs_and_the_rest_is_the_caller_s(header: str, pairs: dict[str, str]) -> None:
+    assert read_attributes(header) == pairs
+
+
+def test_all_places_that_name_a_model_agree() -> None:
+    agreed = Target.agreed([Target("a"), Target("b", "m"), Target("c", "m", "1"), Target("d", None, "1")])
+    assert (agreed.name, agreed.version) == ("m", "1")
+    assert Target.agreed([Target("a")]).name is None
+
+
+def test_two_names_or_versions_that_disagree_are_refused_with_both_places() -> None:
+    with pytest.raises(InvalidRequest, match="a says 'm' and b says 'n'"):
+        Target.agreed([Target("a", "m"), Target("b", "n")])
+    with pytest.raises(InvalidRequest, match="two model versions: a says '1' and b says '2'"):
+        Target.agreed([Target("a", "m", "1"), Target("b", "m", "2")])
+
+
+@pytest.mark.parametrize(
+    "values", [{"model_name": 1}, {"modelname": []}, {"model_version": True}, {"model_version": 1.5}]
+)
+def test_a_name_or_version_of_the_wrong_kind_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="the body"):
+        Target.within("the body", values)

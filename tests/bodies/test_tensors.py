@@ -1,0 +1,267 @@
+"""Tensors as they travel to Triton and back; the references are struct's and numpy's own bytes."""
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from clients.base import Model, TensorSpec
+from serving.bodies.flat import FlatBody
+from serving.bodies.kserve import TensorBody, filled
+from serving.bodies.npy import NpyBody, read_npy
+from serving.bodies.reading import read_binary, read_document
+from serving.codecs import Limits
+from serving.decoding import Decoder
+from serving.errors import DecodingError, InvalidRequest
+from serving.request import Batch, Body, Request
+from serving.served_model import ServedModel
+from serving.triton.tensors import InferReply, Tensor
+
+DECODER = Decoder(Limits())
+
+
+def served(*inputs: TensorSpec, batch: int = 0) -> ServedModel:
+    return ServedModel(Model("model", Path("model"), inputs, (), batch))
+
+
+MODEL = served(TensorSpec("text", "BYTES", (1,)), TensorSpec("scale", "FP32", (-1,)))
+
+
+def batch(body: Body, model: ServedModel = MODEL) -> Batch:
+    (only,) = body.batches(model, Request("id", body), None, DECODER)
+    return only
+
+
+def body(length: int = 100, **tensor: Any) -> Body:
+    return read_document({"inputs": [{"name": "x", "shape": [2], **tensor}]}, length)
+
+
+FORMATS = {
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}  # as struct has them
+
+
+@pytest.mark.parametrize(("datatype", "form"), FORMATS.items())
+def test_numbers_travel_as_little_endian(datatype: str, form: str) -> None:
+    (tensor,) = batch(body(datatype=datatype, data=[1, 100])).inputs
+    assert (tensor.name, tensor.datatype, tensor.shape) == ("x", datatype, (2,))
+    assert bytes(tensor.data) == struct.pack(f"<2{form}", 1, 100)
+
+
+def test_other_datatypes_travel_in_their_forms() -> None:
+    assert bytes(batch(body(datatype="BOOL", data=[True, False])).inputs[0].data) == b"\1\0"
+    assert batch(body(datatype="BYTES", data=["ä", ""])).inputs[0].data == b"\2\0\0\0\xc3\xa4\0\0\0\0"
+    assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**53 + 1])
+def test_no_digit_of_a_large_number_is_lost(number: int) -> None:
+    (tensor,) = batch(body(datatype="INT64", shape=[1], data=[number])).inputs
+    assert struct.unpack("<q", bytes(tensor.data)) == (number,)
+
+
+@pytest.mark.parametrize("data", [[[1, 2], [3, 4]], [1, [2, [3]], 4], [[[[1], [2]], [[3], [4]]]]])
+def test_nested_data_are_flattened(data: Any) -> None:
+    (tensor,) = batch(body(datatype="INT8", shape=[2, 2], data=data)).inputs
+    assert bytes(tensor.data) == b"\1\2\3\4"
+
+
+def binary(sizes: list[Any], data: bytes, shape: list[int] | None = None) -> TensorBody:
+    inputs = [
+        {"name": f"x{i}", "datatype": "UINT8", "shape": shape or [size], "parameters": {"binary_data_size": size}}
+        for i, size in enumerate(sizes)
+    ]
+    header = orjson.dumps({"inputs": inputs})
+    return read_binary(str(len(header)), "json-header-size", header + data)
+
+
+def test_binary_parts_are_taken_in_the_order_of_the_inputs() -> None:
+    assert [bytes(tensor.data) for tensor in batch(binary([2, 3], b"abcde")).inputs] == [b"ab", b"cde"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "data", "shape"),
+    [
+        ([2, 3], b"abcd", None),
+        ([2], b"abc", None),
+        ([2], b"ab", [3]),
+        ([-1], b"ab", [1]),
+        (["2"], b"ab", [2]),
+        ([2.0], b"ab", [2]),
+    ],
+)
+def test_binary_data_that_do_not_fill_their_shapes_are_refused(
+    sizes: list[Any], data: bytes, shape: list[int] | None
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"binary"):
+        batch(binary(sizes, data, shape))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a number too large": {"datatype": "INT8", "data": [1, 200]},
+    "a negative one": {"datatype": "UINT8", "data": [1, -1]},
+    "a fraction": {"datatype": "INT32", "data": [1, 1.5]},
+    "a boolean as a number": {"datatype": "FP32", "data": [1, True]},
+    "a number as a boolean": {"datatype": "BOOL", "data": [True, 1]},
+    "a string as a number": {"datatype": "FP32", "data": [1, "1"]},
+    "a number as a string": {"datatype": "BYTES", "data": ["1", 1]},
+    "an object": {"datatype": "FP32", "data": [1, {}]},
+    "null": {"datatype": "FP32", "data": [1, None]},
+    "no data": {"datatype": "FP32"},
+    "one too few": {"datatype": "FP32", "data": [1]},
+    "no datatype": {"data": [1, 2]},
+    "an unknown one": {"datatype": "FP128", "data": [1, 2]},
+    "a negative shape": {"datatype": "FP32", "shape": [-1], "data": [1]},
+    "a shape of fractions": {"datatype": "FP32", "shape": [2.0], "data": [1, 2]},
+    "a shape of booleans": {"datatype": "FP32", "shape": [True], "data": [1]},
+    "no shape": {"datatype": "FP32", "shape": None, "data": [1]},
+    "more binary data than there are": {"datatype": "FP32", "parameters": {"binary_data_size": 8}},
+    "parameters that are none": {"datatype": "FP32", "data": [1, 2], "parameters": [1]},
+    "shared memory": {"datatype": "FP32", "data": [1, 2], "parameters": {"shared_memory_region": "r"}},
+}
+
+
+@pytest.mark.parametrize("tensor", WRONG.values(), ids=WRONG)
+def test_a_wrong_tensor_is_refused_by_name(tensor: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"'x'|an input needs|parameters"):
+        batch(body(**tensor))
+
+
+@pytest.mark.parametrize("shape", [[1, 2**40], [4, 2**62], [2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
+def test_a_shape_that_the_body_cannot_hold_is_refused(shape: list[int]) -> None:
+    with pytest.raises(InvalidRequest, match="cannot hold"):
+        batch(body(datatype="FP32", shape=shape, data=[1]))
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [], {}])
+def test_a_parameter_that_triton_cannot_take_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="parameter 'p'"):
+        batch(read_document({"inputs": [], "parameters": {"p": value}}, 100))
+
+
+def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
+    def raw(spec: TensorSpec, data: bytes, batch_size: int = 0) -> tuple[tuple[int, ...], bytes]:
+        (tensor,) = batch(read_binary("0", "json-header-size", data), served(spec, batch=batch_size)).inputs
+        return tensor.shape, bytes(tensor.data)
+
+    assert raw(TensorSpec("x", "INT16", (-1, 2)), b"12345678") == ((2, 2), b"12345678")
+    assert raw(TensorSpec("x", "INT16", (4,)), b"12345678", 8) == ((1, 4), b"12345678")
+    assert raw(TensorSpec("x", "BYTES", (1,)), b"abc") == ((1,), b"\3\0\0\0abc")
+    for wrong in (TensorSpec("x", "INT16", (3,)), TensorSpec("x", "INT16", (-1, -1)), TensorSpec("x", "BYTES", (2,))):
+        with pytest.raises(InvalidRequest, match="raw input 'x'"):
+            raw(wrong, b"12345678")
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "full"),
+    [((1, 1), 1, (1, 1)), ((-1,), 3, (3,)), ((2, -1), 6, (2, 3)), ((2, 2), 3, None), ((-1, -1), 4, None), ((), 1, ())],
+)
+def test_a_shape_is_filled_where_the_count_fits(
+    shape: tuple[int, ...], count: int, full: tuple[int, ...] | None
+) -> None:
+    assert filled(shape, count) == full
+
+
+def test_a_flat_body_is_inputs_and_parameters() -> None:
+    document = {"text": "a", "scale": [1, 2], "top": 3, "parameters": {"deep": True}, "id": "mine", "model_name": "m"}
+    found = batch(FlatBody(document))
+    assert [(t.name, t.shape, bytes(t.data)) for t in found.inputs] == [
+        ("text", (1,), b"\1\0\0\0a"),
+        ("scale", (2,), np.array([1, 2], dtype="<f4").tobytes()),
+    ]
+    assert found.parameters == {"top": 3, "deep": True}
+
+
+def test_a_flat_value_takes_the_shape_that_is_declared() -> None:
+    """As NVIDIA's own tests ask their large language models."""
+    model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
+    found = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}), model)
+    assert [tensor.shape for tensor in found.inputs] == [(1, 1), (1, 1)]
+
+
+def reply(*outputs: Tensor, **parameters: bool) -> InferReply:
+    return InferReply("3", outputs, parameters)
+
+
+def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_keys() -> None:
+    outputs = [Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"), Tensor.of("about", np.array([[1, 2]]))]
+    written = FlatBody({"id": "mine"}).line(ServedModel(Model("m", Path(), (), ())), reply(*outputs, end=False), "3")
+    assert written == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
+
+
+def test_outputs_are_numbers_or_bytes_as_the_request_says() -> None:
+    document = {
+        "inputs": [],
+        "outputs": [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}, {"name": "c"}],
+        "id": "mine",
+    }
+    asked = read_document(document, 100)
+    outputs = [
+        Tensor.of("a", np.array([1.5], np.float32)),
+        Tensor.of("b", np.array([0.1], np.float32)),
+        Tensor.of("c", np.array([-2.0], np.float32), "BF16"),
+    ]
+    made = asked.reply(MODEL, Request("id", asked), [reply(*outputs)], "3")
+    length = int(made.content_type.partition("json-header-size=")[2])
+    assert orjson.loads(made.content[:length]) == {
+        "id": "mine",
+        "model_name": "model",
+        "model_version": "3",
+        "outputs": [
+            {"name": "a", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
+            {"name": "b", "datatype": "FP32", "shape": [1], "data": [0.1]},
+            {"name": "c", "datatype": "BF16", "shape": [1], "data": [-2.0]},
+        ],
+    }
+    assert made.content[length:] == struct.pack("<f", 1.5)
+
+
+def npy(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
+    array = np.asarray(np.arange(6, dtype=np.float64).reshape(2, 3), order=order)
+    assert np.array_equal(read_npy(npy(array)), array)
+    (tensor,) = batch(NpyBody(npy(array)), served(TensorSpec("x", "FP32", (2, 3)), batch=4)).inputs
+    assert (tensor.shape, bytes(tensor.data)) == ((1, 2, 3), array.astype(np.float32).tobytes())
+
+
+def headed(descr: str, shape: str, data: bytes = b"") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        headed("'|S0'", "(1, 30000000)"),
+        headed("'<f4'", "(1000000000000,)"),
+        headed("'<f4'", "(3,)", b"12345678"),
+        headed("'|O'", "(1,)", b"12345678"),
+        b"\x93NUMPY",
+        b"\x93NUMPY\x01\x00\xff\xff",
+        b"x",
+        b"PK\x03\x04",
+    ],
+)
+def test_an_npy_file_whose_header_promises_something_else_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodingError, match="not an npy file"):
+        read_npy(data)
