@@ -8,7 +8,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
-from tests.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
+from tests.support.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 
 BUNDLED = ("resnet", "yolov5", "bert")
 IMAGE = "tests/image/"

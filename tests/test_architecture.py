@@ -8,7 +8,7 @@ import pytest
 
 from clients.base import ModelClient
 from serving.inference.registry import families
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 ORDER = [
     "wsgi",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.harness import Server, make_scale, wait_until
+from tests.support.harness import Server, make_scale, wait_until
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 BINARY = "application/vnd.sagemaker-triton.binary+json"

@@ -13,7 +13,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from build_engines import tritonserver
-from tests.harness import free_port
+from tests.support.harness import free_port
 
 Feed = TypeVar("Feed")
 Answer = TypeVar("Answer")

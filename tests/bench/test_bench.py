@@ -22,7 +22,7 @@ from bench.repository import Unprepared, prepare
 from bench.servers import Server, alike
 from bench.subject import Subject
 from bench.workload import Request, images, instances_json, tensor, text
-from tests.harness import ROOT, wait_until
+from tests.support.harness import ROOT, wait_until
 
 MARK = secrets.token_hex(8)
 

@@ -15,7 +15,7 @@ from build_engines.archiving import archive, renamed
 from build_engines.draft import BuildError
 from serving.triton.config import parse_config
 from tests.build_engines.models import save_scale
-from tests.harness import ROOT, Server
+from tests.support.harness import ROOT, Server
 
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
 MODEL = f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: KIND_CPU count: 1 }}\n'

@@ -13,7 +13,7 @@ from build_engines.building import SCRATCH, build, read_record, scratch_folder
 from build_engines.draft import BuildError
 from build_engines.recipes import Request
 from tests.build_engines.models import save_scale
-from tests.harness import ROOT, wait_until
+from tests.support.harness import ROOT, wait_until
 
 
 def request(tmp_path: Path, **options: object) -> Request:

@@ -15,7 +15,7 @@ from build_engines.__main__ import main
 from build_engines.recipes import RECIPES
 from build_engines.resnet import TRAINED_SHA256
 from tests.build_engines.models import save_scale
-from tests.harness import ROOT, Server
+from tests.support.harness import ROOT, Server
 
 
 def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving.host import tritonserver
 from tests.conformance import wire
-from tests.harness import free_port, wait_until
+from tests.support.harness import free_port, wait_until
 
 PLATFORM = Path("/opt/ml/models")
 VIEW = 'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models && exec "$0" "$@"'

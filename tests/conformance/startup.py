@@ -9,7 +9,7 @@ import requests
 
 from tests.conformance.behaviours import Ask, Behaviour, Side
 from tests.conformance.models import make_broken, make_talker
-from tests.harness import Server, wait_until
+from tests.support.harness import Server, wait_until
 
 SCRIPT = Side(0)
 SECONDS = 40.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.conformance.behaviours import BUG, IMPROVEMENT, SAME, Behaviour, Observed, Side
 from tests.conformance.scenarios import SCENARIOS, Scenario
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 PAGE = ROOT / "docs" / "conformance.md"
 AT_ONCE = 3  # scenarios

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from serving.front.worker import PATIENCE, SPARE
-from tests.harness import ROOT, wait_until
+from tests.support.harness import ROOT, wait_until
 
 THREADS = 6
 APP = """

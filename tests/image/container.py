@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness import ROOT, Server, free_port, wait_until
+from tests.support.harness import ROOT, Server, free_port, wait_until
 
 # Layers are kept here from one run of the tests to the next; outside of the repository.
 HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
@@ -87,7 +87,7 @@ def build_image(command: str) -> str:
 
 
 class Container(Server):
-    """A Server whose `serve` is PID 1 of a container, with the ways of tests/harness.py to ask and to stop it.
+    """A Server whose `serve` is PID 1 of a container, with the ways of tests/support/harness.py to ask and to stop it.
 
     `options` are podman's, `arguments` those of the image, `variables` the container's.
     """

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.harness import ROOT, wait_until
 from tests.image.conftest import Start
 from tests.image.container import Container, podman
+from tests.support.harness import ROOT, wait_until
 
 EXAMPLE = (ROOT / "model_repository/yolov5/example.jpg").read_bytes()
 HOG = '''

@@ -1,4 +1,4 @@
-"""trtexec's command lines by version, and a run of it. The program is a recorded stand-in (tests/stand_ins)."""
+"""trtexec's command lines by version, and a run of it. The program is a recorded stand-in (tests/support/stand_ins)."""
 
 import math
 import os
@@ -16,8 +16,8 @@ from serving.preparation import trtexec
 from serving.preparation.trtexec import TrtexecError
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Build, Fingerprint, Hardware
-from tests.harness import ROOT, make_scale, wait_until
-from tests.stand_ins import Nvidia
+from tests.support.harness import ROOT, make_scale, wait_until
+from tests.support.stand_ins import Nvidia
 
 T4 = Hardware("Tesla T4", "7.5", "10.8.0")
 VARIES = {"x": ((1, 1), (4, 16), (8, 64))}

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.harness import ROOT, wait_until
+from tests.support.harness import ROOT, wait_until
 
 
 class Command:

@@ -20,7 +20,7 @@ from simulate.instance import Plan
 from simulate.journal import Journal
 from simulate.rules import with_limits
 from simulate.s3 import Folder
-from tests.harness import wait_until
+from tests.support.harness import wait_until
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 QUICK = {"ping-interval": 0.2, "start-up": 60, "stop": 20}

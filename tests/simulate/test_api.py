@@ -14,9 +14,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.conftest import BUNDLED
-from tests.harness import ROOT, link_model, wait_until
 from tests.simulate.simulation import Simulation, client_of
-from tests.streaming_models import make_reader, make_summer
+from tests.support.harness import ROOT, link_model, wait_until
+from tests.support.streaming_models import make_reader, make_summer
 
 EXAMPLES = {
     "resnet": ("example.png", "image/png"),

@@ -13,9 +13,9 @@ import pytest
 
 from simulate.inplace import can_isolate
 from simulate.options import parse
-from tests.harness import ROOT, wait_until
 from tests.simulate.command import Command
 from tests.simulate.simulation import MISBEHAVING, client_of, make_tar
+from tests.support.harness import ROOT, wait_until
 
 
 @pytest.fixture

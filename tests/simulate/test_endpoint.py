@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError
 from serving.inference.sessions import SESSION_ID
 from simulate.endpoint import LEAST_OUTSTANDING
 from simulate.service_model import PASSED_ON
-from tests.harness import wait_until
 from tests.simulate.simulation import Simulation
+from tests.support.harness import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from bench.platform import CONFIG, MODEL
 from bench.zipf import share_for
 from simulate.chaos import Rates
 from simulate.endpoint import LEAST_OUTSTANDING
-from tests.harness import ROOT
 from tests.simulate.simulation import Simulation, make_tar
+from tests.support.harness import ROOT
 
 ARCHIVES, CALLERS = 50, 8
 MEGABYTE = 2**20

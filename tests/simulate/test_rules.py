@@ -13,8 +13,8 @@ from botocore.exceptions import ClientError
 
 from simulate.inplace import can_isolate
 from simulate.rules import RULES, TABLE, markdown, with_limits
-from tests.harness import ROOT, wait_until
 from tests.simulate.simulation import Simulation, make_tar
+from tests.support.harness import ROOT, wait_until
 
 NOT_BROKEN = {"ping-interval", "memory-share"}  # limits of ours: test_models.py has the second
 

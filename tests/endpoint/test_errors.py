@@ -11,7 +11,7 @@ import pytest
 import requests
 from PIL import Image
 
-from tests.harness import Server, png_that_claims
+from tests.support.harness import Server, png_that_claims
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 

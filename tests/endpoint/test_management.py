@@ -14,7 +14,7 @@ from serving.errors import Forbidden
 from serving.front.management import Management, is_management
 from serving.settings.row import SettingsError
 from serving.settings.table import Settings
-from tests.harness import ROOT, Server, make_scale
+from tests.support.harness import ROOT, Server, make_scale
 
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}

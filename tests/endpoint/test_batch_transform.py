@@ -17,7 +17,7 @@ from PIL import Image
 from serving.host.machine import Machine
 from serving.settings.row import SettingsError
 from serving.settings.table import Settings
-from tests.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, png_that_claims
+from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, png_that_claims
 
 LINES = "application/jsonlines"
 BATCH = 8

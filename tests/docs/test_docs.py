@@ -13,8 +13,8 @@ from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
 from serving.settings.table import Settings, markdown
-from tests.harness import ROOT
-from tests.readme import (
+from tests.support.harness import ROOT
+from tests.support.readme import (
     BLOCKS,
     EXECUTED_BY,
     NEEDS,

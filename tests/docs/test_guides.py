@@ -13,8 +13,8 @@ import pytest
 
 from build_engines.__main__ import main as build_engines
 from deploy.commandline import main as deploy
-from tests.harness import ROOT
-from tests.readme import NEEDS, Block, Reader, fresh_checkout, read_blocks
+from tests.support.harness import ROOT
+from tests.support.readme import NEEDS, Block, Reader, fresh_checkout, read_blocks
 
 FOLDER = ROOT / "docs/guides"
 INDEX = FOLDER / "README.md"

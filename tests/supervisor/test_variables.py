@@ -20,8 +20,8 @@ from serving.settings.row import SettingsError
 from serving.settings.table import TABLE, Settings
 from serving.supervisor import triton_options
 from serving.supervisor.ports import NoFreePort, PortPicker, check_ports
-from tests.harness import Server, free_port, make_scale
-from tests.test_serve import MACHINE, run, table
+from tests.supervisor.test_serve import MACHINE, run, table
+from tests.support.harness import Server, free_port, make_scale
 
 NATIVE = "SAGEMAKER_TRITON_"
 BACKENDS = ("onnxruntime", "python")  # of this machine

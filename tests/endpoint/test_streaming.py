@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.harness import Server, free_port, wait_until
-from tests.streaming_models import make_echo, make_reader, make_summer, make_teller
+from tests.support.harness import Server, free_port, wait_until
+from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
 EVENTS = {"Accept": "text/event-stream"}
 LINES = {"Accept": "application/jsonlines"}

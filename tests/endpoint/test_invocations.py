@@ -17,8 +17,8 @@ from PIL import Image
 
 from build_engines.digit_images import held_out
 from build_engines.held_out_pages import held_out_pages
-from tests.harness import ROOT, Server
-from tests.load import Load
+from tests.support.harness import ROOT, Server
+from tests.support.load import Load
 
 PNG = {"Content-Type": "image/png"}
 TEXT = "A man is eating food."

@@ -8,9 +8,9 @@ import pytest
 
 from serving.preparation.check import Finding, check_models
 from serving.settings.table import Settings
-from tests.harness import ROOT, link_model, make_scale, make_sleeper
-from tests.test_repositories import make_ensemble
-from tests.test_serve import run
+from tests.repository.test_repositories import make_ensemble
+from tests.supervisor.test_serve import run
+from tests.support.harness import ROOT, link_model, make_scale, make_sleeper
 
 BUNDLED = ("bert", "resnet", "yolov5")
 CONFIG = "config.pbtxt"

@@ -18,9 +18,9 @@ import yaml
 from predictor import create_app
 from serving.settings.table import TABLE, Settings
 from serving.supervisor.supervisor import BACKOFF_MAX
-from tests import kustomize
-from tests.harness import ROOT, Server, make_scale, wait_until
-from tests.kubernetes_schemas import Manifest, check
+from tests.kubernetes import kustomize
+from tests.kubernetes.schemas import Manifest, check
+from tests.support.harness import ROOT, Server, make_scale, wait_until
 
 KUBERNETES = ROOT / "kubernetes"
 NAME = "triton-multi-model"

@@ -1,6 +1,6 @@
 """`serve` with TensorRT plans: built again, served by ONNX Runtime, refused; on the real Triton.
 
-There is no GPU here: nvidia-smi, trtexec and Triton's TensorRT backend are stand-ins (tests/stand_ins).
+There is no GPU here: nvidia-smi, trtexec and Triton's TensorRT backend are stand-ins (tests/support/stand_ins).
 """
 
 import json
@@ -14,8 +14,8 @@ import pytest
 import requests
 
 from serving.repository.fingerprint import Build, Fingerprint, Hardware, source_sha256
-from tests.harness import ROOT, Server, link_model, make_scale, wait_until
-from tests.stand_ins import Nvidia, tensorrt_backend
+from tests.support.harness import ROOT, Server, link_model, make_scale, wait_until
+from tests.support.stand_ins import Nvidia, tensorrt_backend
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 ELSEWHERE = Hardware("NVIDIA A10G", "8.6", "8.6.1", "12.2", "535.104")

@@ -18,8 +18,8 @@ from predictor import create_app
 from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
 from serving.inference.timings import STAGES, begin, server_timing, stage
 from serving.settings.table import Settings
-from tests.harness import Server, make_scale, make_sleeper, wait_until
-from tests.load import Load
+from tests.support.harness import Server, make_scale, make_sleeper, wait_until
+from tests.support.load import Load
 
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}], "model_name": "scale"}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
-from tests.load import Load
+from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
+from tests.support.load import Load
 
 EXAMPLE = (ROOT / "model_repository/resnet/example.png").read_bytes()
 SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}

@@ -10,7 +10,7 @@ from PIL import Image
 
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64, encode_image
 from serving.errors import DecodingError
-from tests.harness import png_that_claims
+from tests.support.harness import png_that_claims
 
 LIMITS = Limits()
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)

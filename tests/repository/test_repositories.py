@@ -9,8 +9,8 @@ import pytest
 
 from serving.repository.layout import LayoutError, called_by, holds_models, parts_of, plan
 from serving.settings.table import BUILT_IN_MODELS, Settings
-from tests.harness import Server, make_identity, make_scale, make_sleeper
-from tests.test_serve import MACHINE, run
+from tests.supervisor.test_serve import MACHINE, run
+from tests.support.harness import Server, make_identity, make_scale, make_sleeper
 
 ENSEMBLE = """
 platform: "ensemble"  # model_name: "commented"

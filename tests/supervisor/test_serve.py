@@ -19,9 +19,8 @@ from serving.settings.row import SettingsError
 from serving.settings.table import TABLE, Settings
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.supervisor import Process
-from tests.harness import free_port
+from tests.support.harness import ROOT, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 

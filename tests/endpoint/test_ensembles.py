@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from build_engines.__main__ import main
 from build_engines.held_out_pages import held_out_pages
 from build_engines.inception_network import Probabilities, random_network
-from tests.harness import Server, free_port
+from tests.support.harness import Server, free_port
 
 Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]

@@ -10,7 +10,7 @@ import requests
 from numpy.typing import NDArray
 
 from serving.settings.table import Settings
-from tests.harness import DATATYPES, Server
+from tests.support.harness import DATATYPES, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 VALUES: dict[str, list[Any]] = {

@@ -20,7 +20,7 @@ from PIL import Image
 
 from serving.supervisor.ports import PortPicker
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DATATYPES = {
     "FP32": Type.FLOAT,
     "FP64": Type.DOUBLE,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import requests
 
-from tests.harness import Server, make_scale, wait_until
-from tests.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
+from tests.support.harness import Server, make_scale, wait_until
+from tests.support.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
 
 SESSION = "X-Amzn-SageMaker-Session-Id"
 CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"

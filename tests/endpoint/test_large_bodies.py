@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.harness import ONE_INSTANCE, Server, make_sleeper, wait_until
+from tests.support.harness import ONE_INSTANCE, Server, make_sleeper, wait_until
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 MEGABYTE = 1024 * 1024

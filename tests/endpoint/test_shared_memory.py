@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ONE_INSTANCE, Server, free_port, wait_until
+from tests.support.harness import ONE_INSTANCE, Server, free_port, wait_until
 
 MODEL = '''
 import numpy as np

@@ -18,7 +18,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from build_engines.__main__ import main
 from build_engines.ensembles import read_config
-from tests.harness import Server
+from tests.support.harness import Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size={}"
 TARGET = "X-Amzn-SageMaker-Target-Model"

@@ -18,7 +18,7 @@ from bench.platform import Platform, container, make_archive
 from bench.zipf import drive, numbers, share_for
 from serving.multimodel.memory import tree
 from tests.backends.onnx_models import arithmetic, write_model
-from tests.harness import ROOT, Server, link_model, wait_until
+from tests.support.harness import ROOT, Server, link_model, wait_until
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 MODEL = '''

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.harness import ROOT, free_port, wait_until
+from tests.support.harness import ROOT, free_port, wait_until
 
 README = (ROOT / "README.md").read_text()
 NEEDS = ("needs AWS", "needs a GPU")

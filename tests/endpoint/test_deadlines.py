@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.harness import ONE_INSTANCE, SLEEPER, SLEEPER_CLIENT, Server
+from tests.support.harness import ONE_INSTANCE, SLEEPER, SLEEPER_CLIENT, Server
 
 TIMEOUT, SECONDS, CALLERS = 2, 0.4, 20
 CONFIG = (

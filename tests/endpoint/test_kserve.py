@@ -14,8 +14,8 @@ import pytest
 import requests
 
 from serving.settings.table import Settings
-from tests.harness import Server, make_scale, make_sleeper, wait_until
-from tests.streaming_models import make_teller
+from tests.support.harness import Server, make_scale, make_sleeper, wait_until
+from tests.support.streaming_models import make_teller
 
 INFER = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.5]}]}
 

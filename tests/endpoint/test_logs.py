@@ -17,7 +17,7 @@ import requests
 from predictor import create_app
 from serving.front.logs import REQUEST_ID, JsonFormatter
 from serving.settings.table import Settings
-from tests.harness import ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
+from tests.support.harness import ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
