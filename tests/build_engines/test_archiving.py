@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import requests
 
 from build_engines.archiving import archive, renamed
 from build_engines.draft import BuildError
@@ -139,7 +138,7 @@ def test_archives_are_loaded_and_answer_in_multi_model_mode(repository: Path, tm
     try:
         for number, path in enumerate(paths):
             call = {"model_name": path.name, "url": f"{root}/id{number}/model"}
-            reply = requests.post(f"{server.url}/models", json=call, timeout=60)
+            reply = server.post("/models", json=call)
             assert reply.status_code == 200, reply.text
         tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": np.arange(4.0).tolist()}
         for name in ("twice-0.tar.gz", "twice-1.tar.gz"):

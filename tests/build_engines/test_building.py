@@ -104,7 +104,7 @@ def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Pa
     command = [sys.executable, "-m", "build_engines", "build", "resnet", "--weights", "train", "--out", str(repository)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), 60, "the build has begun")
+        wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), "the build has begun")
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:

@@ -13,7 +13,7 @@ from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
 from serving.settings.table import Settings, markdown
-from tests.support.harness import ROOT
+from tests.support.harness import PATIENCE, ROOT
 from tests.support.readme import (
     BLOCKS,
     EXECUTED_BY,
@@ -142,7 +142,7 @@ def test_what_the_readme_says_to_run_gives_what_it_shows(reader: Reader, block: 
 def test_deploy_takes_the_readme_s_command_lines(command: str) -> None:
     environ = {**os.environ, "AWS_REGION": "eu-central-1"}
     done = subprocess.run(
-        ["bash", "-ec", f"{command} --dry-run"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+        ["bash", "-ec", f"{command} --dry-run"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
 

@@ -89,7 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_scale(repository)
     link_model(ROOT / "model_repository/resnet", repository)
     folder = tmp_path_factory.mktemp("serve")
-    variables = {"SERVE_REQUEST_TIMEOUT": "4", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3", "SERVE_WORKERS": "2"}
+    variables = {"SERVE_REQUEST_TIMEOUT": "6", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3", "SERVE_WORKERS": "2"}
     running = Server(folder, repository, **variables).wait_ready()
     yield running
     assert running.stop() == 0
@@ -232,7 +232,7 @@ def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
         ([[1, 2]], "nobody", 404, "model_not_found"),
         (b"", "summer", 400, "invalid_request"),
         (b"\n \n", "summer", 400, "invalid_request"),
-        ([[1, 2]] * 8 + [[104, 0]], "summer", 504, "triton_timeout"),
+        ([[1, 2]] * 8 + [[106, 0]], "summer", 504, "triton_timeout"),
     ],
 )
 def test_what_concerns_all_lines_is_an_http_error(
@@ -244,14 +244,15 @@ def test_what_concerns_all_lines_is_an_http_error(
 
 def test_lines_that_take_longer_together_than_a_request_may_are_told_so(server: Server) -> None:
     """Each group ends in time, all of them do not: our own 504 comes before nginx's."""
-    reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 30)
+    reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
     assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB" in reply.json()["error"]
 
 
 def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_again(server: Server) -> None:
-    os.kill(server.pid("tritonserver"), signal.SIGKILL)
-    reply = send(server, [[1, 2]] * 20)
+    with server.unattended():
+        os.kill(server.pid("tritonserver"), signal.SIGKILL)
+        reply = send(server, [[1, 2]] * 20)
     assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
     assert reply.headers["Retry-After"]
     server.wait_ready()
@@ -259,7 +260,7 @@ def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_agai
 
 
 def test_the_platform_is_told_what_the_variables_say(server: Server) -> None:
-    reply = requests.get(f"{server.url}/execution-parameters", timeout=5)
+    reply = server.get("/execution-parameters")
     assert reply.json() == {"MaxConcurrentTransforms": 3, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
     assert server.post("/execution-parameters").status_code == 405
 

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import requests
 
 from tests.support.harness import ONE_INSTANCE, SLEEPER, SLEEPER_CLIENT, Server
 
-TIMEOUT, SECONDS, CALLERS = 2, 0.4, 20
+TIMEOUT, SECONDS, CALLERS = 3, 1.0, 20
 CONFIG = (
     'backend: "python"\nmax_batch_size: 1\ndynamic_batching {}\n'
     'input { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
@@ -28,7 +27,7 @@ def make_queued(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its callers wait for two seconds."""
+    """Its callers wait for TIMEOUT seconds."""
     folder = tmp_path_factory.mktemp("deadlines")
     make_queued(folder / "repository")
     running = Server(folder, folder / "repository", SERVE_REQUEST_TIMEOUT=str(TIMEOUT)).wait_ready()
@@ -37,7 +36,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def executions(server: Server) -> int:
-    stats = requests.get(f"{server.url}/v2/models/queued/stats", timeout=5).json()
+    stats = server.get("/v2/models/queued/stats").json()
     return int(stats["model_stats"][0]["execution_count"])
 
 
@@ -47,7 +46,7 @@ def test_requests_that_were_given_up_in_the_queue_are_not_executed(slow: Server)
         replies = list(pool.map(lambda _: slow.post(json={"instances": [SECONDS]}), range(CALLERS)))
     answered = [reply for reply in replies if reply.status_code == 200]
     late = {(reply.status_code, reply.json()["code"]) for reply in replies if reply not in answered}
-    assert 2 <= len(answered) <= TIMEOUT / SECONDS
+    assert 1 <= len(answered) <= CALLERS // 2
     assert late <= {(504, "triton_timeout"), (504, "timeout")}
     slow.post(json={"instances": [0]})  # it comes after all that Triton still had
     assert executions(slow) - before <= CALLERS // 2

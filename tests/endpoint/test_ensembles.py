@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 import torch
 import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
@@ -236,7 +235,7 @@ def test_a_chain_takes_the_parameters_of_both_models_and_names_them(server: Serv
 
 
 def requests_models(server: Server) -> list[dict[str, Any]]:
-    models: list[dict[str, Any]] = requests.get(f"{server.url}/models", timeout=10).json()["models"]
+    models: list[dict[str, Any]] = server.get("/models").json()["models"]
     return models
 
 

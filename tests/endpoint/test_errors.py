@@ -155,7 +155,7 @@ def test_an_unknown_route_is_a_404(server: Server) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/invocations"), ("DELETE", "/ping"), ("PUT", "/models")])
 def test_a_wrong_method_is_a_405_with_the_right_ones(server: Server, method: str, path: str) -> None:
-    reply = requests.request(method, server.url + path, timeout=10)
+    reply = server.ask(method, path)
     expect(reply, 405, "method_not_allowed", path, method)
     assert method not in reply.headers["Allow"]
 
@@ -251,4 +251,3 @@ def test_a_client_that_fails_is_a_500_that_keeps_its_secrets(server: Server, mis
 def test_a_call_that_takes_too_long_is_a_504(server: Server) -> None:
     reply = server.post(json={"model_name": "sleeper", "instances": [11]})
     expect(reply, 504, "triton_timeout", "in time", "SERVE_REQUEST_TIMEOUT")
-    assert 8.5 < reply.elapsed.total_seconds() < 10

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     make_total(repository)
     make_sleeper(repository)
-    variables = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "5", "SERVE_WORKERS": "1"}
+    variables = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "8", "SERVE_WORKERS": "1"}
     running = Server(tmp_path_factory.mktemp("serve"), repository, **variables).wait_ready()
     yield running
     assert running.stop() == 0
@@ -92,7 +92,7 @@ def test_what_a_burst_took_is_given_back_once_a_worker_is_idle(server: Server) -
             lambda _: server.post("/invocations?model_name=total", data=body, headers=headers), range(8)
         )
         assert [reply.json()["outputs"][0]["data"] for reply in replies] == [[total]] * 8
-    wait_until(lambda: status(worker, "VmRSS") - before < 15, 10, "the memory is given back")
+    wait_until(lambda: status(worker, "VmRSS") - before < 15, "the memory is given back")
 
 
 def test_a_body_over_the_limit_is_a_413(server: Server) -> None:
@@ -110,7 +110,7 @@ def test_a_body_that_is_still_coming_lies_in_the_run_folder(server: Server) -> N
         head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {50 * MEGABYTE}\r\n\r\n"
         connection.sendall(head.encode() + bytes(20 * MEGABYTE))
         folder = str(server.run_dir / "nginx-client-body")
-        wait_until(lambda: any(name.startswith(folder) for name in open_files()), 5, "nginx writes into the run folder")
+        wait_until(lambda: any(name.startswith(folder) for name in open_files()), "nginx writes into the run folder")
 
 
 def sleep(server: Server, seconds: float) -> requests.Response:
@@ -118,10 +118,10 @@ def sleep(server: Server, seconds: float) -> requests.Response:
 
 
 def test_a_call_may_last_as_long_as_its_setting_says(server: Server) -> None:
-    assert sleep(server, 4.2).json()["predictions"] == [pytest.approx(4.2)]
+    assert sleep(server, 4).json()["predictions"] == [4.0]
 
 
 def test_the_innermost_limit_ends_a_call_that_lasts_longer(server: Server) -> None:
     """Triton's, at 0.9 of the setting, knows best what was late; gunicorn and nginx would end it later."""
-    reply = sleep(server, 6)
+    reply = sleep(server, 9)
     assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")

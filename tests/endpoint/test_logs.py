@@ -76,7 +76,7 @@ def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[di
     def found() -> list[dict[str, Any]]:
         return [line for line in json_lines(server) if line.get("request_id") == request_id]
 
-    wait_until(lambda: [line for line in found() if line["process"] == "nginx"], 5, f"a line of {request_id}")
+    wait_until(lambda: [line for line in found() if line["process"] == "nginx"], f"a line of {request_id}")
     return [line for line in found() if line["process"] == process]
 
 
@@ -85,10 +85,10 @@ def test_one_line_says_everything_of_a_request(server: Server) -> None:
     [line] = lines_of(server, request_id)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", line.pop("time"))
     stages = {name: line.pop(name) for name in NO_STAGES}
-    assert 200 <= stages["triton_ms"] < 1000 * line["seconds"] + 1
-    assert all(0 <= milliseconds < 100 for name, milliseconds in stages.items() if name != "triton_ms")
-    assert 0.2 <= line.pop("seconds") < 1
-    assert 0.2 <= float(line.pop("upstream_seconds")) < 1
+    seconds, upstream = line.pop("seconds"), float(line.pop("upstream_seconds"))
+    assert stages["triton_ms"] >= 200
+    assert min(stages.values()) >= 0
+    assert 0.2 <= sum(stages.values()) / 1000 <= upstream + 0.001 <= seconds + 0.002, "each holds the one before"
     assert line.pop("bytes_in") > len(reply.request.body or "")
     assert line.pop("bytes_out") > len(reply.content)
     assert line == {
@@ -157,7 +157,7 @@ def test_every_line_is_json_or_begins_with_the_name_of_its_process(server: Serve
 
 def test_pings_and_scrapes_are_not_logged(server: Server) -> None:
     for path in ("/ping", "/metrics"):
-        assert requests.get(server.url + path, timeout=5).status_code == 200
+        assert server.get(path).status_code == 200
     _, request_id = send(server, json=TENSORS | {"model_name": "scale"})
     assert lines_of(server, request_id)
     assert not [line for line in json_lines(server) if line.get("path") in ("/ping", "/metrics")]
@@ -194,7 +194,7 @@ def marked_requests() -> list[dict[str, Any]]:
 
 def test_nothing_of_a_body_stands_in_the_log_whatever_becomes_of_it(server: Server) -> None:
     ids = [send(server, **request)[1] for request in marked_requests()]
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{MARK}".encode())
     for request_id in ids:
         assert lines_of(server, request_id)

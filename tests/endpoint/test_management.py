@@ -14,7 +14,7 @@ from serving.errors import Forbidden
 from serving.front.management import Management, is_management
 from serving.settings.row import SettingsError
 from serving.settings.table import Settings
-from tests.support.harness import ROOT, Server, make_scale
+from tests.support.harness import PATIENCE, ROOT, Server, make_scale
 
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
@@ -66,7 +66,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def call(server: Server, method: str, path: str, **headers: str | bytes) -> requests.Response:
-    return requests.request(method, server.url + path, headers=headers, timeout=10)
+    return server.ask(method, path, headers=headers)
 
 
 def is_forbidden(reply: requests.Response) -> bool:
@@ -82,7 +82,7 @@ def test_without_the_secret_every_management_call_is_refused(secret: Server, met
 
 def test_loads_and_unloads_are_counted_with_what_became_of_them(secret: Server) -> None:
     def count(text: str) -> float:
-        lines = requests.get(f"{secret.url}/metrics", timeout=5).text.splitlines()
+        lines = secret.get("/metrics").text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith(text))
 
     assert count('serve_model_loads_total{result="ok"}') == 1
@@ -98,7 +98,7 @@ def test_no_spelling_of_the_path_gets_around_it(secret: Server, path: str) -> No
     with requests.Session() as session:
         request = requests.Request("GET", secret.url).prepare()
         request.url = secret.url + path
-        assert session.send(request, timeout=10).status_code in (403, 404)
+        assert session.send(request, timeout=PATIENCE).status_code in (403, 404)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_inference_ping_and_metrics_stay_open(secret: Server) -> None:
     reply = secret.post(json=TENSORS, headers={"X-Amzn-SageMaker-Target-Model": "opaque"})
     assert reply.json()["outputs"][0]["data"] == [21]
     assert secret.ping() == 200
-    assert requests.get(f"{secret.url}/metrics", timeout=5).status_code == 200
+    assert secret.get("/metrics").status_code == 200
 
 
 def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
@@ -200,7 +200,7 @@ def test_settings_that_contradict_each_other_are_refused_without_telling_the_sec
 def test_serve_does_not_start_with_them() -> None:
     command = [sys.executable, str(ROOT / "serve")]
     done = subprocess.run(
-        command, env={"SERVE_MANAGEMENT": "secret"}, capture_output=True, text=True, timeout=30, check=False
+        command, env={"SERVE_MANAGEMENT": "secret"}, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 2
     assert done.stderr == "SERVE_MANAGEMENT=secret needs SERVE_MANAGEMENT_SECRET=HEADER=VALUE, which is not set\n"

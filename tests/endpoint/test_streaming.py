@@ -1,8 +1,7 @@
 """Streams of responses through the whole container: their forms, their pace, their errors and their end."""
 
+import http.client
 import json
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.harness import Server, free_port, wait_until
+from tests.support.harness import PATIENCE, Server, free_port, wait_until
 from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
 EVENTS = {"Accept": "text/event-stream"}
 LINES = {"Accept": "application/jsonlines"}
-PACE = 0.3
 TRITON_WAITS = "2"  # after calls of generate on its own port Triton waits in vain for their connections to end
 
 
@@ -28,7 +26,7 @@ def container(folder: Path, **variables: str) -> Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = container(tmp_path_factory.mktemp("serve"), SERVE_MAX_CONCURRENCY="8", SERVE_REQUEST_TIMEOUT="2")
+    running = container(tmp_path_factory.mktemp("serve"), SERVE_MAX_CONCURRENCY="8", SERVE_REQUEST_TIMEOUT="5")
     yield running
     assert running.stop() == 0
     assert "Signal (11)" not in running.output()
@@ -142,28 +140,31 @@ def test_no_response_at_all_is_an_empty_stream(server: Server) -> None:
 
 
 @pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events", "lines"])
-def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str, str]) -> None:
-    began = time.monotonic()
-    reply = ask(server, "teller", {"text_input": "a b c", "delay": PACE}, **accept)
-    times = [time.monotonic() - began for line in reply.iter_lines(chunk_size=1) if line]
-    assert len(times) == 3
-    for number, at in enumerate(times, 1):
-        assert number * PACE <= at < (number + 1) * PACE, "before the next one is there"
+def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str, str], tmp_path: Path) -> None:
+    """The model waits for a file, which is made when the response before has come."""
+    files = [tmp_path / "second", tmp_path / "third"]
+    reply = ask(server, "teller", {"text_input": " ".join(["first", *map(str, files)])}, **accept)
+    lines = (line for line in reply.iter_lines(chunk_size=1) if line)
+    assert b"first" in next(lines)
+    for file in files:
+        file.touch()
+        assert str(file).encode() in next(lines)
+    assert list(lines) == []
 
 
 def test_a_stream_may_last_longer_than_a_request(server: Server) -> None:
-    """SERVE_REQUEST_TIMEOUT is 2 s here, for the whole and between two responses."""
-    reply = ask(server, "teller", {"text_input": "a", "delay": 2.5}, **EVENTS)
+    """SERVE_REQUEST_TIMEOUT is 5 s here, for the whole and between two responses."""
+    reply = ask(server, "teller", {"text_input": "a", "delay": 5.5}, **EVENTS)
     assert len(events(reply)) == 1
 
 
 def test_a_deadline_ends_a_stream_with_an_event(tmp_path: Path) -> None:
     make_teller(tmp_path / "repository")
-    server = Server(tmp_path, tmp_path / "repository", SERVE_STREAM_TIMEOUT="1").wait_ready()
+    server = Server(tmp_path, tmp_path / "repository", SERVE_STREAM_TIMEOUT="4").wait_ready()
     try:
-        reply = ask(server, "teller", {"text_input": "a b c d e f g h", "delay": PACE}, **EVENTS)
+        reply = ask(server, "teller", {"text_input": f"a b {tmp_path / 'never'}"}, **EVENTS)
         *told, (name, last) = events(reply)
-        assert len(told) == 3
+        assert [each["text_output"] for _, each in told] == ["a", "b"]
         assert (name, last["code"]) == ("error", "triton_timeout")
         assert "SERVE_STREAM_TIMEOUT" in last["error"]
     finally:
@@ -221,57 +222,67 @@ def test_a_decoupled_model_asked_for_one_answer_says_how_to_ask(server: Server) 
         assert "text/event-stream" in reply.json()["error"]
 
 
-def test_a_caller_who_leaves_cancels_the_request_in_the_model(server: Server) -> None:
+def test_a_caller_who_leaves_before_the_first_response_cancels_the_request_in_the_model(
+    server: Server, tmp_path: Path
+) -> None:
+    before, begun = cancelled(server), tmp_path / "begun"
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    body = json.dumps({"text_input": f">{begun} {tmp_path / 'never'}"})
+    connection.request("POST", "/invocations?model_name=teller", body, EVENTS)
+    wait_until(begun.exists, "the model works on it")
+    connection.close()
+    wait_until(lambda: cancelled(server) == before + 1, "the model has seen the cancellation")
+
+
+def test_a_caller_who_leaves_in_the_middle_cancels_the_request_in_the_model(server: Server, tmp_path: Path) -> None:
     before = cancelled(server)
-    with pytest.raises(requests.Timeout):  # before the first response
-        requests.post(
-            f"{server.url}/invocations?model_name=teller",
-            json={"text_input": "a b", "delay": 30},
-            headers=EVENTS,
-            timeout=0.5,
-        )
-    wait_until(lambda: cancelled(server) == before + 1, 2, "the model has seen the first cancellation")
-    reply = ask(server, "teller", {"text_input": "a " * 100, "delay": 0.1}, **LINES)
-    next(reply.iter_lines(chunk_size=1))
-    reply.close()
-    wait_until(lambda: cancelled(server) == before + 2, 2, "the model has seen the second cancellation")
+    endless(server, tmp_path).close()
+    wait_until(lambda: cancelled(server) == before + 1, "the model has seen the cancellation")
 
 
-def test_callers_who_leave_give_their_places_back_at_once(server: Server) -> None:
+def endless(server: Server, folder: Path) -> requests.Response:
+    """A stream whose first response has come; no other one will."""
+    reply = ask(server, "teller", {"text_input": f"a {folder / 'never'}"}, **LINES)
+    assert reply.status_code == 200
+    assert next(reply.iter_lines(chunk_size=1))
+    return reply
+
+
+def test_callers_who_leave_give_their_places_back(server: Server, tmp_path: Path) -> None:
     """More of them, one batch after the other, than there are threads and places."""
     before = cancelled(server)
-    for _ in range(4):
+    for left in (5, 10, 15, 20):
         replies = [ask(server, "teller", {"text_input": "a b", "delay": [0.2]}, **LINES) for _ in range(2)]
-        waiting = [ask(server, "teller", {"text_input": "a " * 99, "delay": 0.05}, **LINES) for _ in range(5)]
-        assert {reply.status_code for reply in replies + waiting} == {200}
-        for reply in waiting:
+        for reply in [endless(server, tmp_path) for _ in range(5)]:
             reply.close()
         assert [len(reply.text.splitlines()) for reply in replies] == [2, 2]
-        time.sleep(0.05)
-    wait_until(lambda: cancelled(server) == before + 20, 2, "all are cancelled")
+        wait_until(lambda wanted=before + left: cancelled(server) == wanted, "all are cancelled")
+        wait_until(lambda: server.in_work() == 0, "all places are free")
 
 
-def test_streams_count_among_the_requests_in_work(server: Server) -> None:
-    running = [ask(server, "teller", {"text_input": "a " * 99, "delay": 0.05}, **LINES) for _ in range(8)]
+def test_streams_count_among_the_requests_in_work(server: Server, tmp_path: Path) -> None:
+    wait_until(lambda: server.in_work() == 0, "all places are free")
+    running = [endless(server, tmp_path) for _ in range(8)]
     reply = ask(server, "echo", {"text_input": "a"}, **LINES)
     assert (reply.status_code, reply.json()["code"]) == (503, "overloaded")
     assert server.ping() == 200
     for each in running:
         each.close()
-    wait_until(lambda: ask(server, "echo", {"text_input": "a"}, **LINES).status_code == 200, 2, "there is room again")
+    wait_until(lambda: ask(server, "echo", {"text_input": "a"}, **LINES).status_code == 200, "there is room again")
 
 
 def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
     make_teller(tmp_path / "repository")
     server = Server(tmp_path, tmp_path / "repository").wait_ready()
-    reply = ask(server, "teller", {"text_input": "a b c d e f", "delay": PACE}, Connection="close", **LINES)
+    awaited = tmp_path / "go-on"
+    reply = ask(server, "teller", {"text_input": f"a {awaited} c"}, Connection="close", **LINES)
     lines = reply.iter_lines(chunk_size=1)
     next(lines)
-    stopping = threading.Thread(target=server.stop)
-    stopping.start()
-    assert len(list(lines)) == 5
-    stopping.join()
-    assert server.process.returncode == 0
+    server.process.terminate()
+    wait_until(lambda: server.status()["stage"] == "stopping", "it is stopping")
+    awaited.touch()
+    assert len(list(lines)) == 2
+    assert server.stop() == 0
 
 
 SAME = {
@@ -287,7 +298,8 @@ SAME = {
 
 @pytest.mark.parametrize(("model", "body"), SAME.values(), ids=SAME)
 def test_generate_stream_answers_as_triton_does(generating: Server, triton_port: str, model: str, body: Any) -> None:
-    theirs = requests.post(f"http://127.0.0.1:{triton_port}/v2/models/{model}/generate_stream", json=body, timeout=10)
+    url = f"http://127.0.0.1:{triton_port}/v2/models/{model}/generate_stream"
+    theirs = requests.post(url, json=body, timeout=PATIENCE)
     ours = ask(generating, model, body)
     assert ours.status_code == theirs.status_code == 200
     assert ours.headers["Content-Type"] == theirs.headers["Content-Type"]
@@ -310,7 +322,7 @@ def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_
     )
     try:
         for model, body in (("echo", {"text_input": "a"}), ("teller", {"text_input": ["a"], "delay": 0.5})):
-            theirs = requests.post(f"http://127.0.0.1:{port}/v2/models/{model}/generate", json=body, timeout=10)
+            theirs = requests.post(f"http://127.0.0.1:{port}/v2/models/{model}/generate", json=body, timeout=PATIENCE)
             assert ask(server, model, body).json() == theirs.json()
         refused = ask(server, "teller", {"text_input": "a b"})
         assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
@@ -321,7 +333,7 @@ def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_
 
 def test_another_inference_type_stops_the_start(tmp_path: Path) -> None:
     server = Server(tmp_path, tmp_path, SAGEMAKER_TRITON_INFERENCE_TYPE="stream")
-    assert server.process.wait(timeout=10) == 2
+    assert server.wait_ended() == 2
     assert "SAGEMAKER_TRITON_INFERENCE_TYPE='stream'" in server.output()
     assert "generate_stream" in server.output()
 
@@ -335,12 +347,13 @@ def test_archives_of_multi_model_mode_stream_and_keep_sessions(tmp_path: Path) -
         for name in ("words", "sums"):
             body = {"model_name": f"{name}-1", "url": str(tmp_path / "models" / name / "model")}
             assert server.post("/models", json=body).status_code == 200
-        began = time.monotonic()
-        slow = {"text_input": "a b", "delay": PACE}
+        awaited = tmp_path / "go-on"
+        slow = {"text_input": f"a {awaited}"}
         reply = server.post("/models/words-1/invoke", json=slow, headers=EVENTS, stream=True)
-        times = [time.monotonic() - began for line in reply.iter_lines(chunk_size=1) if line]
-        assert len(times) == 2
-        assert times[0] < 2 * PACE
+        parts = (line for line in reply.iter_lines(chunk_size=1) if line)
+        assert next(parts)
+        awaited.touch()
+        assert len(list(parts)) == 1
         reply = server.post("/models/words-1/invoke", json={"instances": ["a b"]}, headers=LINES)
         assert [json.loads(line)["predictions"] for line in reply.text.splitlines()] == [["a"], ["b"]]
         header = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}

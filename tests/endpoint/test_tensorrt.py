@@ -74,8 +74,8 @@ def answer(server: Server, name: str = "scale") -> Any:
 
 def ping(server: Server) -> str:
     try:
-        reply = requests.get(server.url + "/ping", timeout=3)
-    except requests.ConnectionError:
+        reply = server.get("/ping")
+    except requests.RequestException:
         return ""
     return str(reply.json()["error"]) if reply.status_code == 503 else ""
 
@@ -91,7 +91,7 @@ def test_a_foreign_plan_is_built_again_and_the_next_start_takes_it(
     backends = f"--backend-directory={tensorrt_backend(tmp_path / 'backends')}"
     variables = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": backends, "STAND_IN_SECONDS": "3"}
     server = start(nvidia, **variables)
-    wait_until(lambda: "building the TensorRT plan of 'resnet' (fp32) for Stand-in T4" in ping(server), 40, "/ping")
+    wait_until(lambda: "building the TensorRT plan of 'resnet' (fp32) for Stand-in T4" in ping(server), "/ping")
     server.wait_ready()
     assert answer(server) == [2.0, 4.0]
     example = (ROOT / "model_repository/resnet/example.png").read_bytes()
@@ -109,7 +109,7 @@ def test_a_foreign_plan_is_built_again_and_the_next_start_takes_it(
 
 def test_sigterm_while_a_plan_is_built_ends_all_at_once(start: Start, nvidia: Nvidia) -> None:
     server = start(nvidia, STAND_IN_SECONDS="600")
-    (run,) = wait_until(nvidia.runs, 30, "trtexec runs")
+    (run,) = wait_until(nvidia.runs, "trtexec runs")
     assert server.stop() == 0
     assert not Path(f"/proc/{run['pid']}").exists()
     assert not list((nvidia.folder / "cache").iterdir())
@@ -124,7 +124,7 @@ def test_without_trtexec_onnx_runtime_answers_and_the_log_says_so(start: Start, 
 
 def test_a_rebuild_that_fails_ends_the_start_with_the_reason(start: Start, nvidia: Nvidia) -> None:
     server = start(nvidia, SERVE_TENSORRT="rebuild", STAND_IN_FAULT="Error Code 2: OutOfMemory")
-    assert server.process.wait(timeout=60) == 1
+    assert server.wait_ended() == 1
     last = server.output().splitlines()[-1]
     assert last.startswith("serve | tritonserver cannot serve: error: the TensorRT model 'scale' cannot be served: ")
     assert "trtexec failed (status 1): Error Code 2: OutOfMemory" in last

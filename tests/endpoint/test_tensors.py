@@ -10,7 +10,7 @@ import requests
 from numpy.typing import NDArray
 
 from serving.settings.table import Settings
-from tests.support.harness import DATATYPES, Server
+from tests.support.harness import DATATYPES, PATIENCE, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 VALUES: dict[str, list[Any]] = {
@@ -120,7 +120,7 @@ def test_the_reply_is_the_very_bytes_of_triton_s_own_endpoint(server: Server) ->
     )
     environ = dict(item.split("=", 1) for item in _environment(server) if "=" in item)
     triton = f"http://127.0.0.1:{Settings.from_env(environ).triton_http_port}"
-    theirs = requests.post(f"{triton}/v2/models/scale/infer", data=body, timeout=10)
+    theirs = requests.post(f"{triton}/v2/models/scale/infer", data=body, timeout=PATIENCE)
     ours = server.post(params={"model_name": "scale"}, data=body)
     assert ours.content == theirs.content
 
@@ -161,7 +161,7 @@ def test_npy_comes_back_as_json_by_default(server: Server) -> None:
 
 
 def test_a_model_with_a_client_takes_tensors_too(server: Server) -> None:
-    described = {model["name"]: model for model in requests.get(server.url + "/models", timeout=10).json()["models"]}
+    described = {model["name"]: model for model in server.get("/models").json()["models"]}
     spec = described["resnet"]["inputs"][0]
     body = {
         "inputs": [

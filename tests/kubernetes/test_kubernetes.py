@@ -4,15 +4,11 @@ import copy
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from os import kill
 from pathlib import Path
-from signal import SIGKILL
 
 import pytest
-import requests
 import yaml
 
 from predictor import create_app
@@ -20,7 +16,7 @@ from serving.settings.table import TABLE, Settings
 from serving.supervisor.supervisor import BACKOFF_MAX
 from tests.kubernetes import kustomize
 from tests.kubernetes.schemas import Manifest, check
-from tests.support.harness import ROOT, Server, make_scale, wait_until
+from tests.support.harness import PATIENCE, ROOT, Server, make_scale, wait_until
 
 KUBERNETES = ROOT / "kubernetes"
 NAME = "triton-multi-model"
@@ -39,7 +35,7 @@ def kustomized(folder: Path) -> list[Manifest]:
     manifests = kustomize.render(folder)
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         assert "deprecated" not in done.stderr
         theirs = list(yaml.safe_load_all(done.stdout))
@@ -279,7 +275,7 @@ def test_keda_asks_for_a_metric_of_ours_under_the_labels_that_the_scrape_gives(s
     (trigger,) = only(manifests, "ScaledObject")["spec"]["triggers"]
     metric, label, value = re.findall(r"(\w+)\{(\w+)=\"([^\"]+)\"\}", trigger["metadata"]["query"])[0]
     nothing = f"# TYPE {metric} gauge\n{metric} 0.0\n"  # once what another test has left is answered
-    wait_until(lambda: nothing in requests.get(f"{server.url}/metrics", timeout=5).text, 15, "no request in work")
+    wait_until(lambda: nothing in server.get("/metrics").text, "no request in work")
     assert (label, value) == ("service", only(manifests, "Service")["metadata"]["name"])
     assert 0 < float(trigger["metadata"]["threshold"]) < settings_of(manifests).max_concurrency
     assert trigger["metricType"] == "AverageValue", "fallback works with no other"
@@ -335,32 +331,28 @@ def test_kserve_s_protocol_is_answered(server: Server) -> None:
     document = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.5]}]}
     reply = server.post("/v2/models/scale/infer", json=document)
     assert reply.json()["outputs"][0]["data"] == [3.0, 7.5]
-    assert requests.get(f"{server.url}/v2/health/ready", timeout=5).status_code == 200
+    assert server.get("/v2/health/ready").status_code == 200
 
 
 def test_others_cannot_manage_models_where_no_platform_does(server: Server) -> None:
     settings = Settings.from_env({"SERVE_MANAGEMENT": "loopback"})
     reply = create_app(settings).test_client().get("/models", headers={"X-Real-IP": "10.0.0.7"})
     assert (reply.status_code, reply.get_json()["code"]) == (403, "forbidden")
-    assert requests.get(f"{server.url}/models", timeout=5).status_code == 200, "this test is on the loopback"
+    assert server.get("/models").status_code == 200, "this test is on the loopback"
 
 
 def test_a_restart_of_tritonserver_takes_the_pod_out_of_service_and_kills_nothing(
     server: Server, render: Render
 ) -> None:
-    """The kubelet's part is a stand-in: it asks as the probes say, only more often."""
-    container, killed = container_of(render("base")), server.pid("tritonserver")
-    path = container["livenessProbe"]["httpGet"]["path"]
-    kill(killed, SIGKILL)
-    down, began = False, time.monotonic()
-    while (passed := time.monotonic() - began) < patience(container["livenessProbe"]):
-        status = requests.get(server.url + path, timeout=container["livenessProbe"]["timeoutSeconds"]).status_code
-        if down and status == 200:
-            break
-        down = down or status == 503
-    assert down, "the readiness probe must see it"
-    assert passed < patience(container["livenessProbe"]) / 4
-    assert server.pid("tritonserver") != killed
+    container, others = container_of(render("base")), [server.pid(name) for name in ("nginx", "gunicorn")]
+    path = container["readinessProbe"]["httpGet"]["path"]
+    with server.unattended():
+        killed = server.pid("tritonserver")
+        server.kill(killed)
+        wait_until(lambda: server.get(path).status_code == 503, "the readiness probe sees it")
+    server.wait_replaced("tritonserver", killed)
+    wait_until(lambda: server.get(path).status_code == 200, "the readiness probe sees that it is back")
+    assert [server.pid(name) for name in ("nginx", "gunicorn")] == others
     assert server.process.poll() is None
 
 

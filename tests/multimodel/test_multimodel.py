@@ -1,8 +1,5 @@
 """Multi-model mode over real HTTP: archives of small models on Triton's python backend."""
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,16 +16,27 @@ from bench.zipf import drive, numbers, share_for
 from serving.multimodel.memory import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.harness import ROOT, Server, link_model, wait_until
+from tests.support.started import starts_a_server
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 MODEL = '''
 import time
+from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+HERE = Path(__file__).resolve().parent
+
+
+def hold():
+    """Until the test says go."""
+    (HERE / "held").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+
 
 class TritonPythonModel:
-    """y = FACTOR * x, after as many seconds as x has over 100; MemoryError when x is negative."""
+    """y = FACTOR * x; MemoryError when x is negative, held when it is 101."""
 
     def initialize(self, args):
         INITIALIZE
@@ -40,7 +48,8 @@ class TritonPythonModel:
         x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
         if x.max() < 0:
             raise MemoryError("no room for this call")
-        time.sleep(max(0.0, float(x.max()) - 100))
+        if x.max() == 101:
+            hold()
         return pb_utils.Tensor("y", np.float32(FACTOR) * x)
 '''
 PORTS = """
@@ -118,17 +127,23 @@ class Container:
 
     def unload(self, name: str) -> requests.Response:
         path = f"/models/{quote(name, safe='')}"
-        return requests.delete(self.server.url + path, timeout=70)
+        return self.server.ask("DELETE", path)
 
     def invoke(self, name: str, *numbers: float, **request: Any) -> requests.Response:
         request = request or {"json": {"instances": list(numbers)}}
         return self.server.post(f"/models/{quote(name, safe='')}/invoke", **request)
 
     def get(self, path: str, **query: str) -> Any:
-        return requests.get(f"{self.server.url}/models{path}", params=query, timeout=10)
+        return self.server.get(f"/models{path}", params=query)
 
     def listed(self) -> list[str]:
         return [model["modelName"] for model in self.get("").json()["models"]]
+
+    def is_held(self, identifier: str) -> bool:
+        return (self.path(identifier) / "net/1/held").exists()
+
+    def go_on(self, identifier: str) -> None:
+        (self.path(identifier) / "net/1/go").touch()
 
     def stubs(self) -> int:
         """Processes of models."""
@@ -298,7 +313,7 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     make_model(running.path("broken") / "part", 5, "raise MemoryError('no room for weights')")
     expect(running.load("broken", "broken"), 507, "out_of_memory", "no room for weights")
     assert "broken" not in running.listed()
-    wait_until(lambda: running.stubs() <= stubs, 10, f"of {stubs} processes not more are left")
+    wait_until(lambda: running.stubs() <= stubs, f"of {stubs} processes not more are left")
     make_model(running.path("broken") / "part", 5)
     assert running.load("broken", "broken").status_code == 200
     assert predictions(running.invoke("broken", 1)) == [{"five": 5.0}]
@@ -306,7 +321,7 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
 
 
 def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: Container) -> None:
-    wait_until(lambda: running.stubs() == len(LOADED), 5, "one process for each loaded model")
+    wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
     archive = running.path("half")
     make_ensemble(archive, 2, "half", initialize="time.sleep(1); raise ValueError('it cannot start')")
     make_model(archive / "sound")
@@ -316,7 +331,7 @@ def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: 
     text = config.read_text().replace('input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }')
     config.write_text(text.replace("step {", sound, 1))
     expect(running.load("half", "half"), 400, "load_failed", "part")
-    wait_until(lambda: running.stubs() == len(LOADED), 5, "the sound part is gone too")
+    wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
 
 
 def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) -> None:
@@ -353,34 +368,31 @@ def test_what_is_left_out_and_cannot_be_told_fails_the_load(running: Container) 
 def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:
     names = ["slow_1", "slow_2"]
     for name in names:
-        make_model(running.path(name) / "net", initialize="time.sleep(3)")
-    waits = []
-    begun = time.monotonic()
+        make_model(running.path(name) / "net", initialize="hold()")
     with ThreadPoolExecutor() as threads:
         loads = [threads.submit(running.load, name, name) for name in names]
-        while not all(load.done() for load in loads):
-            before = time.monotonic()
+        wait_until(lambda: all(running.is_held(name) for name in names), "both are being loaded")
+        for _ in range(20):
             assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
-            waits.append(time.monotonic() - before)
+        assert not any(load.done() for load in loads)
+        for name in names:
+            running.go_on(name)
         assert [load.result().text for load in loads if load.result().status_code != 200] == []
-        assert time.monotonic() - begun < 7
         assert [reply.status_code for reply in threads.map(running.unload, names)] == [200] * 2
-    assert max(waits) < 1
 
 
 def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Container) -> None:
     make_model(running.path("busy") / "net", 2, label="two")
     assert running.load("busy", "busy").status_code == 200
     with ThreadPoolExecutor() as threads:
-        call = threads.submit(running.invoke, "busy", *[101.0] * 9)  # two batches, the second after the first's second
-        time.sleep(0.3)
+        call = threads.submit(running.invoke, "busy", *[101.0] * 9)  # two batches
+        wait_until(lambda: running.is_held("busy"), "it is called")
         unload = threads.submit(running.unload, "busy")
-        wait_until(lambda: running.get("/busy").status_code == 404, 5, "it is listed no more")
+        wait_until(lambda: running.get("/busy").status_code == 404, "it is listed no more")
         expect(running.invoke("busy", 1), 404, "model_not_loaded")
-        before = time.monotonic()
         assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
-        assert time.monotonic() - before < 1
-        assert not call.done()
+        assert not call.done() and not unload.done()
+        running.go_on("busy")
         assert predictions(call.result()) == [{"two": 202.0}] * 9
         assert unload.result().status_code == 200
     assert "busy" not in running.listed()
@@ -404,23 +416,32 @@ def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Conta
     cycle(platform, range(3), 3)
     before = usage(running.server.process.pid, running.server.run_dir)
     cycle(platform, [0, 1, 2] * 3, 3)
-    after = usage(running.server.process.pid, running.server.run_dir)
-    assert after.processes == before.processes
-    assert after.files <= before.files
-    assert after.threads - before.threads < 10
-    assert after.descriptors - before.descriptors < 10
-    assert after.memory - before.memory < 10 * 2**20
+
+    def nothing_is_left() -> bool:
+        after = usage(running.server.process.pid, running.server.run_dir)
+        return (
+            after.processes == before.processes
+            and after.files <= before.files
+            and after.threads - before.threads < 10
+            and after.descriptors - before.descriptors < 10
+            and after.memory - before.memory < 10 * 2**20
+        )
+
+    wait_until(
+        nothing_is_left, lambda: f"it was {before}, and is {usage(running.server.process.pid, running.server.run_dir)}"
+    )
 
 
 def test_after_a_death_of_tritonserver_nothing_is_loaded_and_everything_can_be(running: Container) -> None:
-    os.kill(running.server.pid("tritonserver"), signal.SIGKILL)
-    wait_until(lambda: running.server.ping() == 200 and running.get("").status_code == 200, 30, "it lives again")
+    running.server.replace("tritonserver")
+    wait_until(lambda: running.server.ping() == 200 and running.get("").status_code == 200, "it lives again")
     assert running.listed() == []
     expect(running.invoke("first", 1), 404, "model_not_loaded")
     assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
 
 
+@starts_a_server
 def test_more_archives_than_there_is_memory_for_are_all_served(tmp_path: Path) -> None:
     archives, room = 7, 3
     for number in range(archives):

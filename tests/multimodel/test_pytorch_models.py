@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 import torch
 from numpy.typing import NDArray
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -120,6 +119,6 @@ def test_each_copy_answers_binary_tensors_as_torch_in_process(server: Server, ne
 
 
 def test_a_copy_is_unloaded_while_the_other_goes_on(server: Server, network: Logits) -> None:
-    assert requests.delete(f"{server.url}/models/id-1", timeout=60).status_code == 200
+    assert server.ask("DELETE", "/models/id-1").status_code == 200
     assert server.post("/models/id-1/invoke", json={"inputs": []}).status_code == 404
     test_each_copy_answers_json_tensors_as_torch_in_process(server, network, 0)

@@ -19,7 +19,7 @@ from serving.settings.row import SettingsError
 from serving.settings.table import TABLE, Settings
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.supervisor import Process
-from tests.support.harness import ROOT, free_port
+from tests.support.harness import PATIENCE, ROOT, free_port
 
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
@@ -37,7 +37,7 @@ serve = load_serve()
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "SAGEMAKER_"))}
     command = [sys.executable, str(ROOT / "serve"), *arguments]
-    return subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def table(folder: Path, **variables: str) -> dict[str, Process]:
@@ -176,6 +176,6 @@ def test_ping_is_asked_where_nginx_listens(host: str, asked: str) -> None:
 
 def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
     path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
-    done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "bert, resnet, yolov5" in done.stdout

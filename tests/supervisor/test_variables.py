@@ -21,7 +21,7 @@ from serving.settings.table import TABLE, Settings
 from serving.supervisor import triton_options
 from serving.supervisor.ports import NoFreePort, PortPicker, check_ports
 from tests.supervisor.test_serve import MACHINE, run, table
-from tests.support.harness import Server, free_port, make_scale
+from tests.support.harness import PATIENCE, Server, free_port, make_scale
 
 NATIVE = "SAGEMAKER_TRITON_"
 BACKENDS = ("onnxruntime", "python")  # of this machine
@@ -336,8 +336,8 @@ def test_every_listener_but_our_own_lies_in_the_range(pair: tuple[Server, Server
 def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(pair: tuple[Server, Server, range]) -> None:
     low = pair[2][0]
     assert triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale")
-    assert "nv_inference_request_success" in requests.get(f"http://127.0.0.1:{low + 9}/metrics", timeout=5).text
-    assert "nv_inference_request_success" in requests.get(f"{pair[1].url}/metrics", timeout=5).text
+    assert "nv_inference_request_success" in requests.get(f"http://127.0.0.1:{low + 9}/metrics", timeout=PATIENCE).text
+    assert "nv_inference_request_success" in pair[1].get("/metrics").text
 
 
 def test_a_grpc_that_others_reach_manages_nothing_without_the_secret(pair: tuple[Server, Server, range]) -> None:

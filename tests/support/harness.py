@@ -1,14 +1,16 @@
 """Starts the whole container's software on free loopback ports, and the models that the tests serve."""
 
+import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from onnx import helper
 from PIL import Image
 
 from serving.supervisor.ports import PortPicker
+from tests.support.started import ends_with, starts_a_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DATATYPES = {
@@ -36,6 +39,7 @@ DATATYPES = {
     "BOOL": Type.BOOL,
     "BYTES": Type.STRING,
 }
+PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
 _PORTS = PortPicker((10000, 11999))
 
 
@@ -54,16 +58,17 @@ def png_that_claims(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = PATIENCE) -> Any:
     """The condition's first true value; fails with `what` when there is none in time."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {what}")
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what if isinstance(what, str) else what()}")
+        time.sleep(0.02)
+    return value
 
 
+@starts_a_server
 class Server:
     """One `serve` with its three processes; `log` is the file of its output."""
 
@@ -72,62 +77,127 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log, self.run_dir = folder / "serve.log", folder / "run"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
-        environ = (
-            inherited
-            | {
-                "PORT": str(self.port),
-                "SERVE_HOST": "127.0.0.1",
-                "SERVE_MODEL_REPOSITORY": str(repository),
-                "SERVE_RUN_DIR": str(self.run_dir),
-            }
-            | variables
-        )
+        ours = {
+            "PORT": str(self.port),
+            "SERVE_HOST": "127.0.0.1",
+            "SERVE_MODEL_REPOSITORY": str(repository),
+            "SERVE_RUN_DIR": str(self.run_dir),
+        }
+        ends_with(self.kill_all)
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, ROOT / "serve"], stdout=output, stderr=subprocess.STDOUT, env=environ
+                [sys.executable, ROOT / "serve"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=inherited | ours | variables,
             )
 
-    def wait_ready(self, seconds: float = 90) -> "Server":
+    def wait_ready(self) -> "Server":
+        """Until /ping is 200; ends it when that does not happen."""
+
         def ready() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"serve has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
             return self.ping() == 200
 
-        wait_until(ready, seconds, f"/ping is 200; the log ends with\n{self.output()[-3000:]}")
+        try:
+            wait_until(ready, lambda: f"/ping is 200; the log ends with\n{self.output()[-3000:]}")
+        except BaseException:
+            self.kill_all()
+            raise
         return self
 
     def ping(self) -> int:
-        """The status of /ping, 0 when nobody listens."""
+        """The status of /ping, 0 when there is no answer."""
         try:
-            return requests.get(f"{self.url}/ping", timeout=3).status_code
-        except requests.ConnectionError:
+            return self.get("/ping").status_code
+        except requests.RequestException:
             return 0
 
+    def get(self, path: str, **request: Any) -> requests.Response:
+        return self.ask("GET", path, **request)
+
     def post(self, path: str = "/invocations", **request: Any) -> requests.Response:
-        return requests.post(self.url + path, timeout=70, **request)
+        return self.ask("POST", path, **request)
+
+    def ask(self, method: str, path: str, **request: Any) -> requests.Response:
+        return requests.request(method, self.url + path, timeout=PATIENCE, **request)
 
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
+    def process_of(self, name: str) -> dict[str, Any]:
+        """What the supervisor says of one of the three: its pid, None while there is none, and how often it started."""
+        found: dict[str, Any] = self.status()["processes"][name]
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """What the supervisor says."""
+        found: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
+        return found
+
     def pid(self, name: str) -> int:
-        """The process id of one of the three, as the supervisor says it."""
-        status = json.loads((self.run_dir / "status.json").read_text())
-        pid: int = status["processes"][name]["pid"]
+        pid: int = self.process_of(name)["pid"]
         return pid
+
+    def replace(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Kills one of the three, waits until the supervisor has started another; the pid of the killed one."""
+        killed = self.pid(name)
+        self.kill(killed, number)
+        self.wait_replaced(name, killed)
+        return killed
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    def wait_replaced(self, name: str, killed: int) -> None:
+        wait_until(lambda: self.pid(name) not in (None, killed), f"another {name}")
+
+    @contextlib.contextmanager
+    def unattended(self) -> Iterator[None]:
+        """The supervisor is held: what dies meanwhile stays dead."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def in_work(self) -> int:
+        """Requests that gunicorn's workers have in work."""
+        return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
 
     def processes(self) -> list[int]:
         """All processes of this server: those whose environment names its run folder."""
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
         return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _has_variable(entry, marker)]
 
+    def wait_ended(self) -> int:
+        """The exit code."""
+        return self.process.wait(timeout=PATIENCE)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """The exit code after that signal."""
+        """The exit code after that signal; nothing of it is left when it does not stop."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout=40)
+        try:
+            return self.wait_ended()
+        except BaseException:
+            self.kill_all()
+            raise
+
+    def kill_all(self) -> None:
+        """All of its processes at once."""
+        while pids := self.processes():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self.process.pid in pids:
+                self.process.wait()
+            time.sleep(0.02)
 
 
 def _has_variable(entry: Path, marker: bytes) -> bool:
+    """Zombies have no environment."""
     try:
         return marker in (entry / "environ").read_bytes().split(b"\0")
     except OSError:

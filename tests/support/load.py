@@ -14,7 +14,7 @@ class Load:
     """`callers` threads that call `request` until they are stopped; a call is a new connection.
 
     `answers` counts "STATUS code" of every reply; `refused` counts connections that nobody took or that were
-    closed before a byte of a reply, `cut` replies that ended too early; `slowest` is in seconds.
+    closed before a byte of a reply, `cut` replies that ended too early.
     """
 
     request: Callable[[int], requests.Response]
@@ -22,7 +22,6 @@ class Load:
     answers: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     cut: int = 0
-    slowest: float = 0.0
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -33,6 +32,12 @@ class Load:
             thread.start()
         return self
 
+    def begin_anew(self) -> Counter[str]:
+        """What was counted; from here on only calls count that have not begun yet."""
+        with self._lock:
+            before, self.answers = self.answers, Counter()
+        return before
+
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
@@ -40,7 +45,7 @@ class Load:
 
     def _call(self, number: int) -> None:
         while not self._stop.is_set():
-            started = time.monotonic()
+            answers = self.answers
             try:
                 reply = self.request(number)
             except requests.ConnectionError:
@@ -53,8 +58,7 @@ class Load:
                     self.cut += 1
                 continue
             with self._lock:
-                self.answers[_name(reply)] += 1
-                self.slowest = max(self.slowest, time.monotonic() - started)
+                answers[_name(reply)] += 1
             number += self.callers
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import ROOT, free_port, wait_until
+from tests.support.harness import PATIENCE, ROOT, free_port, wait_until
+from tests.support.started import ends_with, kill, starts_a_server
 
 README = (ROOT / "README.md").read_text()
 NEEDS = ("needs AWS", "needs a GPU")
@@ -69,6 +70,7 @@ def commands(section: str) -> list[str]:
     return [command for block in SHELL if block.section == section for command in block.commands]
 
 
+@starts_a_server
 @dataclass
 class Reader:
     """Follows a page in a fresh checkout whose environment is set up already; only the ports are other ones.
@@ -111,14 +113,19 @@ class Reader:
     def _run(self, command: str) -> str:
         if command == SERVE or command.endswith(f" {SERVE_ALONE}"):
             self._start(SERVE, command.replace(SERVE, f"make -o setup -o models run PORT={self.ports['8080']}"))
-            wait_until(self._serves, 90, self._log(SERVE))
+            wait_until(self._serves, self._log(SERVE))
             return ""
         if command.startswith(SIMULATE):
             self._start(SIMULATE, f"{command} --port {self.ports['8081']}")
-            wait_until(lambda: "in service" in self._log(SIMULATE), 90, "the simulator is in service")
+            wait_until(lambda: "in service" in self._log(SIMULATE), "the simulator is in service")
             return ""
         done = subprocess.run(
-            ["bash", "-ec", command], cwd=self.checkout, env=environment(), capture_output=True, text=True, timeout=120
+            ["bash", "-ec", command],
+            cwd=self.checkout,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         return done.stdout
@@ -127,7 +134,7 @@ class Reader:
         """In place of the one that was started by the same line, as a reader would who presses Ctrl-C first."""
         self._stop(name)
         with self._log_file(name).open("wb") as log:
-            self.running[name] = subprocess.Popen(
+            self.running[name] = process = subprocess.Popen(
                 ["bash", "-c", f"exec {command}"],
                 cwd=self.checkout,
                 env=environment(),
@@ -135,11 +142,12 @@ class Reader:
                 stderr=log,
                 start_new_session=True,
             )
+        ends_with(lambda: kill(process))
 
     def _serves(self) -> bool:
         try:
-            return requests.get(f"http://127.0.0.1:{self.ports['8080']}/ping", timeout=3).status_code == 200
-        except requests.ConnectionError:
+            return requests.get(f"http://127.0.0.1:{self.ports['8080']}/ping", timeout=PATIENCE).status_code == 200
+        except requests.RequestException:
             return False
 
     def _log_file(self, name: str) -> Path:
@@ -152,7 +160,7 @@ class Reader:
         """Ctrl-C: SIGINT to all of its group."""
         if process := self.running.pop(name, None):
             os.killpg(process.pid, signal.SIGINT)
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
 
     def leave(self) -> None:
         for name in list(self.running):

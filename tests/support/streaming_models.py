@@ -7,11 +7,13 @@ ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
 TELLER = '''
 import threading
 import time
+from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Tells its words one by one, `delay` seconds apart; "fail" fails there, "cancelled?" tells how many were."""
+    """Tells its words one by one, `delay` seconds apart; "fail" fails there, "cancelled?" tells how many were. A word
+    that is a path is told once there is such a file; one with a > before it is not told, the file is made."""
 
     def initialize(self, args):
         self.cancelled = 0
@@ -25,7 +27,10 @@ class TritonPythonModel:
 
     def tell(self, sender, words, seconds):
         for word in words:
-            if self.is_cancelled_within(sender, seconds):
+            if word.startswith(">"):
+                Path(word[1:]).touch()
+                continue
+            if self.is_cancelled_within(sender, seconds, word):
                 break
             if word == "fail":
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail")))
@@ -36,13 +41,13 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([output, about]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def is_cancelled_within(self, sender, seconds):
+    def is_cancelled_within(self, sender, seconds, word):
         until = time.monotonic() + seconds
         while True:
             if sender.is_cancelled():
                 self.cancelled += 1
                 return True
-            if time.monotonic() >= until:
+            if time.monotonic() >= until and (not word.startswith("/") or Path(word).exists()):
                 return False
             time.sleep(0.01)
 '''
@@ -206,7 +211,7 @@ def make_direct_summer(repository: Path) -> None:
     _write(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
 
 
-def make_brief_summer(repository: Path, idle_seconds: float = 1.0) -> None:
+def make_brief_summer(repository: Path, idle_seconds: float = 3) -> None:
     """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     _write(repository / "brief_summer", config, SUMMER)
