@@ -85,6 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             "body": self.body.decode("latin-1"),
             "port": os.environ["SAGEMAKER_BIND_TO_PORT"],
             "pid": os.getpid(),
+            "pings": seen.count("ping"),
         }
         headers = {"Content-Type": "application/json"}
         if attributes := self.headers.get("X-Amzn-SageMaker-Custom-Attributes"):

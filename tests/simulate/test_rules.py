@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,7 +62,7 @@ def test_a_container_that_falls_ill_is_replaced(rule: str) -> None:
 def test_a_ping_with_a_body_is_told_of_once() -> None:
     with Simulation(BREAKS="ping-body") as simulation:
         simulation.wait_complaint("ping-body")
-        time.sleep(0.5)
+        wait_until(lambda: json.loads(simulation.invoke()["Body"].read())["pings"] > 3, "some pings more")
         assert simulation.journal.complaints["ping-body"] == 1
 
 
