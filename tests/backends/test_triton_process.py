@@ -13,7 +13,7 @@ from tests.backends.triton_process import start
 
 
 def test_the_package_is_found_without_being_imported() -> None:
-    code = "import sys; from serving import tritonserver; print(tritonserver.binary(), 'pytriton' in sys.modules)"
+    code = "import sys; from serving.host import tritonserver; print(tritonserver.binary(), 'pytriton' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     path, imported = run.stdout.split()
     assert os.access(path, os.X_OK)

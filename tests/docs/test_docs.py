@@ -155,3 +155,10 @@ def test_the_readme_shows_an_answer_of_each_bundled_model() -> None:
         "bert",
         "iris",
     }
+
+
+def test_contributing_says_what_each_folder_of_tests_covers_and_each_package_has_one() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| Tests in `tests/` |")[2]
+    folders = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
+    assert sorted(folder for folder in folders if f"`{folder}`" not in table) == []
+    assert {path.parent.name for path in (ROOT / "serving").glob("*/*.py")} <= folders
