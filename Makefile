@@ -1,4 +1,5 @@
-# make run: sets everything up and serves on http://localhost:8080. make test: the same, then the tests.
+# make run: sets everything up and serves on http://localhost:8080. make test: the same, then the tests;
+# make test FILE=tests/x: one file or folder of them. make check: what starts no server.
 PYTHON ?= python3
 PORT ?= 8080
 BIN := .venv/bin
@@ -6,7 +7,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test bench bench-quick image lint format lock clean
+.PHONY: run setup models dev test check unit bench bench-quick image lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) $(BIN)/python serve
@@ -18,9 +19,17 @@ models: $(MODELS)
 dev: .venv/.dev
 
 # Two processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
-test: setup models lint
+test: setup models $(if $(FILE),,lint)
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
+AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+
+# Two things at once: lint, and the tests that start no server. tests/support/calls.py tells which these are.
+check: setup models .venv/.dev
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
+
+unit:
+	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers $(PYTEST_ARGS)
 
 # Compares with other servers, each in an environment of its own below .cache/bench (3 GB); docs/benchmarks.md is what
 # `bench` writes, `bench-quick` takes two minutes and writes .cache/bench/quick.md.

@@ -1,14 +1,16 @@
 """Fixtures that more than one test module uses."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
-from tests.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
+from tests.support.calls import needs_a_server
+from tests.support.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
+from tests.support.started import end_all, ended_on_failure
 
 BUNDLED = ("resnet", "yolov5", "bert")
 IMAGE = "tests/image/"
@@ -28,6 +30,33 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    with ended_on_failure():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with ended_on_failure():
+        return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    end_all()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-servers", action="store_true", help="leave out the tests that start a server")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--without-servers"):
+        left_out = [item for item in items if isinstance(item, pytest.Function) and needs_a_server(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")

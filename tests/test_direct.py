@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
-from tests.harness import Server, make_scale, wait_until
+from tests.support.harness import Server, make_scale, wait_until
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -48,7 +47,7 @@ def direct(servers: tuple[Server, Server]) -> Server:
 
 
 def counted(server: Server, version: str) -> float:
-    text = requests.get(f"{server.url}/metrics", timeout=5).text
+    text = server.get("/metrics").text
     name = f'serve_requests_total{{code="200",model="scale",version="{version}"}} '
     return sum(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name))
 
@@ -88,7 +87,7 @@ def test_requests_are_counted_by_model_version_and_code(direct: Server) -> None:
     """The first test here: what others have sent may be counted at any time."""
     for _ in range(5):
         assert direct.post(json=BODY).status_code == 200
-    wait_until(lambda: counted(direct, "2") == 5, 5, "five requests are counted")
+    wait_until(lambda: counted(direct, "2") == 5, "five requests are counted")
 
 
 @pytest.mark.parametrize("request_", SAME.values(), ids=SAME)
@@ -119,7 +118,7 @@ def test_no_python_runs_for_a_tensor(direct: Server) -> None:
 def test_the_log_has_a_line_with_id_model_and_time(direct: Server) -> None:
     reply = direct.post(json=BODY, headers={"X-Amzn-SageMaker-Inference-Id": "find-me"})
     assert reply.headers["X-Request-Id"] == "find-me"
-    lines = wait_until(lambda: [line for line in direct.output().splitlines() if "find-me" in line], 5, "a line")
+    lines = wait_until(lambda: [line for line in direct.output().splitlines() if "find-me" in line], "a line")
     [line] = map(json.loads, lines)
     assert (line["model"], line["status"], line["path"]) == ("scale", 200, "/invocations")
     assert line["triton_ms"] <= 1000 * line["seconds"] + 1
@@ -139,4 +138,4 @@ def test_while_triton_is_down_the_answer_is_503_and_then_200_again(direct: Serve
     os.kill(direct.pid("tritonserver"), signal.SIGKILL)
     statuses = {direct.post(json=BODY).status_code for _ in range(5)}
     assert statuses <= {200, 503}
-    wait_until(lambda: direct.post(json=BODY).status_code == 200, 30, "Triton is back")
+    wait_until(lambda: direct.post(json=BODY).status_code == 200, "Triton is back")

@@ -135,9 +135,9 @@ class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
     The addresses are "host:port"; `timeout` and `stream_timeout` bound an inference and a stream of responses, in
-    seconds, where the request's deadline does not end before. `metadata` goes with
-    every call that is no inference. Large inputs go through files of /dev/shm whose names begin with `shared_prefix`, `shared_limit`
-    bytes of them at most.
+    seconds, where the request's deadline does not end before. `metadata` goes with every call that is no inference.
+    Large inputs go through files of /dev/shm whose names begin with `shared_prefix`, `shared_limit` bytes of them at
+    most.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.backends.onnx_models import SERVED
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
 

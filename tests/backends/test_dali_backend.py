@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from build_engines.__main__ import main
 from tests.backends.triton_process import Server, serving
 from tests.build_engines.test_build_ensembles import tiny_network
+from tests.support.harness import wait_until
 
 SOURCE = """
 import nvidia.dali as dali
@@ -126,12 +127,18 @@ def test_a_batch_is_padded_with_zeros_and_each_row_is_its_own_image(client: Clie
 
 
 def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
-    before = client.get_inference_statistics("serialized").model_stats[0].execution_count
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda seed: infer(client, "serialized", jpeg(seed)[None]), range(6)))
-    for seed, answer in enumerate(answers):
-        assert_equal(answer, reference([jpeg(seed)]))
-    assert client.get_inference_statistics("serialized").model_stats[0].execution_count - before < 6
+    def executions() -> int:
+        return int(client.get_inference_statistics("serialized").model_stats[0].execution_count)
+
+    def some_are_merged() -> bool:
+        before = executions()
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda seed: infer(client, "serialized", jpeg(seed)[None]), range(6)))
+        for seed, answer in enumerate(answers):
+            assert_equal(answer, reference([jpeg(seed)]))
+        return executions() - before < 6
+
+    wait_until(some_are_merged, "requests that come together")
 
 
 def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client) -> None:

@@ -13,7 +13,7 @@ from tests.backends.triton_process import start
 
 
 def test_the_package_is_found_without_being_imported() -> None:
-    code = "import sys; from serving import tritonserver; print(tritonserver.binary(), 'pytriton' in sys.modules)"
+    code = "import sys; from serving.host import tritonserver; print(tritonserver.binary(), 'pytriton' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     path, imported = run.stdout.split()
     assert os.access(path, os.X_OK)
@@ -66,7 +66,7 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_reason(tmp_path: Pa
     write_model(tmp_path / "models" / "bad_shape", file, PLATFORM + ONE + text)
     server = start(tmp_path / "models", backends, tmp_path / "log", ["--exit-on-error=true"])
     try:
-        assert server.wait_for_exit(30) == 1
+        assert server.wait_for_exit() == 1
     finally:
         server.stop()
     assert "failed to load 'bad_shape' version 1: Internal: ValueError: model 'bad_shape'" in server.text()

@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from build_engines import tritonserver
-from tests.harness import free_port
+from tests.support.harness import PATIENCE, free_port, wait_until
+from tests.support.started import ends_with, kill, starts_a_server
 
 Feed = TypeVar("Feed")
 Answer = TypeVar("Answer")
-
-START_TIMEOUT = 40.0
 
 
 @dataclass
@@ -37,30 +35,29 @@ class Server:
         return grpcclient.InferenceServerClient(f"127.0.0.1:{self.grpc}")
 
     def wait_until_started(self) -> bool:
-        """False when it ended or did not start in time."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if "Started Metrics Service" in self.text():
-                return True
-            time.sleep(0.05)
-        return False
+        """False when it ended before."""
 
-    def wait_for_exit(self, timeout: float) -> int | None:
-        """The exit status; None while it still runs."""
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
+        def started() -> bool:
+            return "Started Metrics Service" in self.text()
+
+        wait_until(lambda: started() or self.process.poll() is not None, "tritonserver starts or ends")
+        return started()
+
+    def wait_for_exit(self) -> int:
+        """The exit status."""
+        return self.process.wait(PATIENCE)
 
     def stop(self) -> None:
         tritonserver.end(self.process)
 
 
+@starts_a_server
 def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = (), **variables: str) -> Server:
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [option for name, port in named for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")]
     process = tritonserver.start(repository, backends, log, [*addresses, *options], **variables)
+    ends_with(lambda: kill(process))
     return Server(process, log, http, grpc)
 
 

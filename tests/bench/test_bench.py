@@ -22,12 +22,14 @@ from bench.repository import Unprepared, prepare
 from bench.servers import Server, alike
 from bench.subject import Subject
 from bench.workload import Request, images, instances_json, tensor, text
-from tests.harness import ROOT, wait_until
+from tests.support.harness import ROOT, wait_until
+from tests.support.started import starts_a_server
 
 MARK = secrets.token_hex(8)
 
 
 @pytest.fixture(scope="module")
+@starts_a_server
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `python -m bench tiny` writes."""
     target = tmp_path_factory.mktemp("bench") / "page.md"
@@ -192,7 +194,6 @@ def test_a_server_that_is_held_takes_no_processor_time_and_answers_again(tmp_pat
         server.wait([]).hold()
         wait_until(
             lambda: {psutil.Process(pid).status() for pid in server.pids()} == {psutil.STATUS_STOPPED},
-            5,
             "its processes are held",
         )
         with server.awake():

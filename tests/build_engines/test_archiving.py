@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import requests
 
 from build_engines.archiving import archive, renamed
 from build_engines.draft import BuildError
 from serving.triton.config import parse_config
 from tests.build_engines.models import save_scale
-from tests.harness import ROOT, Server
+from tests.support.harness import ROOT, Server
 
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
 MODEL = f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: KIND_CPU count: 1 }}\n'
@@ -139,7 +138,7 @@ def test_archives_are_loaded_and_answer_in_multi_model_mode(repository: Path, tm
     try:
         for number, path in enumerate(paths):
             call = {"model_name": path.name, "url": f"{root}/id{number}/model"}
-            reply = requests.post(f"{server.url}/models", json=call, timeout=60)
+            reply = server.post("/models", json=call)
             assert reply.status_code == 200, reply.text
         tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": np.arange(4.0).tolist()}
         for name in ("twice-0.tar.gz", "twice-1.tar.gz"):

@@ -1,5 +1,5 @@
-"""`build --for tensorrt` from the command line. trtexec and nvidia-smi are recorded stand-ins (tests/stand_ins), but
-for one test, which runs the real trtexec wherever there is one."""
+"""`build --for tensorrt` from the command line. trtexec and nvidia-smi are stand-ins (tests/support/stand_ins), but for
+one test, which runs the real trtexec where there is one."""
 
 import json
 import os
@@ -22,8 +22,8 @@ from build_engines.verification import verify
 from serving.preparation import trtexec
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Hardware, source_sha256, this_hardware
-from tests.harness import ROOT
-from tests.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
+from tests.support.harness import ROOT
+from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
 
 def build(out: Path, environ: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from build_engines.building import SCRATCH, build, read_record, scratch_folder
 from build_engines.draft import BuildError
 from build_engines.recipes import Request
 from tests.build_engines.models import save_scale
-from tests.harness import ROOT, wait_until
+from tests.support.harness import ROOT, wait_until
 
 
 def request(tmp_path: Path, **options: object) -> Request:
@@ -104,7 +104,7 @@ def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Pa
     command = [sys.executable, "-m", "build_engines", "build", "resnet", "--weights", "train", "--out", str(repository)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), 60, "the build has begun")
+        wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), "the build has begun")
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import requests
 import torch
 
 from build_engines import doctor
@@ -15,7 +14,7 @@ from build_engines.__main__ import main
 from build_engines.recipes import RECIPES
 from build_engines.resnet import TRAINED_SHA256
 from tests.build_engines.models import save_scale
-from tests.harness import ROOT, Server
+from tests.support.harness import ROOT, Server
 
 
 def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -160,13 +159,11 @@ def test_what_is_built_is_served(tmp_path: Path) -> None:
         reply = server.post(params={"model_name": "resnet_int8"}, data=example, headers={"Content-Type": "image/png"})
         assert reply.json()["predictions"][0]["classes"][0]["label"] == "6"
         tensor = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1.0] * 8}
-        reply = requests.post(f"{server.url}/v2/models/scale/infer", json={"inputs": [tensor]}, timeout=30)
+        reply = server.post("/v2/models/scale/infer", json={"inputs": [tensor]})
         assert reply.json()["outputs"][0]["data"] == [2.0] * 8
         pixels = {"name": "input", "shape": [1, 3, 64, 64], "datatype": "FP32", "data": torch.zeros(12288).tolist()}
         asked = {"name": "logits", "parameters": {"classification": 1}}
-        reply = requests.post(
-            f"{server.url}/v2/models/resnet_int8/infer", json={"inputs": [pixels], "outputs": [asked]}, timeout=30
-        )
+        reply = server.post("/v2/models/resnet_int8/infer", json={"inputs": [pixels], "outputs": [asked]})
         _, index, label = reply.json()["outputs"][0]["data"][0].split(":")
         assert index == label  # the labels are the digits themselves
     finally:

@@ -16,7 +16,7 @@ import transformers
 
 from build_engines.downloads import ARTIFACTS, Artifact, download, fetch
 from build_engines.draft import BuildError
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.harness import ONE_INSTANCE, make_identity, make_scale
-from tests.streaming_models import make_echo, make_teller
+from tests.support.harness import ONE_INSTANCE, make_identity, make_scale
+from tests.support.streaming_models import make_echo, make_teller
 
 TALKER = '''
 import numpy as np

@@ -10,16 +10,18 @@ from pathlib import Path
 
 from serving.host import tritonserver
 from tests.conformance import wire
-from tests.harness import free_port, wait_until
+from tests.support.harness import free_port, wait_until
+from tests.support.started import ends_with, kill, starts_a_server
 
 PLATFORM = Path("/opt/ml/models")
 VIEW = 'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models && exec "$0" "$@"'
 UNSHARED = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-START_SECONDS, STOP_SECONDS = 60.0, 15.0
+STOP_SECONDS = 15.0
 BACKENDS = ("python", "onnxruntime")
 NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
 
 
+@starts_a_server
 class Native:
     """One tritonserver with its SageMaker endpoint at `port`; `options` are added to its command line."""
 
@@ -52,9 +54,11 @@ class Native:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command, env=self._environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+        ends_with(lambda: kill(process))
+        return process
 
     def revive(self) -> None:
         """Starts it again, whatever is left of it."""
@@ -71,7 +75,7 @@ class Native:
                 return wire.send(self.port, "GET", self._health).status == 200
             return False
 
-        wait_until(ready, START_SECONDS, f"native's {self._health} is 200")
+        wait_until(ready, f"native's {self._health} is 200")
         return self
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from tests.conformance.behaviours import Behaviour, Side
 from tests.conformance.models import make_single_repository
 from tests.conformance.multi import make_archives
 from tests.conformance.native import PLATFORM
-from tests.harness import Server
+from tests.support.harness import Server
 
 
 @dataclass(frozen=True)

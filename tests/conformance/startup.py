@@ -5,14 +5,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import requests
-
 from tests.conformance.behaviours import Ask, Behaviour, Side
 from tests.conformance.models import make_broken, make_talker
-from tests.harness import Server, wait_until
+from tests.support.harness import Server, wait_until
 
 SCRIPT = Side(0)
-SECONDS = 40.0
 STOPS = "does not start, and says why"
 MANY = "without a name all of them are served by theirs"
 Fill = Callable[[Path], None]
@@ -35,7 +32,7 @@ def _observe(folder: Path, fill: Fill, words: tuple[str, ...], variables: dict[s
     fill(folder / "models")
     server = Server(folder, folder / "models", **({"SERVE_WORKERS": "1"} | variables))
     try:
-        wait_until(lambda: server.process.poll() is not None or server.ping() == 200, SECONDS, "it starts or stops")
+        wait_until(lambda: server.process.poll() is not None or server.ping() == 200, "it starts or stops")
         return _describe(server, words)
     finally:
         server.stop()
@@ -45,7 +42,7 @@ def _describe(server: Server, words: tuple[str, ...]) -> str:
     said = server.output()
     missing = [word for word in words if word not in said]
     if server.process.poll() is None:
-        served = requests.get(f"{server.url}/models", timeout=10).json()["models"]
+        served = server.get("/models").json()["models"]
         names = [m["name"] for m in served if any(v["state"] == "READY" for v in m["versions"])]
         warns = _unless(missing, ", and warns") if words else ""
         return f"starts{warns}; loaded: {', '.join(names)}"

@@ -26,7 +26,7 @@ from werkzeug.serving import make_server
 from werkzeug.wrappers import Request, Response
 
 from deploy.commandline import Host, main
-from tests.harness import Server, free_port
+from tests.support.harness import Server, free_port
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"  # moto's

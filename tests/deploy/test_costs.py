@@ -7,7 +7,7 @@ import pytest
 
 from deploy.costs import PRICES, Instance, Model, Prices, page
 from tests.deploy.conftest import Aws
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 
 def test_the_page_in_docs_is_the_computed_one(aws: Aws, capsys: pytest.CaptureFixture[str]) -> None:

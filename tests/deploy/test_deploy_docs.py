@@ -9,7 +9,7 @@ import pytest
 
 from deploy.commandline import COMMANDS, build_parser
 from tests.deploy.conftest import Aws
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 TEXT = (ROOT / "docs/deploy.md").read_text()
 LINES = re.findall(r"^\.venv/bin/python -m deploy (.*)$", TEXT.replace("\\\n", " "), re.MULTILINE)

@@ -15,7 +15,7 @@ from werkzeug.wrappers import Request, Response
 
 from deploy.errors import explain
 from tests.deploy.conftest import Aws
-from tests.harness import ROOT, free_port
+from tests.support.harness import ROOT, free_port
 
 CREATE = ["create", "--image", "an-image", "--role", "arn:aws:iam::123456789012:role/r"]
 

@@ -11,7 +11,7 @@ import requests
 from PIL import Image
 
 from tests.deploy.conftest import Aws, RuntimeStandIn
-from tests.harness import ROOT, Server, free_port
+from tests.support.harness import ROOT, Server, free_port
 
 DIGIT = str(ROOT / "model_repository/resnet/example.png")
 PAGE = str(ROOT / "model_repository/yolov5/example.jpg")

@@ -13,7 +13,7 @@ import requests
 
 from tests.deploy.conftest import ACCOUNT, Aws
 from tests.deploy.shapes import IMAGE, printed
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 DOCS = ROOT / "docs"
 POLICY = json.loads((DOCS / "deploy-policy.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 
 from tests.deploy.conftest import Aws, RuntimeStandIn
 from tests.deploy.shapes import IMAGE, assert_valid
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 TAGS = [{"Key": "created-by", "Value": "triton-multi-model"}, {"Key": "stack", "Value": "other"}]
 

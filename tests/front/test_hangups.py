@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.front.hangups import HangUps
+from tests.support.harness import PATIENCE
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -32,7 +33,7 @@ def test_the_end_of_a_connection_calls_back_once(pair: Pair) -> None:
     theirs.sendall(b"data is no end")
     assert not called.wait(0.1)
     theirs.close()
-    assert called.wait(2)
+    assert called.wait(PATIENCE)
     hang_ups.forget(ours)
     assert calls == [1]
 
@@ -49,4 +50,4 @@ def test_a_forgotten_connection_calls_nobody_and_its_number_may_be_another_s(pai
     hang_ups.watch(ours, called.set)
     assert not called.wait(0.1)
     theirs.close()
-    assert called.wait(2)
+    assert called.wait(PATIENCE)

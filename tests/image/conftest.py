@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.container import Container, build_image, podman
-from tests.readme import commands
+from tests.support.readme import commands
 
 Start = Callable[..., Container]
 

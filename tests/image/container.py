@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness import ROOT, Server, free_port, wait_until
+from tests.support.harness import PATIENCE, ROOT, Server, free_port, wait_until
+from tests.support.started import ends_with, kill
 
 # Layers are kept here from one run of the tests to the next; outside of the repository.
 HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
@@ -87,7 +89,7 @@ def build_image(command: str) -> str:
 
 
 class Container(Server):
-    """A Server whose `serve` is PID 1 of a container, with the ways of tests/harness.py to ask and to stop it.
+    """A Server whose `serve` is PID 1 of a container, with the ways of tests/support/harness.py to ask and to stop it.
 
     `options` are podman's, `arguments` those of the image, `variables` the container's.
     """
@@ -106,6 +108,8 @@ class Container(Server):
         command = [*SUDO, "podman", "run", "--name", self.name, *LOCKED_UP, "--memory", memory, "--memory-swap", memory]
         for key, value in ({"SERVE_RUN_DIR": str(self.run_dir)} | variables).items():
             command += ["--env", f"{key}={value}"]
+        self.relay: subprocess.Popen[bytes] | None = None
+        ends_with(self.kill_all)
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, *options, image, *arguments],
@@ -114,14 +118,12 @@ class Container(Server):
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        self.port, self.relay = free_port(), None
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-
-    relay: subprocess.Popen[bytes] | None
 
     def connect(self) -> "Container":
         """Makes the container reachable at `url`."""
-        state = wait_until(self.state, 90, f"{self.name} runs")
+        state = wait_until(self.state, f"{self.name} runs")
         command = [*SUDO, sys.executable, str(RELAY), str(self.port), str(state["Pid"])]
         self.relay = subprocess.Popen(command)
         return self
@@ -135,27 +137,39 @@ class Container(Server):
         found: dict[str, Any] = json.loads(done.stdout)
         return found if found["Pid"] or found["Status"] in ("exited", "stopped") else {}
 
-    def wait_ready(self, seconds: float = 90) -> "Container":
+    def wait_ready(self) -> "Container":
         if self.relay is None:
             self.connect()
-        super().wait_ready(seconds)
+        super().wait_ready()
         return self
 
     def run(self, *command: str) -> str:
         """What a command prints in the container."""
         return podman("exec", self.name, *command)
 
-    def pid(self, name: str) -> int:
-        """In the container's own numbers."""
-        pid: int = json.loads(self.run("cat", f"{self.run_dir}/status.json"))["processes"][name]["pid"]
-        return pid
+    def status(self) -> dict[str, Any]:
+        """Its pids are the container's own numbers."""
+        found: dict[str, Any] = json.loads(self.run("cat", f"{self.run_dir}/status.json"))
+        return found
 
-    def kill(self, pid: int) -> None:
-        self.run("sh", "-c", f"kill -9 {pid}")
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        self.run("sh", "-c", f"kill -{int(number)} {pid}")
+
+    def kill_all(self) -> None:
+        subprocess.run(
+            [*SUDO, "podman", "rm", "--force", "--ignore", "--time", "0", self.name],
+            env=os.environ | podman_environment(),
+            cwd=HOME,
+            capture_output=True,
+            check=False,
+        )
+        for process in (self.process, self.relay):
+            if process:
+                kill(process)
 
     def remove(self) -> None:
         podman("rm", "--force", "--time", "0", self.name)
-        self.process.wait(20)
+        self.process.wait(PATIENCE)
         if self.relay:
             self.relay.kill()
             self.relay.wait()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.harness import ROOT, wait_until
 from tests.image.conftest import Start
 from tests.image.container import Container, podman
+from tests.support.harness import ROOT, wait_until
 
 EXAMPLE = (ROOT / "model_repository/yolov5/example.jpg").read_bytes()
 HOG = '''
@@ -75,7 +75,7 @@ def ended(container: Container) -> tuple[int, str]:
 
 def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) -> None:
     container = start().wait_ready()
-    wait_until(lambda: len(shown_calls(container)) == 3, 10, "a call of each model in the log")
+    wait_until(lambda: len(shown_calls(container)) == 3, "a call of each model in the log")
     for call in shown_calls(container):
         _curl, url, _h, kind, _data, file = shlex.split(call)
         body = (ROOT / file.removeprefix("@")).read_bytes()
@@ -91,7 +91,7 @@ def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(st
     container = start(arguments=("serve",)).wait_ready()
     before = container.pid("tritonserver")
     container.kill(before)
-    wait_until(lambda: container.ping() == 503, 20, "/ping says 503")
+    wait_until(lambda: container.ping() == 503, "/ping says 503")
     container.wait_ready()
     assert container.pid("tritonserver") != before
     assert find(container).status_code == 200
@@ -144,7 +144,7 @@ def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(star
     assert take(container, 50).json()["outputs"][0]["data"] == [50 * 2**20]
     reply = take(container, 600)
     assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
-    wait_until(lambda: take(container, 50).status_code == 200, 40, "it serves again")
+    wait_until(lambda: take(container, 50).status_code == 200, "it serves again")
     assert container.process.poll() is None
     container.wait_ready()
     assert container.stop() == 0
@@ -163,7 +163,7 @@ def test_a_small_dev_shm_is_told_at_the_start_and_a_batch_beyond_it_is_a_507_tha
         replies = list(threads.map(lambda _: container.post(json=batch), range(8)))
     assert {reply.status_code for reply in replies} <= {200, 507, 503}
     assert any(reply.status_code == 507 and "--shm-size" in reply.json()["error"] for reply in replies)
-    wait_until(lambda: find(container).status_code == 200, 40, "a single call is served")
+    wait_until(lambda: find(container).status_code == 200, "a single call is served")
 
 
 def load(container: Container, number: int) -> requests.Response:
@@ -184,7 +184,7 @@ def test_in_multi_model_mode_a_load_beyond_the_memory_limit_is_a_507_until_anoth
     refused = len(replies) - 1
     assert 0 < refused < archives
     assert (replies[-1].status_code, replies[-1].json()["code"]) == (507, "out_of_memory")
-    assert requests.delete(f"{container.url}/models/m0", timeout=70).status_code == 200
+    assert container.ask("DELETE", "/models/m0").status_code == 200
     assert load(container, refused).status_code == 200
     assert take(container, 10, f"/models/m{refused}/invoke").status_code == 200
     assert take(container, 10, "/models/m0/invoke").status_code == 404

@@ -1,3 +1,3 @@
-"""tests/test_errors.py against a container."""
+"""tests/endpoint/test_errors.py against a container."""
 
-from tests.test_errors import *  # noqa: F403
+from tests.endpoint.test_errors import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""tests/test_invocations.py against a container."""
+"""tests/endpoint/test_invocations.py against a container."""
 
-from tests.test_invocations import *  # noqa: F403
+from tests.endpoint.test_invocations import *  # noqa: F403

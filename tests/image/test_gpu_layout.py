@@ -14,7 +14,7 @@ from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.settings.table import Settings
 from serving.supervisor.processes import triton
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 FILES = (
     "bin/tritonserver",

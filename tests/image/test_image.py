@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serving.settings.table import TABLE
-from tests.harness import ROOT
 from tests.image.container import podman
+from tests.support.harness import ROOT
 
 LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 # Prints what is installed, how modules are compiled, and who may write what.

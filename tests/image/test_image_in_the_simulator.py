@@ -10,10 +10,10 @@ import pytest
 
 from bench.platform import CONFIG, MODEL
 from tests.conftest import BUNDLED
-from tests.harness import ROOT
 from tests.image.container import SUDO, podman, podman_environment
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of, make_tar
+from tests.support.harness import ROOT
 
 Simulate = Callable[..., Command]
 

@@ -5,9 +5,9 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from tests.harness import ROOT
 from tests.image.container import SUDO, Container, podman_environment
-from tests.readme import commands
+from tests.support.harness import ROOT
+from tests.support.readme import commands
 
 
 def test_the_image_is_made_and_served_as_the_readme_says(image: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from serving.host.tritonserver import backend_directory
 from serving.preparation.completion import is_complete, is_needless
 from serving.settings.table import Settings
-from tests.harness import ROOT
+from tests.support.harness import ROOT
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [1] }'
 Y = 'output [ { name: "y" data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } ]'

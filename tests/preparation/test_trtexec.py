@@ -1,11 +1,10 @@
-"""trtexec's command lines by version, and a run of it. The program is a recorded stand-in (tests/stand_ins)."""
+"""trtexec's command lines by version, and a run of it. The program is a recorded stand-in (tests/support/stand_ins)."""
 
 import math
 import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from serving.preparation import trtexec
 from serving.preparation.trtexec import TrtexecError
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Build, Fingerprint, Hardware
-from tests.harness import ROOT, make_scale, wait_until
-from tests.stand_ins import Nvidia
+from tests.support.harness import PATIENCE, ROOT, make_scale, wait_until
+from tests.support.stand_ins import Nvidia
 
 T4 = Hardware("Tesla T4", "7.5", "10.8.0")
 VARIES = {"x": ((1, 1), (4, 16), (8, 64))}
@@ -201,11 +200,8 @@ trtexec.run([sys.argv[1], f"--onnx={sys.argv[2]}", "--saveEngine=x", "--minShape
 def test_trtexec_dies_with_whoever_runs_it_even_by_sigkill(nvidia: Nvidia, model: Path) -> None:
     command = [sys.executable, "-c", KILLED, trtexec.find(os.environ), str(model)]
     ours = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "STAND_IN_SECONDS": "600"})
-    wait_until(nvidia.runs, 20, "trtexec runs")
+    wait_until(nvidia.runs, "trtexec runs")
     ours.send_signal(signal.SIGKILL)
-    ours.wait(10)
-    pid = nvidia.runs()[0]["pid"]
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and "(zombie)" not in Path(f"/proc/{pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    ours.wait(PATIENCE)
+    status = Path(f"/proc/{nvidia.runs()[0]['pid']}/status")
+    wait_until(lambda: not status.exists() or "(zombie)" in status.read_text(), "trtexec is dead")

@@ -10,7 +10,7 @@ import pytest
 
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Build, Fingerprint, Hardware, source_sha256, this_hardware
-from tests.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
+from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
 T4 = Hardware("Tesla T4", "7.5", "10.8.0", "12.8.0", "550.54.15")
 BUILT = Fingerprint(T4, Build("abc", "int8", {"x": ((1, 3), (4, 3), (8, 3)), "n": ((), (), ())}, "def"))

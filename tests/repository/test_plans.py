@@ -19,7 +19,7 @@ from serving.repository.plans import (
     repositories_with_plans,
 )
 from serving.settings.table import Settings
-from tests.stand_ins import Nvidia
+from tests.support.stand_ins import Nvidia
 
 T4 = Hardware("Tesla T4", "7.5", "10.8.0", "12.8.0", "550.54.15")
 FITS = Fingerprint(T4, Build("abc", "fp16"))

@@ -1,16 +1,20 @@
 """`python -m simulate` as a process."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.harness import ROOT, wait_until
+from tests.support.harness import PATIENCE, ROOT, wait_until
+from tests.support.started import ends_with, kill, starts_a_server
 
 
+@starts_a_server
 class Command:
     """A running `python -m simulate` on a free port; its temporary files are below `folder`."""
 
@@ -30,6 +34,8 @@ class Command:
                 env={**os.environ, **(environment or {}), "TMPDIR": str(self.temporary)},
             )
 
+        ends_with(self.kill_all)
+
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
@@ -41,12 +47,19 @@ class Command:
                 raise AssertionError(f"it has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
             return re.search(r"^in service: (\S+)", self.output(), re.M)
 
-        return str(wait_until(ready, 60, f"it is in service:\n{self.output()[-3000:]}")[1])
+        return str(wait_until(ready, f"it is in service:\n{self.output()[-3000:]}")[1])
 
     def stop(self, *numbers: int) -> int:
         for number in numbers:
             self.process.send_signal(number)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=PATIENCE)
+
+    def kill_all(self) -> None:
+        """It and the processes of the container."""
+        kill(self.process)
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def left(self) -> list[int]:
         """Processes of the container."""

@@ -18,7 +18,7 @@ from pathlib import Path
 BREAKS = os.environ.get("BREAKS", "")
 CAPACITY = int(os.environ.get("CAPACITY", "1000"))
 HOLDS = int(os.environ.get("HOLDS", "0"))
-SLOW = 1.5
+SLOW = float(os.environ.get("SLOW", "1.5"))
 MODEL = Path(os.environ.get("SERVE_MODEL_REPOSITORY", "/opt/ml/model"))
 loaded: dict[str, str] = {}
 memory: dict[str, bytearray] = {}
@@ -85,6 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             "body": self.body.decode("latin-1"),
             "port": os.environ["SAGEMAKER_BIND_TO_PORT"],
             "pid": os.getpid(),
+            "pings": seen.count("ping"),
         }
         headers = {"Content-Type": "application/json"}
         if attributes := self.headers.get("X-Amzn-SageMaker-Custom-Attributes"):

@@ -20,7 +20,8 @@ from simulate.instance import Plan
 from simulate.journal import Journal
 from simulate.rules import with_limits
 from simulate.s3 import Folder
-from tests.harness import wait_until
+from tests.support.harness import PATIENCE, wait_until
+from tests.support.started import starts_a_server
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 QUICK = {"ping-interval": 0.2, "start-up": 60, "stop": 20}
@@ -35,10 +36,11 @@ def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> An
         region_name="us-east-1",
         aws_access_key_id="none",
         aws_secret_access_key="none",
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=70, **config),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE, **config),
     )  # type: ignore[call-overload]
 
 
+@starts_a_server
 class Simulation:
     """`lines` is all that it has said; `s3` the folder that stands for S3."""
 
@@ -73,7 +75,7 @@ class Simulation:
     def __enter__(self) -> "Simulation":
         self.endpoint.start()
         try:
-            wait_until(self.endpoint.settled, 90, "all instances are settled")
+            wait_until(self.endpoint.settled, "all instances are settled")
         except BaseException:
             self.__exit__()
             raise
@@ -93,7 +95,7 @@ class Simulation:
         return self.journal.complaints[rule] > 0 and any(line.startswith(f"rule {rule}: ") for line in self.lines)
 
     def wait_complaint(self, rule: str) -> None:
-        wait_until(lambda: self.complained(rule), 20, f"a complaint of {rule}; it has said {self.lines[-10:]}")
+        wait_until(lambda: self.complained(rule), f"a complaint of {rule}; it has said {self.lines[-10:]}")
 
 
 def make_tar(path: Path, files: Mapping[str, str]) -> Path:

@@ -14,9 +14,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.conftest import BUNDLED
-from tests.harness import ROOT, link_model, wait_until
 from tests.simulate.simulation import Simulation, client_of
-from tests.streaming_models import make_reader, make_summer
+from tests.support.harness import ROOT, link_model, wait_until
+from tests.support.streaming_models import make_reader, make_summer
 
 EXAMPLES = {
     "resnet": ("example.png", "image/png"),
@@ -111,7 +111,7 @@ def test_an_asynchronous_call_takes_its_input_from_s3_and_leaves_its_output_ther
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert accepted["InferenceId"] == f"id-{model}"
     output = simulation.s3 / accepted["OutputLocation"].removeprefix("s3://")
-    wait_until(output.exists, 20, "an output in S3")
+    wait_until(output.exists, "an output in S3")
     whole = predictions(invoke(simulation, model, body, kind)["Body"].read())
     assert str(predictions(output.read_bytes()))[:200] == str(whole)[:200]
 
@@ -119,13 +119,13 @@ def test_an_asynchronous_call_takes_its_input_from_s3_and_leaves_its_output_ther
 def test_an_asynchronous_call_that_fails_leaves_the_reason(simulation: Simulation) -> None:
     accepted = simulation.client.invoke_endpoint_async(EndpointName="desk", InputLocation="s3://bucket/absent")
     failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
-    wait_until(failure.exists, 20, "a failure in S3")
+    wait_until(failure.exists, "a failure in S3")
     assert "There is no object s3://bucket/absent" in failure.read_text()
     accepted = simulation.client.invoke_endpoint_async(
         EndpointName="desk", Body=b"text", ContentType="text/plain", CustomAttributes="model_name=no-such"
     )
     failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
-    wait_until(failure.exists, 20, "a failure in S3")
+    wait_until(failure.exists, "a failure in S3")
     assert "no-such" in json.loads(failure.read_text())["error"]
 
 

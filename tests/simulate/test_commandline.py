@@ -13,9 +13,9 @@ import pytest
 
 from simulate.inplace import can_isolate
 from simulate.options import parse
-from tests.harness import ROOT, wait_until
 from tests.simulate.command import Command
 from tests.simulate.simulation import MISBEHAVING, client_of, make_tar
+from tests.support.harness import PATIENCE, ROOT, wait_until
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_signal_ends_it_and_nothing_is_left(
 
 def test_a_signal_while_it_starts_ends_it_too(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, "--env", "BREAKS=start-up")
-    wait_until(command.left, 20, "a container")
+    wait_until(command.left, "a container")
     assert command.stop(signal.SIGINT) == 0
     assert command.left() == []
     assert list(command.temporary.iterdir()) == []
@@ -64,9 +64,9 @@ def test_a_second_signal_kills_a_container_that_ignores_the_first(started: list[
     command = start(started, tmp_path, "--env", "BREAKS=stop")
     command.wait_ready()
     command.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "stopping" in command.output(), 10, "it is stopping")
+    wait_until(lambda: "stopping" in command.output(), "it is stopping")
     command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(timeout=20) == 0
+    assert command.process.wait(timeout=PATIENCE) == 0
     assert command.left() == []
 
 
@@ -78,7 +78,7 @@ def test_a_container_in_namespaces_does_not_outlive_a_simulator_that_is_killed(
     containers = command.left()
     command.stop(signal.SIGKILL)
     if can_isolate():
-        wait_until(lambda: not command.left(), 10, "the container is gone")
+        wait_until(lambda: not command.left(), "the container is gone")
     for pid in command.left():
         os.kill(pid, signal.SIGKILL)
     assert containers
@@ -91,7 +91,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         env={**os.environ, **environment},
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 

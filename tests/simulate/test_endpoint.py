@@ -12,14 +12,14 @@ from botocore.exceptions import ClientError
 from serving.headers import SESSION_ID
 from simulate.endpoint import LEAST_OUTSTANDING
 from simulate.service_model import PASSED_ON
-from tests.harness import wait_until
 from tests.simulate.simulation import Simulation
+from tests.support.harness import wait_until
 
 
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
     """Two containers that answer with what they were sent."""
-    with Simulation(instances=2, routing=LEAST_OUTSTANDING) as running:
+    with Simulation(instances=2, routing=LEAST_OUTSTANDING, SLOW="5") as running:
         yield running
 
 
@@ -103,7 +103,7 @@ def test_the_instance_with_the_fewest_calls_takes_the_next(simulation: Simulatio
     with ThreadPoolExecutor(4) as threads:
         slow = [threads.submit(simulation.invoke, b"slow") for _ in range(4)]
         wait_until(
-            lambda: [each.calls for each in simulation.endpoint.instances] == [2, 2], 10, "two calls at each instance"
+            lambda: [each.calls for each in simulation.endpoint.instances] == [2, 2], "two calls at each instance"
         )
         assert all(call.result() for call in slow)
     assert [each.calls for each in simulation.endpoint.instances] == [0, 0]
@@ -113,5 +113,5 @@ def test_while_one_instance_is_down_the_other_takes_all_calls(simulation: Simula
     simulation.endpoint.instances[0].kill()
     answers = Counter(sent(simulation.invoke())["path"] for _ in range(20))
     assert answers == {"/invocations": 20}
-    wait_until(lambda: len(simulation.endpoint.in_service()) == 2, 20, "the other is back")
+    wait_until(lambda: len(simulation.endpoint.in_service()) == 2, "the other is back")
     assert simulation.journal.complaints.total() == 0, simulation.lines

@@ -15,8 +15,8 @@ from bench.platform import CONFIG, MODEL
 from bench.zipf import share_for
 from simulate.chaos import Rates
 from simulate.endpoint import LEAST_OUTSTANDING
-from tests.harness import ROOT
 from tests.simulate.simulation import Simulation, make_tar
+from tests.support.harness import PATIENCE, ROOT
 
 ARCHIVES, CALLERS = 50, 8
 MEGABYTE = 2**20
@@ -150,7 +150,7 @@ def test_a_storm_of_507_and_a_slow_disk_lose_no_call(store: Path) -> None:
 def test_while_containers_are_killed_the_others_answer(store: Path) -> None:
     with Simulation(models=store, instances=2, routing=LEAST_OUTSTANDING, chaos=Rates(kill=0.6, seed=5)) as simulation:
         answered: set[int] = set()  # numbers of kills after which there was an answer
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and len(answered) < 4:
             kills = simulation.journal.counts["kills"]
             try:

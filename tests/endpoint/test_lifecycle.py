@@ -1,0 +1,224 @@
+"""What happens when processes die, stop, or cannot start; each test has a container of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
+from tests.support.load import Load
+
+EXAMPLE = (ROOT / "model_repository/resnet/example.png").read_bytes()
+SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A repository that is ready quickly: a model with a client, one with tensors, one that sleeps."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    link_model(ROOT / "model_repository/resnet", folder)
+    make_scale(folder)
+    make_sleeper(folder)
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path: Path, small: Path) -> Iterator[Start]:
+    servers: list[Server] = []
+
+    def starter(**variables: str) -> Server:
+        servers.append(Server(tmp_path, small, **variables))
+        return servers[-1]
+
+    yield starter
+    for server in servers:
+        server.stop()
+    assert [server.processes() for server in servers] == [[]] * len(servers)
+
+
+def mixed(server: Server) -> Callable[[int], requests.Response]:
+    """Tensors and images in turn."""
+
+    def call(number: int) -> requests.Response:
+        if number % 2:
+            return server.post(params={"model_name": "scale"}, json=SCALE)
+        return server.post(params={"model_name": "resnet"}, data=EXAMPLE, headers={"Content-Type": "image/png"})
+
+    return call
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has asked for that signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_a_signal_that_comes_before_anything_runs_ends_it_too(start: Start) -> None:
+    server = start()
+    pid = server.process.pid
+    while not catches(pid, signal.SIGTERM):
+        assert server.process.poll() is None
+    assert not server.run_dir.exists()
+    assert server.stop() == 0
+    assert not server.run_dir.exists()
+
+
+@pytest.mark.parametrize("name", ["tritonserver", "gunicorn"])
+def test_a_process_killed_under_load_gives_503s_and_then_200s_again(start: Start, name: str) -> None:
+    server = start().wait_ready()
+    with Load(mixed(server), callers=16) as load:
+        wait_until(lambda: load.answers["200"] > 50, "a first load of 200s")
+        server.replace(name)
+        server.wait_ready()
+        meanwhile = load.begin_anew()
+        wait_until(lambda: load.answers["200"] > 50, "200s again")
+    assert {answer.split()[0] for answer in meanwhile} == {"200", "503"}, meanwhile
+    assert set(load.answers) == {"200"}, load.answers
+    assert load.refused == 0
+    assert load.cut <= (load.callers if name == "gunicorn" else 0)  # replies that it was writing when it was killed
+
+
+def ping_that_says(server: Server, word: str) -> requests.Response:
+    """The first 503 of /ping with this word in its error."""
+
+    def says() -> list[requests.Response]:
+        with contextlib.suppress(requests.ConnectionError):
+            reply = server.get("/ping")
+            return [reply] if reply.status_code == 503 and word in reply.json()["error"] else []
+        return []
+
+    (found,) = wait_until(says, f"/ping says {word}")
+    return found  # type: ignore[no-any-return]
+
+
+def test_the_503_names_the_process_that_died(start: Start) -> None:
+    server = start().wait_ready()
+    with server.unattended():
+        for name, code in (("tritonserver", "triton_unavailable"), ("gunicorn", "frontend_unavailable")):
+            os.killpg(server.pid(name), signal.SIGKILL)
+            reply = ping_that_says(server, name)
+            assert reply.json()["code"] == code
+            assert reply.headers["Retry-After"] == "1"
+    server.wait_ready()
+
+
+def test_a_backend_s_process_killed_makes_triton_start_again(start: Start) -> None:
+    """Triton itself does not mend it; the kernel takes the largest process first when memory is short."""
+    server = start().wait_ready()
+    before = server.pid("tritonserver")
+    stubs = [pid for pid in server.processes() if b"/scale/2/" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(stubs) == 1
+    os.kill(stubs[0], signal.SIGKILL)
+    reply = server.post(params={"model_name": "scale"}, json=SCALE)
+    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
+    server.wait_replaced("tritonserver", before)
+    server.wait_ready()
+    assert server.post(params={"model_name": "scale"}, json=SCALE).status_code == 200
+
+
+def test_nginx_killed_is_started_again(start: Start) -> None:
+    server = start().wait_ready()
+    server.replace("nginx")
+    server.wait_ready()
+
+
+def access_log(server: Server) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["process"] == "nginx"]
+
+
+def test_sigterm_under_load_loses_no_accepted_request(start: Start) -> None:
+    server = start().wait_ready()
+    with Load(mixed(server), callers=24) as load:
+        wait_until(lambda: load.answers["200"] > 100, "a load of 200s")
+        assert server.stop() == 0
+    assert set(load.answers) == {"200"}, load.answers
+    assert load.cut == 0
+    logged = [line for line in access_log(server) if line["path"] == "/invocations"]
+    assert {line["status"] for line in logged} == {200}
+    assert len(logged) == load.answers["200"]
+
+
+def test_a_request_that_is_slow_is_finished_before_the_stop(start: Start) -> None:
+    server = start().wait_ready()
+    replies: list[requests.Response] = []
+
+    def slow(number: int) -> requests.Response:
+        replies.append(server.post(json={"model_name": "sleeper", "instances": [4]}))
+        return replies[-1]
+
+    with Load(slow, callers=1) as load:
+        wait_until(lambda: server.in_work() == 1, "it is in work")
+        assert server.stop() == 0
+    assert replies[0].json()["predictions"] == [4.0]
+    assert load.answers == {"200": len(replies)}
+
+
+def test_sigint_while_starting_stops_everything(start: Start) -> None:
+    server = start()
+    wait_until(lambda: (server.run_dir / "status.json").exists(), "a status")
+    assert server.stop(signal.SIGINT) == 0
+    assert server.processes() == []
+
+
+def test_a_model_that_cannot_be_loaded_is_named_and_the_start_fails(small: Path, start: Start) -> None:
+    (small / "scale/2/model.onnx").write_bytes(b"not onnx")
+    server = start(SERVE_START_TIMEOUT="20")
+    reply = ping_that_says(server, "scale")
+    assert reply.json()["code"] == "model_not_ready"
+    listed = {model["name"]: model for model in server.get("/models").json()["models"]}
+    assert "UNAVAILABLE" in {version["state"] for version in listed["scale"]["versions"]}
+    assert server.wait_ended() != 0
+    assert "scale" in server.output().strip().splitlines()[-1]
+
+
+def test_a_client_that_cannot_be_made_is_named(small: Path, start: Start) -> None:
+    (small / "sleeper/client.py").write_text("import a_library_that_is_missing\n")
+    server = start()
+    assert "a_library_that_is_missing" in ping_that_says(server, "sleeper").json()["error"]
+
+
+def test_a_folder_s_own_client_is_off_by_a_setting(start: Start) -> None:
+    server = start(SERVE_MODEL_CLIENTS="false").wait_ready()
+    reply = server.post(json={"model_name": "sleeper", "instances": [0]})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "no client" in reply.json()["error"]
+
+
+def test_more_requests_than_the_limit_are_told_to_come_back_while_ping_answers(start: Start) -> None:
+    server = start(SERVE_MAX_CONCURRENCY="2", SERVE_WORKERS="1").wait_ready()
+    with Load(lambda _: server.post(json={"model_name": "sleeper", "instances": [1]}), callers=6) as load:
+        wait_until(lambda: load.answers["503 overloaded"] > 0, "a 503")
+        pings = [server.get("/ping") for _ in range(5)]
+    assert {ping.status_code for ping in pings} == {200}
+    assert set(load.answers) == {"200", "503 overloaded"}
+
+
+def test_the_default_model_answers_what_names_none(start: Start) -> None:
+    server = start(SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale").wait_ready()
+    reply = server.post(json=SCALE)
+    assert (reply.status_code, reply.headers["X-Model-Name"]) == (200, "scale")
+
+
+def test_nothing_is_written_but_in_the_run_folder(start: Start, tmp_path: Path) -> None:
+    before = time.time()
+    server = start().wait_ready()
+    mixed(server)(0)
+    server.stop()
+    assert [path for path in checked_out() if path.stat().st_mtime > before] == []
+
+
+def checked_out() -> Iterator[Path]:
+    """All files but those of tools, and what the bench and the image's build make, whose tests may run meanwhile."""
+    tools = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__", ".cache", "dist"}
+    for place, folders, names in os.walk(ROOT):
+        folders[:] = set(folders) - tools
+        yield from (Path(place, name) for name in names)

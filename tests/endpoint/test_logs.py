@@ -1,0 +1,277 @@
+"""The log: one JSON line per request with its model, code and stages, by level, and nothing of a body in it."""
+
+import io
+import json
+import logging
+import re
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from predictor import create_app
+from serving.front.logs import JsonFormatter
+from serving.settings.table import Settings
+from tests.support.harness import ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
+
+NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
+TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+MARK = "payload-4711-mark"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    make_scale(folder)
+    make_sleeper(folder)
+    make_identity(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("info"), repository, SERVE_MAX_BODY_MB="1").wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module", params=["warning", "error"])
+def quiet(
+    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp(request.param)
+    running = Server(
+        folder,
+        repository,
+        SERVE_LOG_LEVEL=request.param,
+        SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true",
+        SERVE_CLOUDWATCH_AGENT=str(folder / "no-agent"),
+    ).wait_ready()
+    running.level = request.param  # type: ignore[attr-defined]
+    yield running
+    assert running.stop() == 0
+
+
+def json_lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
+
+
+def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple[requests.Response, str]:
+    """The reply and the id that the request was given."""
+    request_id = uuid.uuid4().hex
+    headers = {"X-Amzn-SageMaker-Inference-Id": request_id} | request.pop("headers", {})
+    reply = server.post(path, headers=headers, **request)
+    assert reply.headers["X-Request-Id"] == request_id
+    return reply, request_id
+
+
+def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
+    """Those of one request; waits for nginx's, which comes after the reply."""
+
+    def found() -> list[dict[str, Any]]:
+        return [line for line in json_lines(server) if line.get("request_id") == request_id]
+
+    wait_until(lambda: [line for line in found() if line["process"] == "nginx"], f"a line of {request_id}")
+    return [line for line in found() if line["process"] == process]
+
+
+def test_one_line_says_everything_of_a_request(server: Server) -> None:
+    reply, request_id = send(server, json={"instances": [0.2], "model_name": "sleeper"})
+    [line] = lines_of(server, request_id)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", line.pop("time"))
+    stages = {name: line.pop(name) for name in NO_STAGES}
+    seconds, upstream = line.pop("seconds"), float(line.pop("upstream_seconds"))
+    assert stages["triton_ms"] >= 200
+    assert min(stages.values()) >= 0
+    assert 0.2 <= sum(stages.values()) / 1000 <= upstream + 0.001 <= seconds + 0.002, "each holds the one before"
+    assert line.pop("bytes_in") > len(reply.request.body or "")
+    assert line.pop("bytes_out") > len(reply.content)
+    assert line == {
+        "process": "nginx",
+        "level": "info",
+        "request_id": request_id,
+        "method": "POST",
+        "path": "/invocations",
+        "status": 200,
+        "code": "",
+        "model": "sleeper",
+        "version": "1",
+    }
+
+
+def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answered(server: Server) -> None:
+    for version in ("1", "2"):
+        _, request_id = send(server, json=TENSORS | {"model_name": "scale", "model_version": version})
+        [line] = lines_of(server, request_id)
+        assert (line["model"], line["version"], line["status"]) == ("scale", version, 200)
+        assert line["triton_ms"] > 0
+        assert [name for name in NO_STAGES if line[name] is None] == ["decode_ms", "preprocess_ms", "postprocess_ms"]
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "expected"),
+    [
+        ("/invocations", {"json": TENSORS | {"model_name": "nope"}}, ("warning", 404, "model_not_found", "")),
+        ("/invocations", {"json": {"neither": "nor"}}, ("warning", 400, "invalid_request", "")),
+        ("/nowhere", {"json": {}}, ("warning", 404, "not_found", "")),
+        ("/invocations", {"data": b"x" * 2_000_000}, ("warning", 413, "payload_too_large", "")),
+        (
+            "/invocations",
+            {"json": {"model_name": "sleeper", "instances": [-1]}},
+            ("error", 500, "inference_failed", "sleeper"),
+        ),
+    ],
+    ids=["model", "body", "route", "size", "failure"],
+)
+def test_a_refused_request_has_the_code_that_its_caller_got(
+    server: Server, path: str, request_: dict[str, Any], expected: tuple[str, int, str, str]
+) -> None:
+    reply, request_id = send(server, path, **request_)
+    [line] = lines_of(server, request_id)
+    assert (line["level"], line["status"], line["code"], line["model"]) == expected
+    assert (reply.status_code, reply.json()["code"]) == expected[1:3]
+    assert "X-Error-Code" not in reply.headers
+
+
+def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> None:
+    body = {"model_name": "sleeper", "instances": [0], "parameters": {"mistake": "raise"}}
+    _, request_id = send(server, json=body)
+    [line] = lines_of(server, request_id, "gunicorn")
+    assert (line["level"], line["logger"], line["exception"]) == ("error", "serving.front.replies", "InferenceFailed")
+    assert "failed in postprocess (KeyError)" in line["message"]
+    assert re.search(r"KeyError\n(.*\n)*  .*/sleeper/client.py:\d+ in postprocess$", line["trace"])
+
+
+def test_every_line_is_json_or_begins_with_the_name_of_its_process(server: Server) -> None:
+    for line in server.output().splitlines():
+        if line.startswith("{"):
+            assert json.loads(line)["process"] in ("nginx", "gunicorn")
+        else:
+            assert re.match(r"(serve|tritonserver|gunicorn|nginx) \| ", line)
+
+
+def test_pings_and_scrapes_are_not_logged(server: Server) -> None:
+    for path in ("/ping", "/metrics"):
+        assert server.get(path).status_code == 200
+    _, request_id = send(server, json=TENSORS | {"model_name": "scale"})
+    assert lines_of(server, request_id)
+    assert not [line for line in json_lines(server) if line.get("path") in ("/ping", "/metrics")]
+
+
+def marked_requests() -> list[dict[str, Any]]:
+    """Bodies that hold MARK wherever a body can hold something: served ones and all kinds of wrong ones."""
+    text = {"name": "in_BYTES", "shape": [1, 1], "datatype": "BYTES", "data": [MARK]}
+    sleeper = {"model_name": "sleeper"}
+    return [
+        {"json": {"inputs": [text], "model_name": "identity"}},
+        {"json": {"inputs": [text | {"datatype": "FP32"}], "model_name": "scale"}},
+        {"json": {"inputs": [text | {"name": MARK}], "model_name": "scale"}},
+        {"json": {"inputs": [MARK], "model_name": "scale"}},
+        {"json": sleeper | {"instances": [MARK]}},
+        {"json": sleeper | {"instances": [{"b64": MARK}]}},
+        {"json": sleeper | {"instances": [0], "parameters": {MARK: MARK}}},
+        {"json": sleeper | {"instances": [0], "parameters": {"mistake": MARK}}},
+        {"json": sleeper | {"payload": {"text": MARK}}},
+        {"json": {MARK: MARK}},
+        {"json": {"instances": [MARK], "model_name": MARK}},
+        {"json": {"instances": [0], "model_name": [MARK]}},
+        {"data": f'{{"instances": [{MARK}'},
+        {"data": MARK},
+        {"data": MARK.encode() * 100_000},
+        {"data": b"\x93NUMPY" + MARK.encode(), "params": {"model_name": "scale"}},
+        {"data": MARK, "headers": {"Content-Type": "application/vnd.sagemaker-triton.binary+json;json-header-size=9"}},
+        {"data": MARK, "params": {"model_name": "sleeper"}, "headers": {"Content-Type": "image/jpeg"}},
+        {"files": {MARK: (MARK, MARK)}, "data": {"model_name": "sleeper", MARK: MARK}},
+        {"json": sleeper | {"instances": [0]}, "headers": {"X-Amzn-SageMaker-Custom-Attributes": f"trace={MARK}"}},
+        {"json": sleeper | {"instances": [0]}, "params": {"mistake": MARK}},
+    ]
+
+
+def test_nothing_of_a_body_stands_in_the_log_whatever_becomes_of_it(server: Server) -> None:
+    ids = [send(server, **request)[1] for request in marked_requests()]
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{MARK}".encode())
+    for request_id in ids:
+        assert lines_of(server, request_id)
+    statuses = {line["status"] for request_id in ids for line in lines_of(server, request_id)}
+    assert {200, 400, 404, 413, 415, 500} <= statuses
+    assert MARK not in server.output()
+
+
+def test_the_level_decides_which_requests_are_logged(quiet: Server) -> None:
+    good, good_id = send(quiet, json=TENSORS | {"model_name": "scale"})
+    wrong, wrong_id = send(quiet, json=TENSORS | {"model_name": "nope"})
+    failed, failed_id = send(quiet, json={"model_name": "sleeper", "instances": [-1]})
+    assert (good.status_code, wrong.status_code, failed.status_code) == (200, 404, 500)
+    assert len(lines_of(quiet, failed_id)) == 1
+    logged = {line.get("request_id") for line in json_lines(quiet)}
+    expected = {"warning": {wrong_id, failed_id}, "error": {failed_id}}
+    assert logged & {good_id, wrong_id, failed_id} == expected[quiet.level]  # type: ignore[attr-defined]
+    assert not [line for line in json_lines(quiet) if line["level"] in ("debug", "info")]
+
+
+def test_without_the_cloudwatch_agent_the_log_says_how_to_add_it_and_serving_goes_on(quiet: Server) -> None:
+    assert re.search(
+        r"^serve \| WARNING: .* no CloudWatch agent at .*/no-agent: install the package amazon-cloudwatch-agent",
+        quiet.output(),
+        re.MULTILINE,
+    )
+    assert not (quiet.run_dir / "cloudwatch.json").exists()
+
+
+def test_nginx_logs_the_codes_that_its_own_replies_have() -> None:
+    text = (ROOT / "nginx.conf").read_text()
+    logged = dict(re.findall(r"^ +(/\.error/\w+) (\w+);$", text, re.MULTILINE))
+    own_reply = r'location = (/\.error/\w+) \{\s+(?:limit_rate \d+;\s+)?return \d+ .*"code": "(\w+)"'
+    answered = dict(re.findall(own_reply, text))
+    assert answered
+    assert logged == answered
+
+
+def record(error: Exception) -> logging.LogRecord:
+    try:
+        try:
+            raise error
+        except type(error) as caught:
+            raise RuntimeError("it failed") from caught
+    except RuntimeError:
+        return logging.LogRecord("serving.x", logging.ERROR, "x.py", 1, "%s of %d", ("one", 2), sys.exc_info())
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_a_record_with_an_exception_is_one_line_and_tells_its_message_when_debugging_only(messages: bool) -> None:
+    text = JsonFormatter(messages).format(record(ValueError(f"not a number: {MARK}\nsecond line")))
+    assert "\n" not in text
+    line = json.loads(text)
+    assert line["message"] == "one of 2"
+    assert line["exception"] == "RuntimeError"
+    assert line["trace"].index("RuntimeError") < line["trace"].index("ValueError")
+    assert (MARK in text) == ("it failed" in text) == messages
+
+
+def logged(say: Callable[[logging.Logger], None]) -> list[dict[str, Any]]:
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("tests.ids")
+    logger.addHandler(handler)
+    say(logger)
+    logger.removeHandler(handler)
+    return [json.loads(line) for line in output.getvalue().splitlines()]
+
+
+def test_a_line_has_the_id_of_the_request_that_its_thread_answers() -> None:
+    app = create_app(Settings.from_env({}))
+
+    def say(logger: logging.Logger) -> None:
+        with app.test_request_context(headers={"X-Request-Id": "id-1"}):
+            logger.warning("within")
+        logger.warning("without")
+        logger.warning("of a stream, whose request Flask has forgotten", extra={"request_id": "id-2"})
+
+    assert [line.get("request_id") for line in logged(say)] == ["id-1", None, "id-2"]

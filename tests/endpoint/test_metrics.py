@@ -1,0 +1,331 @@
+"""GET /metrics: one valid Prometheus text of all workers' counts and of Triton's, whatever has died."""
+
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from flask import Response
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from predictor import create_app
+from serving.front.incoming import incoming
+from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
+from serving.settings.table import Settings
+from serving.timings import STAGES
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
+from tests.support.load import Load
+
+TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}], "model_name": "scale"}
+
+# A stand-in for the CloudWatch agent, which cannot be had here: it records what it was started with, and stays.
+AGENT = """#!/bin/sh
+printf '%s' "$CW_CONFIG_CONTENT" > agent-configuration.json
+printf '%s' "$RUN_IN_CONTAINER" > agent-in-container
+echo "$$" >> agent-starts
+exec sleep 1000
+"""
+DYING_AGENT = "#!/bin/sh\necho 'no credentials'\nexit 3\n"
+
+
+def parse(text: str) -> dict[str, Metric]:
+    """The families by name; a name must not come twice, nor a series."""
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert sorted(names) == sorted(set(names))
+    series = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
+    assert len(series) == len(set(series))
+    return {family.name: family for family in families}
+
+
+def value(metrics: dict[str, Metric], sample_name: str, **labels: str) -> float:
+    """The sum of the samples of that name with those labels."""
+    samples = [sample for family in metrics.values() for sample in family.samples if sample.name == sample_name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def scrape(server: Server) -> dict[str, Metric]:
+    reply = server.get("/metrics")
+    assert reply.status_code == 200
+    assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return parse(reply.text)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    make_scale(folder)
+    make_sleeper(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With an agent that dies: serving must go on."""
+    folder = tmp_path_factory.mktemp("serve")
+    agent = make_agent(folder, DYING_AGENT)
+    running = Server(
+        folder,
+        repository,
+        SERVE_WORKERS="3",
+        SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true",
+        SERVE_CLOUDWATCH_AGENT=str(agent),
+    ).wait_ready()
+    yield running
+    assert running.stop() == 0
+    assert running.processes() == []
+
+
+def make_agent(folder: Path, script: str) -> Path:
+    agent = folder / "stand-in-for-start-amazon-cloudwatch-agent"
+    agent.write_text(script)
+    agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
+    return agent
+
+
+def call(server: Server, seconds: float = 0) -> requests.Response:
+    return server.post(json={"instances": [seconds], "model_name": "sleeper"})
+
+
+def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:
+    before = scrape(server)
+    answers = [call(server).status_code for _ in range(30)]
+    answers += [server.post(json=TENSORS | {"model_version": version}).status_code for version in "12"]
+    after = scrape(server)
+    assert set(answers) == {200}
+
+    def grown(name: str, **labels: str) -> float:
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    assert grown("serve_requests_total", model="sleeper", version="1", code="200") == 30
+    assert grown("serve_requests_total", model="scale", version="1", code="200") == 1
+    assert grown("serve_requests_total", model="scale", version="2", code="200") == 1
+    assert grown("serve_request_seconds_count", model="sleeper") == 30
+    assert grown("serve_request_bytes_count") == grown("serve_response_bytes_count") == 32
+    # The parser adds _total to the name of a counter that lacks it, as Triton's do.
+    assert grown("nv_inference_request_success_total", model="sleeper") == 30
+    for name in STAGES:
+        assert grown("serve_stage_seconds_count", model="sleeper", stage=name) == 30
+        assert grown("serve_stage_seconds_count", model="scale", stage=name) == (2 if name == "triton" else 0)
+
+
+def test_bodies_are_counted_in_bytes(server: Server) -> None:
+    before = scrape(server)
+    reply = server.post(data=json.dumps(TENSORS).ljust(5000).encode())
+    after = scrape(server)
+    assert value(after, "serve_request_bytes_sum") - value(before, "serve_request_bytes_sum") == 5000
+    assert value(after, "serve_response_bytes_sum") - value(before, "serve_response_bytes_sum") == len(reply.content)
+
+
+def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
+    before = scrape(server)
+    reply = call(server, 0.4)
+    after = scrape(server)
+    grown = {
+        name: value(after, "serve_stage_seconds_sum", model="sleeper", stage=name)
+        - value(before, "serve_stage_seconds_sum", model="sleeper", stage=name)
+        for name in STAGES
+    }
+    assert grown["triton"] >= 0.4
+    shown = dict(part.split(";dur=") for part in reply.headers["Server-Timing"].split(", "))
+    assert {name: pytest.approx(1000 * seconds, abs=0.001) for name, seconds in grown.items()} == {
+        name: float(milliseconds) for name, milliseconds in shown.items()
+    }
+
+
+def test_names_that_callers_make_up_make_no_series(server: Server) -> None:
+    before = scrape(server)
+    for number in range(5):
+        assert server.post(json={"instances": [0], "model_name": f"made-up-{number}"}).status_code == 404
+        assert server.post(f"/made-up-{number}").status_code == 404
+    assert server.post(data=b"").status_code == 400
+    after = scrape(server)
+    assert "made-up" not in server.get("/metrics").text
+    assert value(after, "serve_requests_total", model="", version="", code="404") >= 10
+    assert value(after, "serve_requests_total") - value(before, "serve_requests_total") == 11
+
+
+def test_requests_in_work_are_shown(server: Server) -> None:
+    with Load(lambda _: call(server, 0.3), callers=6) as load:
+        wait_until(lambda: value(scrape(server), "serve_in_flight") == 6, "six requests in work")
+    assert set(load.answers) == {"200"}
+    wait_until(lambda: value(scrape(server), "serve_in_flight") == 0, "no request in work")
+
+
+def test_nginx_knows_of_requests_in_work_that_no_python_sees(server: Server) -> None:
+    tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.3]}
+
+    def infer(_: int) -> requests.Response:
+        return server.post("/v2/models/sleeper/infer", json={"inputs": [tensor]})
+
+    with Load(infer, callers=4), Load(lambda _: call(server, 0.3), callers=3):
+        wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 7, "seven requests in work")
+        wait_until(lambda: value(scrape(server), "serve_in_flight") == 3, "three in gunicorn")
+    wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 0, "no request in work")
+
+
+def test_pings_and_scrapes_are_not_counted(server: Server) -> None:
+    before = value(scrape(server), "serve_requests_total")
+    for _ in range(5):
+        assert server.ping() == 200
+    assert value(scrape(server), "serve_requests_total") == before
+
+
+def test_what_a_killed_worker_counted_is_kept_and_what_it_had_in_work_is_not(server: Server) -> None:
+    before = value(scrape(server), "serve_requests_total", code="200")
+    metrics = server.run_dir / "metrics"
+    parent = server.pid("gunicorn")
+    workers = [pid for pid in server.processes() if parent_of(pid) == parent]
+    assert len(workers) == 3
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not [pid for pid in workers if list(metrics.glob(f"*_{pid}.db"))], "their files are gone")
+    server.wait_ready()
+    after = scrape(server)
+    assert value(after, "serve_requests_total", code="200") == before
+    assert value(after, "serve_in_flight") == 0
+    assert len(list(metrics.glob("*.db"))) <= 3 * 3 + 3  # of three new workers, of gunicorn, of the ended ones
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_new_gunicorn_goes_on_counting(server: Server) -> None:
+    before = value(scrape(server), "serve_requests_total", code="200")
+    killed = server.replace("gunicorn")
+    server.wait_ready()
+    assert call(server).status_code == 200
+    after = scrape(server)
+    assert value(after, "serve_requests_total", code="200") == before + 1
+    assert value(after, "serve_process_starts_total", process="gunicorn") == 2
+    assert value(after, "serve_in_flight") == 0
+    assert not list((server.run_dir / "metrics").glob(f"*_{killed}.db"))
+
+
+def test_ours_are_given_while_triton_is_down(server: Server) -> None:
+    assert value(scrape(server), "serve_triton_up") == 1
+    starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
+    os.kill(server.pid("tritonserver"), signal.SIGSTOP)
+    down = scrape(server)
+    assert value(down, "serve_triton_up") == 0
+    assert "serve_requests" in down
+    assert not [name for name in down if name.startswith("nv_")]
+    os.kill(server.pid("tritonserver"), signal.SIGKILL)
+    wait_until(lambda: value(scrape(server), "serve_triton_up") == 1, "Triton's metrics")
+    server.wait_ready()
+    assert value(scrape(server), "serve_process_starts_total", process="tritonserver") == starts + 1
+
+
+def test_serving_goes_on_without_an_agent_that_dies_again_and_again(server: Server) -> None:
+    words = "cloudwatch-agent died 6 times within 60 s, the last time it exited with status 3: no credentials"
+    wait_until(lambda: words in server.output(), "the agent is given up")
+    assert f"{words}; going on without cloudwatch-agent" in server.output()
+    assert call(server).status_code == 200
+
+
+def test_the_cloudwatch_agent_is_started_with_what_it_has_to_scrape(repository: Path, tmp_path: Path) -> None:
+    server = Server(
+        tmp_path,
+        repository,
+        SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true",
+        SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP="/my/group",
+        SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE="Mine",
+        SERVE_CLOUDWATCH_AGENT=str(make_agent(tmp_path, AGENT)),
+        AWS_REGION="eu-central-1",
+    ).wait_ready()
+    try:
+        started = server.run_dir / "agent-starts"
+        wait_until(started.exists, "the agent has started")
+        assert (server.run_dir / "agent-in-container").read_text() == "True"
+        configuration = json.loads((server.run_dir / "agent-configuration.json").read_text())
+        assert configuration == json.loads((server.run_dir / "cloudwatch.json").read_text())
+        prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
+        assert configuration["agent"]["region"] == "eu-central-1"
+        assert prometheus["log_group_name"] == "/my/group"
+        assert prometheus["emf_processor"]["metric_namespace"] == "Mine"
+        scraped = json.loads(Path(prometheus["prometheus_config_path"]).read_text())["scrape_configs"][0]
+        target, path = scraped["static_configs"][0]["targets"][0], scraped["metrics_path"]
+        assert "serve_triton_up 1.0" in requests.get(f"http://{target}{path}", timeout=PATIENCE).text
+        os.kill(server.pid("cloudwatch-agent"), signal.SIGKILL)
+        wait_until(lambda: len(started.read_text().splitlines()) == 2, "a new agent")
+        assert server.ping() == 200
+    finally:
+        assert server.stop() == 0
+    assert server.processes() == []
+
+
+def test_the_app_gives_its_metrics_without_serve_as_well() -> None:
+    client = create_app(Settings.from_env({})).test_client()
+    assert client.post("/invocations", data=b"").status_code == 400
+    metrics = parse(client.get("/metrics").text)
+    assert value(metrics, "serve_requests_total", model="", version="", code="400") == 1
+    assert value(metrics, "serve_triton_up") == 0
+
+
+def finished(model: str, version: str = "1") -> Finished:
+    return Finished(model, version, 200, 0.02, 100, 100, dict.fromkeys(STAGES, 0.005))
+
+
+def test_a_streamed_reply_is_in_work_until_its_last_part() -> None:
+    app = create_app(Settings.from_env({}))
+    metrics: Metrics = app.extensions["serving"].metrics
+
+    def stream() -> Response:
+        timings = incoming().timings
+
+        def parts() -> Iterator[bytes]:
+            for part in (b"one", b"two"):
+                with timings.stage("triton"):
+                    time.sleep(0.05)
+                yield part
+
+        return Response(parts())
+
+    app.add_url_rule("/stream", view_func=stream)
+    with app.test_client().get("/stream", buffered=False) as reply:
+        parts = iter(reply.response)
+        assert next(parts) == b"one"
+        assert value(parse(metrics.render(None).decode()), "serve_in_flight") == 1
+        assert list(parts) == [b"two"]
+    shown = parse(metrics.render(None).decode())
+    assert value(shown, "serve_in_flight") == 0
+    assert value(shown, "serve_requests_total", code="200") == 1
+    assert value(shown, "serve_request_seconds_sum") >= 0.1
+    assert value(shown, "serve_stage_seconds_sum", stage="triton") >= 0.1
+
+
+def test_more_models_than_can_be_shown_share_a_name() -> None:
+    metrics = Metrics()
+    for number in range(MOST_MODELS + 50):
+        metrics.finished(finished(f"model-{number}"))
+    shown = parse(metrics.render(None).decode())
+    models = {sample.labels["model"] for sample in shown["serve_requests"].samples}
+    assert len(models) == MOST_MODELS + 1
+    assert value(shown, "serve_requests_total", model=OTHER, version="", code="200") == 50
+    assert value(shown, "serve_requests_total") == MOST_MODELS + 50
+
+
+def test_any_model_name_gives_a_valid_text() -> None:
+    metrics = Metrics()
+    for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
+        metrics.finished(finished(name))
+        assert value(parse(metrics.render(None).decode()), "serve_requests_total", model=name) == 1
+
+
+def test_loads_and_unloads_are_counted_by_result() -> None:
+    metrics = Metrics()
+    metrics.count_load("ok")
+    metrics.count_load("ok")
+    metrics.count_load("out_of_memory")
+    metrics.count_unload("model_not_found")
+    shown = parse(metrics.render(None).decode())
+    assert value(shown, "serve_model_loads_total", result="ok") == 2
+    assert value(shown, "serve_model_loads_total", result="out_of_memory") == 1
+    assert value(shown, "serve_model_unloads_total", result="model_not_found") == 1

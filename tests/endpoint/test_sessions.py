@@ -1,0 +1,249 @@
+"""Sticky sessions through the whole container: Triton's sequences under SageMaker's headers."""
+
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from tests.support.harness import Server, make_scale
+from tests.support.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
+
+SESSION = "X-Amzn-SageMaker-Session-Id"
+CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("sessions")
+    for make in (make_summer, make_direct_summer, make_brief_summer, make_echo, make_scale):
+        make(folder / "repository")
+    running = Server(folder, folder / "repository", SERVE_STOP_TIMEOUT="2").wait_ready()  # open sequences hold Triton
+    yield running
+    assert running.stop() == 0
+
+
+def tensors(number: float, **parameters: Any) -> dict[str, Any]:
+    inputs = [{"name": "number", "datatype": "FP32", "shape": [1, 1], "data": [number]}]
+    return {"inputs": inputs, "parameters": parameters}
+
+
+def call(server: Server, model: str, session: str, body: Any, **headers: str) -> requests.Response:
+    return server.post(params={"model_name": model}, json=body, headers={SESSION: session} | headers)
+
+
+def opened(reply: requests.Response) -> str:
+    """The id of the session that this reply opened."""
+    assert reply.status_code == 200, reply.text
+    return reply.headers[SESSION].partition(";")[0]
+
+
+def total(reply: requests.Response) -> float:
+    assert reply.status_code == 200, reply.text
+    (found,) = (output["data"][0] for output in reply.json()["outputs"] if output["name"] == "total")
+    return float(found)
+
+
+STATEFUL = ["summer", "direct_summer", "brief_summer"]
+
+
+@pytest.mark.parametrize("model", STATEFUL)
+def test_a_session_goes_on_until_the_request_that_ends_it(server: Server, model: str) -> None:
+    first = call(server, model, "NEW_SESSION", tensors(1))
+    session = opened(first)
+    assert total(first) == 1
+    assert CLOSED not in first.headers
+    second = call(server, model, session, tensors(10))
+    assert total(second) == 11
+    assert SESSION not in second.headers
+    assert CLOSED not in second.headers
+    last = call(server, model, session, tensors(100, sequence_end=True))
+    assert total(last) == 111
+    assert last.headers[CLOSED] == session
+    assert_is_gone(call(server, model, session, tensors(1)), session)
+
+
+def assert_is_gone(reply: requests.Response, session: str) -> None:
+    assert (reply.status_code, reply.json()["code"]) == (410, "session_not_found")
+    assert session in reply.json()["error"]
+
+
+@pytest.mark.parametrize("model", STATEFUL)
+@pytest.mark.parametrize("session", ["12345", "0", "-1", "99999999999999999999999", "nobody", "new_session"])
+def test_an_unknown_id_is_an_error_and_opens_nothing(server: Server, model: str, session: str) -> None:
+    for _ in range(2):
+        assert_is_gone(call(server, model, session, tensors(1)), session)
+
+
+def test_expires_is_the_idle_time_of_the_model(server: Server) -> None:
+    before = datetime.now(UTC)
+    reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
+    found = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])
+    assert found
+    expires = datetime.strptime(found[1], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert before + timedelta(seconds=29) <= expires <= datetime.now(UTC) + timedelta(seconds=30)
+
+
+def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
+    idle, used = (opened(call(server, "brief_summer", "NEW_SESSION", tensors(1))) for _ in range(2))
+    for number in range(2, 7):
+        time.sleep(1)  # of the three that the model allows
+        assert total(call(server, "brief_summer", used, tensors(1))) == number
+    assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
+
+
+def test_a_session_that_is_opened_and_ended_at_once_has_both_headers(server: Server) -> None:
+    reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
+    assert reply.headers[CLOSED] == opened(reply)
+
+
+def test_the_header_of_the_reply_may_come_back_as_it_was(server: Server) -> None:
+    reply = call(server, "summer", "NEW_SESSION", tensors(1))
+    assert total(call(server, "summer", reply.headers[SESSION], tensors(1))) == 2
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "custom attribute": {"headers": {ATTRIBUTES: "sequence_end=true"}, "json": {"instances": [2]}},
+    "query string": {"params": {"sequence_end": "true"}, "json": {"instances": [2]}},
+    "parameters": {"json": {"instances": [2], "parameters": {"sequence_end": True}}},
+    "tensors": {"json": tensors(2, sequence_end=True)},
+}
+
+
+@pytest.mark.parametrize("request_", ENDS.values(), ids=ENDS)
+def test_a_session_can_be_ended_in_each_of_these_places(server: Server, request_: dict[str, Any]) -> None:
+    session = opened(call(server, "summer", "NEW_SESSION", {"instances": [1]}))
+    given = dict(request_)
+    given["headers"] = {SESSION: session, **given.get("headers", {})}
+    given["params"] = {"model_name": "summer", **given.get("params", {})}
+    reply = server.post(**given)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers[CLOSED] == session
+    assert_is_gone(call(server, "summer", session, tensors(1)), session)
+
+
+def test_an_end_that_is_neither_true_nor_false_is_400(server: Server) -> None:
+    reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end="maybe"))
+    assert reply.status_code == 400
+    assert "sequence_end" in reply.json()["error"]
+
+
+def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) -> None:
+    first = call(server, "summer", "NEW_SESSION", {"instances": [1, 2, 3]})
+    assert first.json()["predictions"] == [{"total": t, "count": c} for t, c in ((1, 1), (3, 2), (6, 3))]
+    second = call(server, "summer", opened(first), {"instances": [4, 5], "parameters": {"sequence_end": True}})
+    assert second.json()["predictions"] == [{"total": 10, "count": 4}, {"total": 15, "count": 5}]
+    assert second.headers[CLOSED] == opened(first)
+
+
+def test_instances_without_a_session_are_a_sequence_of_their_own(server: Server) -> None:
+    for _ in range(2):
+        reply = server.post(params={"model_name": "summer"}, json={"instances": [1, 2]})
+        assert reply.json()["predictions"][-1] == {"total": 3, "count": 2}
+        assert SESSION not in reply.headers
+        assert CLOSED not in reply.headers
+
+
+def npy(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def binary(number: float) -> tuple[bytes, str]:
+    document = tensors(0)
+    document["inputs"][0] = {
+        "name": "number",
+        "datatype": "FP32",
+        "shape": [1, 1],
+        "parameters": {"binary_data_size": 4},
+    }
+    header = json.dumps(document).encode()
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
+    return header + np.float32(number).tobytes(), kind
+
+
+def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> None:
+    body, kind = binary(1)
+    params = {"model_name": "summer"}
+    session = opened(server.post(params=params, data=body, headers={SESSION: "NEW_SESSION", "Content-Type": kind}))
+    body, kind = binary(10)
+    reply = server.post(params=params, data=body, headers={SESSION: session, "Content-Type": kind})
+    assert total(reply) == 11
+    headers = {SESSION: session, "Content-Type": "application/x-npy", ATTRIBUTES: "sequence_end=true"}
+    reply = server.post(params=params, data=npy(np.array([[100]], dtype=np.float32)), headers=headers)
+    assert total(reply) == 111
+    assert reply.headers[CLOSED] == session
+
+
+def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
+    lines = {"Accept": "application/jsonlines"}
+    first = call(server, "summer", "NEW_SESSION", tensors(1), **lines)
+    assert total(first) == 1
+    second = call(server, "summer", opened(first), {"number": 10, "sequence_end": True}, **lines)
+    assert (second.json()["total"], second.headers[CLOSED]) == (11, opened(first))
+    assert_is_gone(call(server, "summer", opened(first), {"number": 1}, **lines), opened(first))
+
+
+def test_the_header_wins_over_an_id_in_the_body(server: Server) -> None:
+    session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
+    assert total(call(server, "summer", session, tensors(1, sequence_id=7, sequence_start=True))) == 2
+
+
+def test_sequences_without_the_header_are_triton_s_own(server: Server) -> None:
+    params = {"model_name": "summer"}
+    assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_start=True))) == 1
+    assert total(server.post(params=params, json=tensors(1, sequence_id=7, sequence_end=True))) == 2
+    reply = server.post(params=params, json=tensors(1, sequence_id=7))
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+
+
+def test_many_callers_sessions_keep_apart(server: Server) -> None:
+    """Each adds its own number, all at once, through all workers."""
+
+    def caller(number: int) -> list[float]:
+        reply = call(server, "summer", "NEW_SESSION", tensors(number))
+        session, totals = opened(reply), [total(reply)]
+        for step in range(2, 11):
+            totals.append(total(call(server, "summer", session, tensors(number, sequence_end=step == 10))))
+        return totals
+
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(caller, range(1, 25)))
+    assert found == [[number * step for step in range(1, 11)] for number in range(1, 25)]
+
+
+@pytest.mark.parametrize("session", ["NEW_SESSION", "1234"])
+def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(server: Server, session: str) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2]}]}
+    reply = call(server, "scale", session, body)
+    assert reply.json()["outputs"][0]["data"] == [6.0]
+    assert SESSION not in reply.headers
+    assert CLOSED not in reply.headers
+
+
+def test_an_error_opens_no_session(server: Server) -> None:
+    reply = call(server, "summer", "NEW_SESSION", {"instances": ["no number"]})
+    assert reply.status_code >= 400
+    assert SESSION not in reply.headers
+
+
+def test_sessions_are_gone_when_triton_was_started_again(tmp_path: Path) -> None:
+    make_summer(tmp_path / "repository")
+    server = Server(tmp_path, tmp_path / "repository").wait_ready()
+    try:
+        session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
+        server.replace("tritonserver")
+        server.wait_ready()
+        assert_is_gone(call(server, "summer", session, tensors(1)), session)
+    finally:
+        assert server.stop() == 0

@@ -1,0 +1,374 @@
+"""Streams of responses through the whole container: their forms, their pace, their errors and their end."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from tests.support.harness import PATIENCE, Server, free_port, wait_until
+from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
+
+EVENTS = {"Accept": "text/event-stream"}
+LINES = {"Accept": "application/jsonlines"}
+TRITON_WAITS = "2"  # after calls of generate on its own port Triton waits in vain for their connections to end
+
+
+def container(folder: Path, **variables: str) -> Server:
+    repository = folder / "repository"
+    for make in (make_teller, make_reader, make_echo, make_summer):
+        make(repository)
+    return Server(folder, repository, **variables).wait_ready()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = container(tmp_path_factory.mktemp("serve"), SERVE_MAX_CONCURRENCY="8", SERVE_REQUEST_TIMEOUT="5")
+    yield running
+    assert running.stop() == 0
+    assert "Signal (11)" not in running.output()
+
+
+@pytest.fixture(scope="module")
+def triton_port() -> str:
+    return str(free_port())
+
+
+@pytest.fixture(scope="module")
+def generating(tmp_path_factory: pytest.TempPathFactory, triton_port: str) -> Iterator[Server]:
+    running = container(
+        tmp_path_factory.mktemp("generate"),
+        SAGEMAKER_TRITON_INFERENCE_TYPE="generate_stream",
+        SERVE_TRITON_HTTP_PORT=triton_port,
+        SERVE_STOP_TIMEOUT=TRITON_WAITS,
+    )
+    yield running
+    assert running.stop() == 0
+
+
+def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
+    return server.post(params={"model_name": model}, json=body, headers=headers, stream=True)
+
+
+def tensors(text: str, delay: float = 0.0) -> dict[str, Any]:
+    return {
+        "inputs": [
+            {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]},
+            {"name": "delay", "datatype": "FP32", "shape": [1], "data": [delay]},
+        ]
+    }
+
+
+def events(reply: requests.Response) -> list[tuple[str, Any]]:
+    """(event name, data) of each."""
+    found = []
+    for part in reply.content.decode().split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in part.splitlines())
+        found.append((fields.get("event", "message"), json.loads(fields["data"])))
+    return found
+
+
+def cancelled(server: Server) -> int:
+    """How many requests the teller says were cancelled."""
+    reply = ask(server, "teller", {"text_input": "cancelled?"}, **LINES)
+    return int(reply.json()["text_output"])
+
+
+def wait_cancelled(server: Server, count: int) -> None:
+    wait_until(lambda: cancelled(server) == count, f"the model has seen {count} cancellations")
+
+
+def test_a_flat_body_gives_an_event_per_response(server: Server) -> None:
+    reply = ask(server, "teller", {"text_input": "one two", "delay": 0.5, "id": "mine", "unused": 1}, **EVENTS)
+    assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert reply.headers["X-Model-Name"] == "teller"
+    assert reply.headers["X-Model-Version"] == "1"
+    told = {"id": "mine", "model_name": "teller", "model_version": "1", "about": [3.0, 0.5]}
+    assert events(reply) == [("message", told | {"text_output": word}) for word in ("one", "two")]
+
+
+def test_tensors_give_a_kserve_reply_per_response(server: Server) -> None:
+    body = tensors("one two") | {"outputs": [{"name": "text_output"}], "id": "mine"}
+    reply = ask(server, "teller", body, **LINES)
+    assert reply.headers["Content-Type"] == "application/jsonlines"
+    lines = [json.loads(line) for line in reply.iter_lines()]
+    assert [line["outputs"] for line in lines] == [
+        [{"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [word]}] for word in ("one", "two")
+    ]
+    assert {(line["id"], line["model_name"], line["model_version"]) for line in lines} == {("mine", "teller", "1")}
+
+
+def test_binary_tensors_are_streamed_too(server: Server) -> None:
+    body = tensors("")
+    text = b"one two"
+    body["inputs"][0] = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+    body["inputs"][0]["parameters"] = {"binary_data_size": 4 + len(text)}
+    header = json.dumps(body).encode()
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
+    reply = server.post(
+        params={"model_name": "teller"},
+        data=header + len(text).to_bytes(4, "little") + text,
+        headers={"Content-Type": kind, **LINES},
+    )
+    words = [json.loads(line)["outputs"][0]["data"][0] for line in reply.text.splitlines()]
+    assert words == ["one", "two"]
+
+
+def test_instances_are_postprocessed_per_response(server: Server) -> None:
+    body = {"instances": ["one two"], "parameters": {"upper": True}}
+    lines = [json.loads(line) for line in ask(server, "reader", body, **LINES).iter_lines()]
+    common = {"model_name": "reader", "model_version": "1", "offset": 0}
+    assert lines == [common | {"predictions": ["ONE"]}, common | {"predictions": ["TWO"]}]
+
+
+def test_an_ordinary_model_gives_a_stream_of_one(server: Server) -> None:
+    reply = ask(server, "echo", {"text_input": ["a", "b"]}, **EVENTS)
+    assert events(reply) == [("message", {"model_name": "echo", "model_version": "1", "text_output": ["a", "b"]})]
+
+
+def test_a_stateful_model_gives_a_part_per_instance_with_the_number_of_each(server: Server) -> None:
+    lines = ask(server, "summer", {"instances": [1, 2, 3]}, **LINES).iter_lines()
+    assert [(each["offset"], each["predictions"][0]["total"]) for each in map(json.loads, lines)] == [
+        (0, 1.0),
+        (1, 3.0),
+        (2, 6.0),
+    ]
+
+
+def test_no_response_at_all_is_an_empty_stream(server: Server) -> None:
+    reply = ask(server, "teller", {"text_input": ""}, **EVENTS)
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
+@pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events", "lines"])
+def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str, str], tmp_path: Path) -> None:
+    """The model waits for a file, which is made when the response before has come."""
+    files = [tmp_path / "second", tmp_path / "third"]
+    reply = ask(server, "teller", {"text_input": " ".join(["first", *map(str, files)])}, **accept)
+    lines = (line for line in reply.iter_lines(chunk_size=1) if line)
+    assert b"first" in next(lines)
+    for file in files:
+        file.touch()
+        assert str(file).encode() in next(lines)
+    assert list(lines) == []
+
+
+def test_a_stream_may_last_longer_than_a_request(server: Server) -> None:
+    """SERVE_REQUEST_TIMEOUT is 5 s here, for the whole and between two responses."""
+    reply = ask(server, "teller", {"text_input": "a", "delay": 5.5}, **EVENTS)
+    assert len(events(reply)) == 1
+
+
+def test_a_deadline_ends_a_stream_with_an_event(tmp_path: Path) -> None:
+    make_teller(tmp_path / "repository")
+    server = Server(tmp_path, tmp_path / "repository", SERVE_STREAM_TIMEOUT="4").wait_ready()
+    try:
+        reply = ask(server, "teller", {"text_input": f"a b {tmp_path / 'never'}"}, **EVENTS)
+        *told, (name, last) = events(reply)
+        assert [each["text_output"] for _, each in told] == ["a", "b"]
+        assert (name, last["code"]) == ("error", "triton_timeout")
+        assert "SERVE_STREAM_TIMEOUT" in last["error"]
+    finally:
+        assert server.stop() == 0
+
+
+def test_an_error_in_the_middle_is_an_event(server: Server) -> None:
+    reply = ask(server, "teller", {"text_input": "one fail"}, **EVENTS)
+    (first, _), (last, error) = events(reply)
+    assert (first, last) == ("message", "error")
+    assert error == {
+        "error": "it was told to fail",
+        "code": "inference_failed",
+        "request_id": reply.headers["X-Request-Id"],
+    }
+
+
+def test_an_error_in_the_middle_is_a_json_line(server: Server) -> None:
+    lines = ask(server, "teller", {"text_input": "one fail"}, **LINES).text.splitlines()
+    assert json.loads(lines[1])["code"] == "inference_failed"
+    assert len(lines) == 2
+
+
+def tensor(name: str = "text_input", **fields: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": name, "shape": [1], "data": ["a"], **fields}]}
+
+
+WRONG: dict[str, tuple[Any, int, str]] = {
+    "the model fails": ({"text_input": "fail"}, 500, "told to fail"),
+    "no such input": ({"txt": "a"}, 400, "text_input"),
+    "not of the datatype": ({"text_input": "a", "delay": "soon"}, 400, "delay"),
+    "a list as a parameter": ({"text_input": "a", "unused": [1]}, 400, "unused"),
+    "a wrong shape": ({"text_input": "a", "delay": [1, 2]}, 400, "delay"),
+    "data that do not fill the shape": (tensor(datatype="BYTES", shape=[2]), 400, "shape"),
+    "no datatype": (tensor(), 400, "datatype"),
+    "an unknown datatype": (tensor(datatype="TEXT"), 400, "TEXT"),
+    "an unknown tensor": (tensor("nobody", datatype="BYTES"), 400, "nobody"),
+}
+
+
+@pytest.mark.parametrize(("body", "status", "words"), WRONG.values(), ids=WRONG)
+def test_an_error_before_the_first_response_is_an_ordinary_reply(
+    server: Server, body: Any, status: int, words: str
+) -> None:
+    reply = ask(server, "teller", body, **EVENTS)
+    assert reply.status_code == status
+    assert reply.headers["Content-Type"] == "application/json"
+    assert words in reply.json()["error"]
+
+
+def test_a_decoupled_model_asked_for_one_answer_says_how_to_ask(server: Server) -> None:
+    for model, body in (("teller", tensors("a")), ("reader", {"instances": ["a"]})):
+        reply = ask(server, model, body)
+        assert (reply.status_code, reply.json()["code"]) == (406, "not_acceptable")
+        assert "text/event-stream" in reply.json()["error"]
+
+
+def test_a_caller_who_leaves_before_the_first_response_cancels_the_request_in_the_model(
+    server: Server, tmp_path: Path
+) -> None:
+    before, begun = cancelled(server), tmp_path / "begun"
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    body = json.dumps({"text_input": f">{begun} {tmp_path / 'never'}"})
+    connection.request("POST", "/invocations?model_name=teller", body, EVENTS)
+    wait_until(begun.exists, "the model works on it")
+    connection.close()
+    wait_cancelled(server, before + 1)
+
+
+def test_a_caller_who_leaves_in_the_middle_cancels_the_request_in_the_model(server: Server, tmp_path: Path) -> None:
+    before = cancelled(server)
+    endless(server, tmp_path).close()
+    wait_cancelled(server, before + 1)
+
+
+def endless(server: Server, folder: Path) -> requests.Response:
+    """A stream whose first response has come; no other one will."""
+    reply = ask(server, "teller", {"text_input": f"a {folder / 'never'}"}, **LINES)
+    assert reply.status_code == 200
+    return reply
+
+
+def test_callers_who_leave_give_their_places_back(server: Server, tmp_path: Path) -> None:
+    """More of them, one batch after the other, than there are threads and places."""
+    before = cancelled(server)
+    for left in (5, 10, 15, 20):
+        replies = [ask(server, "teller", {"text_input": "a b", "delay": [0.2]}, **LINES) for _ in range(2)]
+        for reply in [endless(server, tmp_path) for _ in range(5)]:
+            reply.close()
+        assert [len(reply.text.splitlines()) for reply in replies] == [2, 2]
+        wait_cancelled(server, before + left)
+        wait_until(lambda: server.in_work() == 0, "all places are free")
+
+
+def test_streams_count_among_the_requests_in_work(server: Server, tmp_path: Path) -> None:
+    wait_until(lambda: server.in_work() == 0, "all places are free")
+    running = [endless(server, tmp_path) for _ in range(8)]
+    reply = ask(server, "echo", {"text_input": "a"}, **LINES)
+    assert (reply.status_code, reply.json()["code"]) == (503, "overloaded")
+    assert server.ping() == 200
+    for each in running:
+        each.close()
+    wait_until(lambda: ask(server, "echo", {"text_input": "a"}, **LINES).status_code == 200, "there is room again")
+
+
+def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
+    make_teller(tmp_path / "repository")
+    server = Server(tmp_path, tmp_path / "repository").wait_ready()
+    awaited = tmp_path / "go-on"
+    reply = ask(server, "teller", {"text_input": f"a {awaited} c"}, Connection="close", **LINES)
+    lines = reply.iter_lines(chunk_size=1)
+    next(lines)
+    server.process.terminate()
+    wait_until(lambda: server.status()["stage"] == "stopping", "it is stopping")
+    awaited.touch()
+    assert len(list(lines)) == 2
+    assert server.stop() == 0
+
+
+SAME = {
+    "one value each": ("teller", {"text_input": "a b", "delay": 0.1}),
+    "lists and an id": ("teller", {"text_input": ["a b"], "delay": [0.25], "id": "mine", "unused": 7}),
+    "parameters": ("teller", {"text_input": "a", "parameters": {"x": True}}),
+    "nothing": ("teller", {"text_input": ""}),
+    "a batch dimension": ("reader", {"text_input": "a b"}),
+    "an ordinary model": ("echo", {"text_input": 'ä\n"b"'}),
+    "several values": ("echo", {"text_input": ["a", "b"]}),
+}
+
+
+def rounded(came: Any) -> Any:
+    """Triton writes an FP32 number as a double, ours the shortest text that reads back as the same FP32."""
+    return json.loads(json.dumps(came), parse_float=lambda text: float(np.float32(text)))
+
+
+@pytest.mark.parametrize(("model", "body"), SAME.values(), ids=SAME)
+def test_generate_stream_answers_as_triton_does(generating: Server, triton_port: str, model: str, body: Any) -> None:
+    url = f"http://127.0.0.1:{triton_port}/v2/models/{model}/generate_stream"
+    theirs = requests.post(url, json=body, timeout=PATIENCE)
+    ours = ask(generating, model, body)
+    assert ours.status_code == theirs.status_code == 200
+    assert ours.headers["Content-Type"] == theirs.headers["Content-Type"]
+    assert rounded(events(ours)) == rounded(events(theirs))
+
+
+def test_generate_stream_leaves_the_other_bodies_alone(generating: Server) -> None:
+    assert ask(generating, "summer", {"instances": [1, 2]}).json()["predictions"][1]["total"] == 3.0
+    assert ask(generating, "reader", {"instances": ["a b"]}, **LINES).text.count("\n") == 2
+    assert ask(generating, "teller", tensors("a b"), **EVENTS).text.count("data: ") == 2
+
+
+def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_path: Path) -> None:
+    port = str(free_port())
+    server = container(
+        tmp_path,
+        SAGEMAKER_TRITON_INFERENCE_TYPE="generate",
+        SERVE_TRITON_HTTP_PORT=port,
+        SERVE_STOP_TIMEOUT=TRITON_WAITS,
+    )
+    try:
+        for model, body in (("echo", {"text_input": "a"}), ("teller", {"text_input": ["a"], "delay": 0.5})):
+            theirs = requests.post(f"http://127.0.0.1:{port}/v2/models/{model}/generate", json=body, timeout=PATIENCE)
+            assert ask(server, model, body).json() == theirs.json()
+        refused = ask(server, "teller", {"text_input": "a b"})
+        assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
+        assert len(events(ask(server, "teller", {"text_input": "a b"}, **EVENTS))) == 2
+    finally:
+        assert server.stop() == 0
+
+
+def test_another_inference_type_stops_the_start(tmp_path: Path) -> None:
+    server = Server(tmp_path, tmp_path, SAGEMAKER_TRITON_INFERENCE_TYPE="stream")
+    assert server.wait_ended() == 2
+    assert "SAGEMAKER_TRITON_INFERENCE_TYPE='stream'" in server.output()
+    assert "generate_stream" in server.output()
+
+
+def test_archives_of_multi_model_mode_stream_and_keep_sessions(tmp_path: Path) -> None:
+    for name, make in {"words": make_reader, "sums": make_summer}.items():
+        make(tmp_path / "models" / name / "model")
+    server = Server(tmp_path, tmp_path, SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(tmp_path / "models"))
+    server.wait_ready()
+    try:
+        for name in ("words", "sums"):
+            body = {"model_name": f"{name}-1", "url": str(tmp_path / "models" / name / "model")}
+            assert server.post("/models", json=body).status_code == 200
+        awaited = tmp_path / "go-on"
+        slow = {"text_input": f"a {awaited}"}
+        reply = server.post("/models/words-1/invoke", json=slow, headers=EVENTS, stream=True)
+        parts = (line for line in reply.iter_lines(chunk_size=1) if line)
+        assert next(parts)
+        awaited.touch()
+        assert len(list(parts)) == 1
+        reply = server.post("/models/words-1/invoke", json={"instances": ["a b"]}, headers=LINES)
+        assert [json.loads(line)["predictions"] for line in reply.text.splitlines()] == [["a"], ["b"]]
+        header = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
+        reply = server.post("/models/sums-1/invoke", json={"instances": [1]}, headers=header)
+        header = {"X-Amzn-SageMaker-Session-Id": reply.headers["X-Amzn-SageMaker-Session-Id"]}
+        last = {"instances": [2], "parameters": {"sequence_end": True}}
+        assert server.post("/models/sums-1/invoke", json=last, headers=header).json()["predictions"][0]["total"] == 3
+    finally:
+        assert server.stop() == 0

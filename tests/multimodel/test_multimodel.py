@@ -1,0 +1,456 @@
+"""Multi-model mode over real HTTP: archives of small models on Triton's python backend."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import pytest
+import requests
+
+from bench.leak import cycle, usage
+from bench.platform import Platform, container, make_archive
+from bench.zipf import drive, numbers, share_for
+from serving.host.process_memory import tree
+from tests.backends.onnx_models import arithmetic, write_model
+from tests.support.harness import ROOT, Server, link_model, wait_until
+from tests.support.started import starts_a_server
+
+TARGET = "X-Amzn-SageMaker-Target-Model"
+MODEL = '''
+import time
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+HERE = Path(__file__).resolve().parent
+
+
+def hold():
+    """Until the test says go."""
+    (HERE / "held").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.01)
+
+
+class TritonPythonModel:
+    """y = FACTOR * x; MemoryError when x is negative, held when it is 101."""
+
+    def initialize(self, args):
+        INITIALIZE
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.answer(request)]) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        if x.max() < 0:
+            raise MemoryError("no room for this call")
+        if x.max() == 101:
+            hold()
+        return pb_utils.Tensor("y", np.float32(FACTOR) * x)
+'''
+PORTS = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] }
+"""
+CONFIG = f'backend: "python"{PORTS}instance_group {{ count: 1 kind: KIND_CPU }}\n'
+COMPLETES = """
+    @staticmethod
+    def auto_complete_config(config):
+        print("completing")
+        pb_utils.Logger.log_info("completing")
+        config.set_max_batch_size(8)
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [1]})
+        return config
+
+"""
+ENSEMBLE = f"""platform: "ensemble"{PORTS}
+ensemble_scheduling {{ step {{
+  model_name: "part" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+}} }}
+"""
+CLIENT = '''
+"""Numbers in, LABEL and a number out."""
+
+import numpy as np
+
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+
+class Client(ModelClient):
+    codec = JSON
+    example = b"1"
+
+    def preprocess(self, instances):
+        return {"x": np.array([[each] for each in instances], dtype=np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return [{"LABEL": float(row[0])} for row in outputs["y"]]
+'''
+
+
+def make_model(folder: Path, factor: float = 1, initialize: str = "pass", label: str = "") -> None:
+    """A model folder, with a client of its own when there is a label."""
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    code = MODEL.replace("FACTOR", str(factor)).replace("INITIALIZE", initialize)
+    (folder / "1/model.py").write_text(code)
+    (folder / "config.pbtxt").write_text(CONFIG)
+    if label:
+        (folder / "client.py").write_text(CLIENT.replace("LABEL", label))
+
+
+def make_ensemble(archive: Path, factor: float, label: str, initialize: str = "pass") -> None:
+    make_model(archive / "part", factor, initialize)
+    (archive / "whole/1").mkdir(parents=True)
+    (archive / "whole/config.pbtxt").write_text(ENSEMBLE)
+    (archive / "whole/client.py").write_text(CLIENT.replace("LABEL", label))
+
+
+class Container:
+    """A server in multi-model mode, and SageMaker's calls to it."""
+
+    def __init__(self, server: Server, root: Path) -> None:
+        self.server, self.root = server, root
+
+    def path(self, identifier: str) -> Path:
+        return self.root / identifier / "model"
+
+    def load(self, name: str, identifier: str, target: str = "") -> requests.Response:
+        body = {"model_name": name, "url": str(self.path(identifier))}
+        return self.server.post("/models", json=body, headers={TARGET: target} if target else {})
+
+    def unload(self, name: str) -> requests.Response:
+        path = f"/models/{quote(name, safe='')}"
+        return self.server.ask("DELETE", path)
+
+    def invoke(self, name: str, *numbers: float, **request: Any) -> requests.Response:
+        request = request or {"json": {"instances": list(numbers)}}
+        return self.server.post(f"/models/{quote(name, safe='')}/invoke", **request)
+
+    def get(self, path: str, **query: str) -> Any:
+        return self.server.get(f"/models{path}", params=query)
+
+    def listed(self) -> list[str]:
+        return [model["modelName"] for model in self.get("").json()["models"]]
+
+    def is_held(self, identifier: str) -> bool:
+        return (self.path(identifier) / "net/1/held").exists()
+
+    def go_on(self, identifier: str) -> None:
+        (self.path(identifier) / "net/1/go").touch()
+
+    def stubs(self) -> int:
+        """Processes of models."""
+        return len(list(tree(self.server.pid("tritonserver")))) - 1
+
+
+LOADED = {  # model_name: (folder, Target-Model)
+    "first": ("h1", "net-1.tar.gz"),
+    "sec/ond %20": ("h2", "team a/net-2.tar.gz"),
+    "ensemble-1": ("e1", ""),
+    "ensemble-2": ("e2", ""),
+    "digits": ("d1", "digits.tar.gz"),
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """The models of LOADED are loaded, all at once."""
+    folder = tmp_path_factory.mktemp("multi")
+    root = folder / "models"
+    make_model(root / "h1/model/net", 10, label="ten")
+    make_model(root / "h2/model/net", 20, label="twenty")
+    make_ensemble(root / "e1/model", 3, "three")
+    make_ensemble(root / "e2/model", 4, "four")
+    (root / "d1/model").mkdir(parents=True)
+    link_model(ROOT / "model_repository/resnet", root / "d1/model")
+    server = Server(
+        folder, folder / "none", SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root), SERVE_WORKERS="2"
+    )
+    server.wait_ready()
+    container = Container(server, root)
+    with ThreadPoolExecutor() as threads:
+        replies = list(threads.map(lambda name: container.load(name, *LOADED[name]), LOADED))
+    assert [reply.status_code for reply in replies] == [200] * len(LOADED), [reply.text for reply in replies]
+    yield container
+    assert server.stop() == 0
+    assert server.processes() == []
+
+
+def expect(reply: requests.Response, status: int, code: str, *words: str) -> None:
+    assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
+    assert set(reply.json()) == {"error", "code", "request_id"}
+    assert not [word for word in words if word not in reply.json()["error"]], reply.text
+
+
+def tensor(x: float) -> dict[str, Any]:
+    return {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
+
+
+def predictions(reply: requests.Response) -> Any:
+    assert reply.status_code == 200, reply.text
+    return reply.json()["predictions"]
+
+
+def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Container) -> None:
+    assert running.listed() == sorted(LOADED)
+    assert running.get("/first").json() == {"modelName": "first", "modelUrl": str(running.path("h1"))}
+    assert running.get("/sec%2Fond%20%2520").json()["modelName"] == "sec/ond %20"
+    names, token = [], ""
+    while page := running.get("", limit="2", next_page_token=token).json():
+        names += [model["modelName"] for model in page["models"]]
+        if not (token := page.get("nextPageToken", "")):
+            break
+        assert len(page["models"]) == 2
+    assert names == sorted(LOADED)
+
+
+def test_a_loaded_model_is_a_409_and_so_is_a_target_that_is_taken(running: Container) -> None:
+    expect(running.load("first", "h1"), 409, "model_already_loaded", "first")
+    expect(running.load("other", "h1", "net-1.tar.gz"), 409, "model_already_loaded", "net-1.tar.gz")
+    assert running.listed() == sorted(LOADED)
+
+
+def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running: Container) -> None:
+    assert predictions(running.invoke("first", 1, 2)) == [{"ten": 10.0}, {"ten": 20.0}]
+    assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
+
+
+def test_two_ensembles_with_parts_of_one_name_both_work_through_their_clients(running: Container) -> None:
+    assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
+    assert predictions(running.invoke("ensemble-2", 1)) == [{"four": 4.0}]
+
+
+def test_an_archive_takes_raw_images_by_the_client_that_its_configuration_names(running: Container) -> None:
+    image = next((ROOT / "model_repository/resnet").glob("example.*")).read_bytes()
+    reply = running.invoke("digits", data=image, headers={"Content-Type": "image/png"})
+    assert "classes" in predictions(reply)[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "factor"), [("net-1.tar.gz", 10.0), ("team a/net-2.tar.gz", 20.0), ("ensemble-1", 3.0)]
+)
+def test_invocations_find_a_model_by_its_target(running: Container, target: str, factor: float) -> None:
+    reply = running.server.post(headers={TARGET: target}, json={"inputs": [tensor(2.0)]})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["outputs"][0]["data"] == [2 * factor]
+
+
+def test_triton_listens_on_loopback_only_at_its_sagemaker_endpoint_too(running: Container) -> None:
+    triton = psutil.Process(running.server.pid("tritonserver"))
+    opened = [place.laddr for place in triton.net_connections("inet") if place.status == "LISTEN"]
+    assert len({port for _, port in opened}) == 4  # HTTP, gRPC, metrics, SageMaker
+    assert {address.removeprefix("::ffff:") for address, _ in opened} == {"127.0.0.1"}
+
+
+def test_invocations_without_a_name_are_a_400(running: Container) -> None:
+    expect(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
+
+
+def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Container) -> None:
+    body = {"modelname": "resnet", "payload": 7}
+    assert running.invoke("first", json=body).json()["result"] == {"ten": 70.0}
+
+
+def test_what_is_not_loaded_is_a_404_everywhere(running: Container) -> None:
+    expect(running.invoke("absent", 1), 404, "model_not_loaded", "absent")
+    expect(running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}), 404, "model_not_loaded")
+    expect(running.get("/absent"), 404, "model_not_loaded")
+    expect(running.unload("absent"), 404, "model_not_loaded")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", ["JSON"]),
+        (b"[]", ["model_name", "url"]),
+        (b'{"model_name": "m"}', ["model_name", "url"]),
+        (b'{"model_name": "m", "url": 3}', ["url"]),
+        (b'{"model_name": "", "url": "/x"}', ["model_name"]),
+        (b'{"model_name": "m", "url": "/proc/self"}', ["'url'"]),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_a_400(running: Container, body: bytes, words: list[str]) -> None:
+    expect(running.server.post("/models", data=body), 400, "invalid_request", *words)
+
+
+@pytest.mark.parametrize(
+    "query", [{"limit": "0"}, {"limit": "x"}, {"next_page_token": "a"}, {"next_page_token": "_w=="}]
+)
+def test_a_page_that_makes_no_sense_is_a_400(running: Container, query: dict[str, str]) -> None:
+    expect(running.get("", **query), 400, "invalid_request", next(iter(query)))
+
+
+def test_a_version_that_is_not_there_is_no_404(running: Container) -> None:
+    reply = running.invoke("first", json={"model_version": "9", "instances": [1]})
+    expect(reply, 400, "invalid_request", "'9'", "latest")
+
+
+def test_a_call_that_runs_out_of_memory_is_a_507(running: Container) -> None:
+    expect(running.invoke("first", -1), 507, "out_of_memory", "no room for this call")
+    expect(running.invoke("first", json={"inputs": [tensor(-1.0)]}), 507, "out_of_memory")
+    assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+
+
+def test_a_model_for_which_there_is_no_room_is_a_507_before_it_is_tried(running: Container) -> None:
+    make_model(running.path("huge") / "net")
+    with (running.path("huge") / "net/1/weights").open("wb") as weights:
+        weights.truncate(2**40)
+    expect(running.load("huge", "huge"), 507, "out_of_memory", "SERVE_MODEL_MEMORY_SHARE")
+    expect(running.get("/huge"), 404, "model_not_loaded")
+
+
+def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended(running: Container) -> None:
+    stubs = running.stubs()
+    make_ensemble(running.path("broken"), 5, "five", "raise ValueError('bad weights')")
+    expect(running.load("broken", "broken"), 400, "load_failed", "bad weights")
+    make_model(running.path("broken") / "part", 5, "raise MemoryError('no room for weights')")
+    expect(running.load("broken", "broken"), 507, "out_of_memory", "no room for weights")
+    assert "broken" not in running.listed()
+    wait_until(lambda: running.stubs() <= stubs, f"of {stubs} processes not more are left")
+    make_model(running.path("broken") / "part", 5)
+    assert running.load("broken", "broken").status_code == 200
+    assert predictions(running.invoke("broken", 1)) == [{"five": 5.0}]
+    assert running.unload("broken").status_code == 200
+
+
+def test_an_ensemble_of_which_a_part_fails_leaves_no_other_part_behind(running: Container) -> None:
+    wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
+    archive = running.path("half")
+    make_ensemble(archive, 2, "half", initialize="time.sleep(1); raise ValueError('it cannot start')")
+    make_model(archive / "sound")
+    config = archive / "whole/config.pbtxt"
+    sound = 'step { model_name: "sound" model_version: -1 input_map { key: "x" value: "x" } '
+    sound += 'output_map { key: "y" value: "m" } } step {'
+    text = config.read_text().replace('input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }')
+    config.write_text(text.replace("step {", sound, 1))
+    expect(running.load("half", "half"), 400, "load_failed", "part")
+    wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
+
+
+def test_an_archive_may_leave_out_what_its_onnx_file_says(running: Container) -> None:
+    write_model(running.path("bare") / "net", arithmetic(["batch", 3]), None)
+    assert running.load("bare", "bare").status_code == 200
+    inputs = [{"name": name, "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]} for name in "xy"]
+    reply = running.invoke("bare", json={"inputs": inputs})
+    assert {each["name"]: each["data"] for each in reply.json()["outputs"]} == {"sum": [2, 4, 6], "product": [1, 4, 9]}
+    assert running.unload("bare").status_code == 200
+
+
+def test_an_archive_may_leave_out_what_its_code_says(running: Container) -> None:
+    make_model(running.path("says") / "net", 6)
+    code = running.path("says") / "net/1/model.py"
+    code.write_text(code.read_text().replace("    def initialize", COMPLETES + "    def initialize"))
+    (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
+    reply = running.load("says", "says")
+    assert reply.status_code == 200, reply.text
+    reply = running.invoke("says", json={"inputs": [tensor(7)]})
+    assert reply.json()["outputs"][0]["data"] == [42.0]
+    assert running.unload("says").status_code == 200
+
+
+def test_what_is_left_out_and_cannot_be_told_fails_the_load(running: Container) -> None:
+    write_model(running.path("torn") / "net", b"this is no ONNX file", None)
+    expect(running.load("torn", "torn"), 400, "load_failed", "'net' is not complete", "ONNX Runtime cannot load")
+    make_model(running.path("mute") / "net")
+    (running.path("mute") / "net/config.pbtxt").write_text(CONFIG.replace("dims: [1]", "", 1))
+    expect(running.load("mute", "mute"), 400, "load_failed", "'net' is not complete", "'x' has no dims")
+    (running.path("mute") / "net/config.pbtxt").write_text("backend = python\n")
+    expect(running.load("mute", "mute"), 400, "load_failed", "'net' is not complete", "1:9")
+
+
+def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:
+    names = ["slow_1", "slow_2"]
+    for name in names:
+        make_model(running.path(name) / "net", initialize="hold()")
+    with ThreadPoolExecutor() as threads:
+        loads = [threads.submit(running.load, name, name) for name in names]
+        wait_until(lambda: all(running.is_held(name) for name in names), "both are being loaded")
+        for _ in range(20):
+            assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+        assert not any(load.done() for load in loads)
+        for name in names:
+            running.go_on(name)
+        assert [load.result().text for load in loads if load.result().status_code != 200] == []
+        assert [reply.status_code for reply in threads.map(running.unload, names)] == [200] * 2
+
+
+def test_an_unload_waits_for_the_models_calls_and_delays_no_others(running: Container) -> None:
+    make_model(running.path("busy") / "net", 2, label="two")
+    assert running.load("busy", "busy").status_code == 200
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(running.invoke, "busy", *[101.0] * 9)  # two batches
+        wait_until(lambda: running.is_held("busy"), "it is called")
+        unload = threads.submit(running.unload, "busy")
+        wait_until(lambda: running.get("/busy").status_code == 404, "it is listed no more")
+        expect(running.invoke("busy", 1), 404, "model_not_loaded")
+        assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+        assert not call.done() and not unload.done()
+        running.go_on("busy")
+        assert predictions(call.result()) == [{"two": 202.0}] * 9
+        assert unload.result().status_code == 200
+    assert "busy" not in running.listed()
+
+
+def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(running: Container) -> None:
+    for label in ("before", "after"):
+        make_model(running.path("again") / "net", label=label)
+        assert running.load("again", "again", "again.tar.gz").status_code == 200
+        with ThreadPoolExecutor(8) as threads:
+            replies = list(threads.map(lambda _: running.invoke("again", 1), range(16)))
+        assert [predictions(reply) for reply in replies] == [[{label: 1.0}]] * 16
+        assert running.unload("again").status_code == 200
+
+
+def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Container) -> None:
+    root = running.root
+    for number in range(3):
+        make_archive(root, number)
+    platform = Platform(running.server.url, root)
+    cycle(platform, range(3), 3)
+    before = usage(running.server.process.pid, running.server.run_dir)
+    cycle(platform, [0, 1, 2] * 3, 3)
+
+    def nothing_is_left() -> bool:
+        after = usage(running.server.process.pid, running.server.run_dir)
+        return (
+            after.processes == before.processes
+            and after.files <= before.files
+            and after.threads - before.threads < 10
+            and after.descriptors - before.descriptors < 10
+            and after.memory - before.memory < 10 * 2**20
+        )
+
+    wait_until(
+        nothing_is_left, lambda: f"it was {before}, and is {usage(running.server.process.pid, running.server.run_dir)}"
+    )
+
+
+def test_after_a_death_of_tritonserver_nothing_is_loaded_and_everything_can_be(running: Container) -> None:
+    running.server.replace("tritonserver")
+    wait_until(lambda: running.server.ping() == 200 and running.get("").status_code == 200, "it lives again")
+    assert running.listed() == []
+    expect(running.invoke("first", 1), 404, "model_not_loaded")
+    assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
+    assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+
+
+@starts_a_server
+def test_more_archives_than_there_is_memory_for_are_all_served(tmp_path: Path) -> None:
+    archives, room = 7, 3
+    for number in range(archives):
+        make_archive(tmp_path / "models", number)
+    with container(tmp_path, SERVE_MODEL_MEMORY_SHARE=str(share_for(room))) as (url, _):
+        platform = Platform(url, tmp_path / "models")
+        outcome = drive(platform, numbers(archives, 16, 0.8), callers=4)
+        loaded = platform.loaded()
+    assert outcome.wrong == []
+    assert len(outcome.seconds) == 16
+    assert platform.refused > 0
+    assert 0 < len(loaded) < archives

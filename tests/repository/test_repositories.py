@@ -1,0 +1,279 @@
+"""Which models are served: the layouts of a model.tar.gz, overlays, the default model, and what a mistake is told."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.repository.layout import LayoutError, called_by, holds_models, parts_of, plan
+from serving.settings.table import BUILT_IN_MODELS, Settings
+from tests.supervisor.test_serve import MACHINE, run
+from tests.support.harness import Server, make_identity, make_scale, make_sleeper
+
+ENSEMBLE = """
+platform: "ensemble"  # model_name: "commented"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [-1] }
+output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+ensemble_scheduling {
+  step [
+    { model_name: "scale" model_version: 1 input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+    { model_name: 'scale' model_version: 2 input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+  ]
+}
+"""
+CLIENT = """
+import numpy as np
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+
+class Client(ModelClient):
+    codec, example = JSON, b"[1, 2]"
+
+    def preprocess(self, instances):
+        return {"x": np.array(instances, np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return outputs["y"].tolist()
+"""
+
+
+def make_model(repository: Path, name: str, config: str = "", version: str = "1") -> None:
+    folder = repository / name
+    (folder / version).mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config or 'backend: "python"')
+
+
+def make_ensemble(repository: Path, name: str = "sixfold") -> None:
+    """`sixfold`: twice `scale`, its versions 1 and 2."""
+    make_model(repository, name, ENSEMBLE)
+    (repository / name / "client.py").write_text(CLIENT)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        make_model(tmp_path / "models", name)
+    return tmp_path / "models"
+
+
+def told(*folders: Path, default: str = "", load: tuple[str, ...] = ()) -> str:
+    """What a start with these settings says before it stops."""
+    with pytest.raises(LayoutError) as caught:
+        plan(folders, default, load)
+    return str(caught.value)
+
+
+def test_without_a_default_all_models_are_loaded(repository: Path) -> None:
+    found = plan([repository])
+    assert (found.folders, found.load, found.default, found.warnings) == ((repository,), ("a", "b"), "", ())
+
+
+def test_the_only_model_is_the_default_and_the_log_says_so(repository: Path) -> None:
+    shutil.rmtree(repository / "b")
+    found = plan([repository])
+    assert (found.load, found.default) == (("a",), "a")
+    assert found.warnings[0].startswith("no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: 'a', the only model")
+
+
+def test_a_named_default_is_loaded_alone(repository: Path) -> None:
+    assert plan([repository], "b").load == ("b",)
+    assert plan([repository], "b").warnings == ()
+
+
+def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Path) -> None:
+    for name, part in (("outer", "inner"), ("inner", "scale")):
+        make_model(repository, name, f'ensemble_scheduling {{ step [ {{ model_name: "{part}" }} ] }}')
+    make_model(repository, "scale")
+    assert plan([repository], "outer").load == ("outer", "inner", "scale")
+
+
+def test_the_configuration_of_this_machine_decides_on_the_parts(repository: Path) -> None:
+    make_model(repository, "ensemble", 'ensemble_scheduling { step [ { model_name: "a" } ] }')
+    (repository / "ensemble/configs").mkdir()
+    (repository / "ensemble/configs/cpu.pbtxt").write_text('ensemble_scheduling { step [ { model_name: "b" } ] }')
+    assert plan([repository], "ensemble", config_name="cpu").load == ("ensemble", "b")
+    assert plan([repository], "ensemble").load == ("ensemble", "a")
+
+
+def test_models_can_be_chosen_by_name_besides_the_default(repository: Path) -> None:
+    make_model(repository, "c")
+    assert plan([repository], "b", ["c"]).load == ("c", "b")
+    assert plan([repository], "", ["c", "a"]).load == ("c", "a")
+
+
+def test_comments_are_not_read_and_parts_are_named_once() -> None:
+    assert parts_of(ENSEMBLE) == ["scale"]
+    assert parts_of('ensemble_scheduling { step { model_name: "a#b" } }') == ["a#b"]
+    assert parts_of("# ensemble_scheduling\nparameters { key: \"model_name: 'x'\" }") == []
+
+
+def test_the_model_that_follows_in_a_chain_is_loaded_with_it(repository: Path) -> None:
+    then = 'backend: "python" parameters {{ key: "then" value {{ string_value: "{}" }} }}'
+    make_model(repository, "finder", then.format("b"))
+    assert plan([repository], "finder").load == ("finder", "b")
+    make_model(repository, "lost", then.format("none"))
+    assert "the model 'lost' calls 'none', and there is no such model" in told(repository, default="lost")
+
+
+def test_the_parameter_that_names_what_follows_is_read_in_every_spelling() -> None:
+    for text in (
+        'parameters { key: "then" value { string_value: "b" } }',
+        "parameters: [ { key: 'then', value: { string_value: 'b' } } ]",
+        'parameters {\n  key: "then"\n  value {\n    string_value: "b"\n  }\n}',
+    ):
+        assert called_by(text) == ["b"]
+    assert called_by('# parameters { key: "then" value { string_value: "b" } }') == []
+
+
+def test_one_folder_around_the_models_is_entered_and_the_log_says_so(tmp_path: Path, repository: Path) -> None:
+    found = plan([tmp_path])
+    assert (found.folders, found.load) == ((repository,), ("a", "b"))
+    assert found.warnings == (f"{tmp_path} has no model but the folder 'models' of them: that is served",)
+
+
+def test_folders_that_are_no_models_are_left_alone(repository: Path) -> None:
+    for name in ("code", ".git", "__MACOSX"):
+        (repository / name / "deep").mkdir(parents=True)
+    found = plan([repository])
+    assert found.load == ("a", "b")
+    assert found.warnings == (f"{repository / 'code'} is ignored: it is no model",)
+
+
+def test_repositories_lie_over_one_another(tmp_path: Path, repository: Path) -> None:
+    make_model(tmp_path / "more", "c")
+    found = plan([repository, tmp_path / "more"])
+    assert (found.folders, found.load) == ((repository, tmp_path / "more"), ("a", "b", "c"))
+
+
+def test_a_name_in_two_repositories_is_told_with_both_folders(tmp_path: Path, repository: Path) -> None:
+    make_model(tmp_path / "more", "b")
+    assert f"a model 'b': {repository / 'b'} and {tmp_path / 'more' / 'b'}" in told(repository, tmp_path / "more")
+
+
+def test_a_model_at_the_root_is_told_with_the_commands_that_mend_it(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "config.pbtxt").write_text('name: "resnet"\nplatform: "onnxruntime_onnx"')
+    message = told(tmp_path)
+    assert f"at the root of the model repository {tmp_path} (found 1/, config.pbtxt)" in message
+    assert "mkdir resnet && mv 1 config.pbtxt resnet/" in message
+    assert f"  {tmp_path}/\n    resnet/\n      config.pbtxt\n      1/\n        model.onnx\n" in message
+
+
+def test_a_default_that_is_not_there_is_told_with_what_is(repository: Path) -> None:
+    message = told(repository, default="resnet")
+    assert message == (
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME names 'resnet', and there is no folder of that name in "
+        f"{repository}; its models are: a, b"
+    )
+    assert "SERVE_LOAD_MODELS names 'x'" in told(repository, load=("x",))
+
+
+def test_a_repository_without_models_is_told_with_what_is_there(tmp_path: Path) -> None:
+    assert f"there is no model in {tmp_path}: found nothing" in told(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "inference.py").touch()
+    assert "found code/, inference.py\n" in told(tmp_path)
+    assert f"there is no model repository {tmp_path / 'absent'}" in told(tmp_path / "absent")
+    assert "cannot be read: Not a directory" in told(tmp_path / "inference.py")
+
+
+def test_a_model_without_a_version_is_told(repository: Path) -> None:
+    (repository / "b/1").rmdir()
+    (repository / "b/model.onnx").touch()
+    message = told(repository)
+    assert "the model 'b' has no version: found config.pbtxt, model.onnx in" in message
+    assert plan([repository], "a").load == ("a",)
+
+
+def test_an_ensemble_without_a_version_or_without_a_part_is_told(repository: Path) -> None:
+    make_ensemble(repository)
+    assert "the model 'sixfold' calls 'scale', and there is no such model; there are a, b, sixfold" in told(repository)
+    make_model(repository, "scale")
+    (repository / "sixfold/1").rmdir()
+    assert f"make an empty folder {repository / 'sixfold'}/1" in told(repository)
+
+
+def test_mistakes_of_several_models_are_told_together(repository: Path) -> None:
+    for name in ("a", "b"):
+        (repository / name / "1").rmdir()
+    assert [line.split("'")[1] for line in told(repository).splitlines()[:2]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a/config.pbtxt", "a/1/model.onnx", "config.pbtxt", "model.onnx", "top/a/config.pbtxt"]
+)
+def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(tmp_path: Path, name: str) -> None:
+    """Else a model.tar.gz with a mistake would start other models than the user's."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    assert holds_models(tmp_path)
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
+
+
+def test_what_was_not_meant_for_triton_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/inference.py").touch()
+    assert not holds_models(tmp_path)
+    assert Settings().settled(MACHINE, tmp_path).model_repositories == (BUILT_IN_MODELS,)
+    assert Settings().settled(MACHINE, tmp_path / "absent").model_repositories == (BUILT_IN_MODELS,)
+
+
+def test_a_layout_mistake_stops_the_start_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").touch()
+    done = run(SERVE_MODEL_REPOSITORY=str(tmp_path), SERVE_HOST="127.0.0.1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("a model lies at the root") and "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two repositories, one of them with a folder around it, and a folder that is no model."""
+    folder = tmp_path_factory.mktemp("overlay")
+    make_scale(folder / "first")
+    (folder / "first/code").mkdir()
+    make_sleeper(folder / "second/top")
+    server = Server(folder, folder / "unused", SERVE_MODEL_REPOSITORY=f"{folder}/first:{folder}/second").wait_ready()
+    yield server
+    assert server.stop() == 0
+
+
+def test_models_of_every_repository_are_served_by_name(overlay: Server) -> None:
+    values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [2]}]}
+    assert overlay.post("/invocations?model_name=scale", json=values).json()["outputs"][0]["data"] == [6]
+    reply = overlay.post("/invocations?model_name=sleeper", json={"instances": [0.5]})
+    assert reply.json()["predictions"] == [0.5], "its client.py was found in the second repository"
+    assert overlay.post(json=values).status_code == 400
+
+
+def test_a_folder_that_is_no_model_does_no_harm(overlay: Server) -> None:
+    assert "code" not in overlay.post("/invocations?model_name=code", json={}).json()["error"].split("served are")[1]
+    assert "first/code is ignored: it is no model" in overlay.output()
+    assert "has no model but the folder 'top' of them" in overlay.output()
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The archive of an ensemble, with its client.py, its part and a model that nobody asked for."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    make_scale(folder / "models")
+    make_ensemble(folder / "models")
+    make_identity(folder / "models")
+    server = Server(folder, folder / "models", SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="sixfold").wait_ready()
+    yield server
+    assert server.stop() == 0
+
+
+def test_an_ensemble_is_the_default_and_runs_through_its_parts(ensemble: Server) -> None:
+    assert np.allclose(ensemble.post(json={"instances": [[1, 2], [3, 4]]}).json()["predictions"], [[6, 12], [18, 24]])
+    values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    assert ensemble.post(json=values).json()["outputs"][0]["data"] == [6]
+
+
+def test_no_other_model_is_loaded_with_it(ensemble: Server) -> None:
+    reply = ensemble.post("/invocations?model_name=identity", json={"inputs": []})
+    assert reply.status_code == 404
+    assert reply.json()["error"].endswith("the models served are: scale, sixfold")

@@ -1,0 +1,181 @@
+"""`serve` as a program: what it refuses, what it tells, and the table of processes it makes."""
+
+import importlib.util
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from serving.host.machine import Machine
+from serving.settings.row import SettingsError
+from serving.settings.table import TABLE, Settings
+from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.supervisor import Process
+from tests.support.harness import PATIENCE, ROOT, free_port
+
+MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
+
+
+def load_serve() -> ModuleType:
+    loader = SourceFileLoader("serve_script", str(ROOT / "serve"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("serve_script", loader))  # type: ignore[arg-type]
+    loader.exec_module(module)
+    return module
+
+
+serve = load_serve()
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "SAGEMAKER_"))}
+    command = [sys.executable, str(ROOT / "serve"), *arguments]
+    return subprocess.run(command, env=clean | variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def table(folder: Path, **variables: str) -> dict[str, Process]:
+    port = str(free_port())
+    environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
+    settings = Settings.from_env(environ, MACHINE)
+    settings = serve.picked(settings, serve.port_picker(settings))
+    return {process.name: process for process in serve.table(settings, os.environ)}
+
+
+def test_help_lists_every_variable() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert not [name for row in TABLE for name in row.variables if name not in done.stdout]
+
+
+@pytest.mark.parametrize("arguments", [("train",), ("--port", "80"), ("serve", "serve")])
+def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert f"unknown arguments: {' '.join(arguments)}" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("serve",)])
+def test_every_wrong_setting_is_told_at_once(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments, PORT="no", SERVE_WORKERS="-1", SERVE_DEVICE="tpu")
+    assert done.returncode == 2
+    assert [line.partition("=")[0] for line in done.stderr.splitlines()] == ["PORT", "SERVE_DEVICE", "SERVE_WORKERS"]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_told_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(PORT=str(taken.getsockname()[1]), SERVE_HOST="127.0.0.1")
+    assert done.returncode == 2
+    assert done.stderr.endswith("cannot listen there: Address already in use\n")
+    assert done.stdout == ""
+
+
+def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+    done = run(SERVE_RUN_DIR=str(tmp_path / ("x" * 120)))
+    assert (done.returncode, "too long for a socket" in done.stderr) == (2, True)
+
+
+def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.supervisor.processes.shutil.which", lambda *_, **__: None)
+    with pytest.raises(FileNotFoundError, match="install Debian's package nginx-light"):
+        table(tmp_path)
+
+
+def test_the_run_folder_is_private_and_is_gone_afterwards() -> None:
+    settings = Settings()
+    with serve.run_folder(settings) as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "file").touch()
+    assert not folder.exists()
+
+
+def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
+    with serve.run_folder(replace(Settings(), run_dir=tmp_path / "run")) as folder:
+        (folder / "file").touch()
+    assert (tmp_path / "run" / "file").exists()
+
+
+def test_ports_that_are_set_are_kept(tmp_path: Path) -> None:
+    settings = replace(Settings(), run_dir=tmp_path, port=free_port(), triton_grpc_port=18001)
+    picked = serve.picked(settings, serve.port_picker(settings))
+    assert picked.triton_grpc_port == 18001
+    assert picked.triton_http_port > 1023 and picked.triton_metrics_port > 1023
+
+
+def test_a_port_in_use_is_a_settings_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = replace(Settings(), host="127.0.0.1", port=taken.getsockname()[1])
+        with pytest.raises(SettingsError, match="cannot listen there"):
+            serve.picked(settings, serve.port_picker(settings))
+
+
+def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
+    processes = table(tmp_path)
+    assert list(processes) == ["tritonserver", "gunicorn", "nginx"]
+    assert processes["nginx"].stop_signal == signal.SIGQUIT
+
+
+def test_triton_listens_on_loopback_only(tmp_path: Path) -> None:
+    command = table(tmp_path)["tritonserver"].command
+    assert {f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")} < set(command)
+    assert "--model-config-name=cpu" in command
+
+
+def test_a_gpu_takes_the_models_own_configuration(tmp_path: Path) -> None:
+    command = table(tmp_path, SERVE_DEVICE="gpu")["tritonserver"].command
+    assert not [flag for flag in command if flag.startswith("--model-config-name")]
+
+
+def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -> None:
+    first, second = table(tmp_path)["tritonserver"], table(tmp_path)["tritonserver"]
+    assert first.leftovers != second.leftovers
+    name = first.leftovers.removeprefix("/dev/shm/").removesuffix("*")
+    assert f"--backend-config=python,shm-region-prefix-name={name}" in first.command
+
+
+def test_gunicorn_accepts_no_more_than_it_has_threads(tmp_path: Path) -> None:
+    command = table(tmp_path, SERVE_WORKERS="2", SERVE_THREADS="7")["gunicorn"].command
+    assert {"--threads=7", "--worker-connections=7", "--keep-alive=0", "--no-control-socket"} < set(command)
+    assert f"--bind=unix:{tmp_path}/gunicorn.sock" in command
+
+
+def test_every_process_reads_the_settings_of_serve(tmp_path: Path) -> None:
+    processes = table(tmp_path, SERVE_WORKERS="3", MODEL_SERVER_TIMEOUT="7")
+    read = {Settings.from_env(process.environment) for process in processes.values()}
+    assert len(read) == 1
+    settings = read.pop()
+    assert (settings.workers, settings.request_timeout, settings.run_dir) == (3, 7.0, tmp_path)
+    assert settings.triton_grpc_port > 0
+
+
+def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None:
+    expected = {"PYTHONDONTWRITEBYTECODE": "1", "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
+    for process in table(tmp_path).values():
+        assert expected.items() <= process.environment.items()
+
+
+def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
+    assert "worker_connections 128;" in nginx_configuration(settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")]
+)
+def test_ping_is_asked_where_nginx_listens(host: str, asked: str) -> None:
+    assert serve.ping_address(replace(Settings(), host=host, port=1)) == (asked, 1)
+
+
+def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
+    path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
+    done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bert, resnet, yolov5" in done.stdout

@@ -1,0 +1,380 @@
+"""Every variable of NVIDIA's image reaches tritonserver, ports lie where they must, mistakes stop the start."""
+
+import contextlib
+import os
+import re
+import shlex
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from serving.host.machine import gpu_count
+from serving.settings.explain import print_config, unknown_variables
+from serving.settings.row import SettingsError
+from serving.settings.table import TABLE, Settings
+from serving.supervisor import triton_options
+from serving.supervisor.ports import NoFreePort, PortPicker, check_ports
+from tests.supervisor.test_serve import MACHINE, run, table
+from tests.support.harness import PATIENCE, Server, free_port, make_scale
+
+NATIVE = "SAGEMAKER_TRITON_"
+BACKENDS = ("onnxruntime", "python")  # of this machine
+# What a variable puts on the command line; {variable: (value, options)}.
+RENDERED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ALLOW_GRPC": ("true", ("--grpc-address=127.0.0.1", "--grpc-port=8001")),
+    "ALLOW_METRICS": ("true", ("--metrics-port=8002",)),
+    "THREAD_COUNT": ("3", ("--http-thread-count=3",)),
+    "BUFFER_MANAGER_THREAD_COUNT": ("2", ("--buffer-manager-thread-count=2",)),
+    "LOG_VERBOSE": ("true", ("--log-verbose=1",)),
+    "LOG_INFO": ("false", ("--log-info=false",)),
+    "LOG_WARNING": ("0", ("--log-warning=false",)),
+    "LOG_ERROR": ("false", ("--log-error=false",)),
+    "SHM_DEFAULT_BYTE_SIZE": (
+        "16777216",
+        tuple(f"--backend-config={b},shm-default-byte-size=16777216" for b in BACKENDS),
+    ),
+    "SHM_GROWTH_BYTE_SIZE": ("4194304", tuple(f"--backend-config={b},shm-growth-byte-size=4194304" for b in BACKENDS)),
+    "ADDITIONAL_ARGS": (
+        "--model-load-thread-count=2 --trace-config 'level=OFF' ",
+        ("--model-load-thread-count=2", "--trace-config", "level=OFF"),
+    ),
+}
+
+
+def command(folder: Path, **variables: str) -> tuple[str, ...]:
+    """tritonserver's."""
+    return tuple(table(folder, **variables)["tritonserver"].command)
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_each_variable_reaches_the_command_line(tmp_path: Path, name: str) -> None:
+    value, options = RENDERED[name]
+    assert set(options) <= set(command(tmp_path, **{NATIVE + name: value}))
+    assert not set(options) <= set(command(tmp_path, SERVE_TRITON_GRPC_PORT="8003", SERVE_TRITON_METRICS_PORT="8004"))
+
+
+def test_grpc_and_metrics_listen_outside_only_when_they_are_allowed() -> None:
+    ports = {f"{NATIVE}GRPC_PORT": "18001", f"{NATIVE}METRICS_PORT": "18002"}
+    closed, opened = (
+        Settings.from_env(ports, MACHINE),
+        Settings.from_env(ports | {f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}ALLOW_METRICS": "1"}, MACHINE),
+    )
+    assert (closed.triton_grpc_host, closed.triton_grpc_port) == ("127.0.0.1", 0)
+    assert (closed.triton_metrics_host, closed.triton_metrics_port) == ("127.0.0.1", 0)
+    assert (opened.triton_grpc_host, opened.triton_grpc_address) == ("0.0.0.0", "127.0.0.1:18001")
+    assert (opened.triton_metrics_host, opened.triton_metrics_address) == ("0.0.0.0", "127.0.0.1:18002")
+
+
+def test_an_address_of_ipv6_is_written_as_each_part_of_triton_wants_it() -> None:
+    settings = Settings(host="::", allow_grpc=True, allow_metrics=True, triton_grpc_port=18001)
+    options = triton_options.flags(settings)
+    assert (options["grpc-address"], options["metrics-address"]) == ("[::]", "ipv6:::")
+    assert settings.triton_grpc_address == "[::1]:18001"
+
+
+def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) -> None:
+    quiet = command(tmp_path, SERVE_LOG_LEVEL="error", SAGEMAKER_TRITON_LOG_WARNING="true")
+    assert {"--log-verbose=0", "--log-info=false", "--log-warning=true", "--log-error=true"} <= set(quiet)
+    assert {"--log-info=true", "--log-warning=true"} <= set(command(tmp_path))
+
+
+def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path) -> None:
+    settings = Settings(device="gpu", model_load_gpu_limit=0.75)
+    rendered = [o for o in triton_options.repeated(settings, tmp_path, gpus=2) if "gpu" in o]
+    assert rendered == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
+    assert not [o for o in triton_options.repeated(replace(settings, device="cpu"), tmp_path, 2) if "gpu" in o]
+
+
+def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert gpu_count(tmp_path) == 2
+
+
+def test_tensorflow_s_version_is_handed_on_where_there_is_its_own_backend(tmp_path: Path) -> None:
+    option, settings = "--backend-config=tensorflow,version=1", Settings(tensorflow_version=1)
+    assert option not in triton_options.repeated(settings, tmp_path)
+    (tmp_path / "tensorflow").mkdir()
+    assert option in triton_options.repeated(settings, tmp_path)
+    (tmp_path / "tensorflow/model.py").touch()
+    assert option not in triton_options.repeated(settings, tmp_path)
+
+
+def test_models_and_repositories_are_named_one_by_one(tmp_path: Path) -> None:
+    folders = (Path("/first"), Path("/second"))
+    settings = Settings(model_repositories=folders, load_models=("a", "b"))
+    rendered = list(triton_options.repeated(settings, tmp_path))
+    assert rendered[:2] == ["--model-repository=/first", "--model-repository=/second"]
+    assert rendered[2:5] == ["--model-control-mode=explicit", "--load-model=a", "--load-model=b"]
+
+
+def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path) -> None:
+    assert command(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--exit-on-error=true")[-1] == "--exit-on-error=true"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("SAGEMAKER_SAFE_PORT_RANGE", "23000", "LOW-HIGH, two ports"),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "23999-23000", "LOW-HIGH, two ports"),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "0-70000", "LOW-HIGH, two ports"),
+        ("SERVE_MODEL_REPOSITORY", "/a::/b", "a folder, or several with : between them"),
+        (f"{NATIVE}PING_MODE", "up", "one of auto, ready, live"),
+        (f"{NATIVE}ALLOW_GRPC", "perhaps", "true or false"),
+        (f"{NATIVE}GRPC_PORT", "0", "a whole number from 1 to 65535"),
+        (f"{NATIVE}THREAD_COUNT", "0", "a whole number from 1 to 1024"),
+        (f"{NATIVE}LOG_VERBOSE", "much", "true, false or a level from 0 to 9"),
+        (f"{NATIVE}LOG_INFO", "2", "one of true, false, auto"),
+        (f"{NATIVE}SHM_DEFAULT_BYTE_SIZE", "1000", "a whole number from 1048576 to 68719476736"),
+        (f"{NATIVE}TENSORFLOW_VERSION", "3", "a whole number from 1 to 2"),
+        (f"{NATIVE}MODEL_LOAD_GPU_LIMIT", "80", "a number from 0 to 1"),
+        (f"{NATIVE}ADDITIONAL_ARGS", "--a='b", "tritonserver's options, quoted as for a shell"),
+    ],
+)
+def test_a_mistake_names_variable_value_and_what_is_allowed(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env({variable: value}, MACHINE)
+    assert str(caught.value) == f"{variable}={value!r} is wrong: it must be {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"SERVE_TRITON_HTTP_PORT": "22999"}, "SERVE_TRITON_HTTP_PORT=22999 is outside of SAGEMAKER_SAFE_PORT_RANGE"),
+        (
+            {f"{NATIVE}ALLOW_GRPC": "true"},
+            f"{NATIVE}GRPC_PORT=8001 is outside of SAGEMAKER_SAFE_PORT_RANGE=23000-23999",
+        ),
+        ({f"{NATIVE}ALLOW_METRICS": "true"}, f"{NATIVE}METRICS_PORT=8002 is outside of"),
+        ({"PORT": "23000", "SERVE_TRITON_HTTP_PORT": "23000"}, "SAGEMAKER_BIND_TO_PORT and SERVE_TRITON_HTTP_PORT are"),
+        (
+            {f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}GRPC_PORT": "23001", "SERVE_TRITON_GRPC_PORT": "23002"},
+            "are the same port: set the latter only",
+        ),
+        (
+            {f"{NATIVE}ADDITIONAL_ARGS": "--http-port 1"},
+            "has --http-port, which serve sets: use SERVE_TRITON_HTTP_PORT",
+        ),
+    ],
+)
+def test_values_that_contradict_each_other_are_told(environ: dict[str, str], told: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        Settings.from_env(environ | {"SAGEMAKER_SAFE_PORT_RANGE": "23000-23999"}, MACHINE)
+
+
+def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
+    assert unknown_variables(
+        ["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"]
+    ) == [
+        "SAGEMAKER_TRITON_THREADCOUNT is no variable that is read here; did you mean SAGEMAKER_TRITON_THREAD_COUNT?",
+        "SERVE_WORKER is no variable that is read here; did you mean SERVE_WORKERS?",
+    ]
+    assert unknown_variables(["SERVE_QZX"]) == ["SERVE_QZX is no variable that is read here"]
+    assert unknown_variables(name for row in TABLE for name in row.variables) == []
+
+
+def test_print_config_shows_each_value_and_where_it_came_from() -> None:
+    environ = {
+        "MODEL_SERVER_TIMEOUT": "7",
+        "SERVE_THREADS": "1",
+        "SERVE_LOAD_MODELS": "a b",
+        "SERVE_MANAGEMENT": "secret",
+        "SERVE_MANAGEMENT_SECRET": "X-Key=hidden",
+    }
+    lines = print_config(Settings.from_env(environ, MACHINE), environ).splitlines()
+    assert len(lines) == len(TABLE)
+    assert "SERVE_REQUEST_TIMEOUT=7  # variable MODEL_SERVER_TIMEOUT" in lines
+    assert "SERVE_THREADS=2  # derived, from SERVE_THREADS=1" in lines
+    assert "SERVE_DEVICE=cpu  # derived, for the default is auto" in lines
+    assert "SERVE_STOP_TIMEOUT=25  # default" in lines
+    assert "SERVE_MANAGEMENT_SECRET='********'  # variable SERVE_MANAGEMENT_SECRET" in lines
+    assert "hidden" not in "".join(lines)
+    again = dict(part.split("=", 1) for line in lines for part in shlex.split(line, comments=True))
+    assert again["SERVE_LOAD_MODELS"] == "a b"
+
+
+def test_print_config_exits_without_starting_anything() -> None:
+    done = run("--print-config", SERVE_MODEL_REPOSITORY="/absent", PORT="8081")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "SAGEMAKER_BIND_TO_PORT=8081  # variable PORT\n" in done.stdout
+
+
+def free_range(count: int, lowest: int) -> range:
+    """Ports in a row that are free now, below those that the system gives away; another run of these tests at the
+    same time begins elsewhere."""
+    for low in range(lowest + os.getpid() % 300 * 20, 32000 - count, 20):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(low, low + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return range(low, low + count)
+    raise AssertionError(f"no {count} ports in a row are free")
+
+
+@pytest.fixture
+def ports() -> tuple[int, int]:
+    """The first and the last of ten free ports."""
+    found = free_range(10, lowest=12000)
+    return found[0], found[-1]
+
+
+def test_ports_lie_in_the_range_and_differ(ports: tuple[int, int]) -> None:
+    picker = PortPicker(ports, taken=[ports[0]])
+    assert picker.pick(3) == [ports[0] + 1, ports[0] + 2, ports[0] + 3]
+    picker.close()
+
+
+def test_two_pickers_with_one_range_never_pick_the_same(ports: tuple[int, int]) -> None:
+    """As two containers on one host, before their servers listen."""
+    first, second = PortPicker(ports), PortPicker(ports)
+    assert len({*first.pick(4), *second.pick(4)}) == 8
+    first.close()
+    assert len(second.pick(4)) == 4, "what ended gave its ports back"
+    second.close()
+
+
+def test_any_free_ports_are_picked_where_there_is_no_range() -> None:
+    picker = PortPicker()
+    found = picker.pick(50)
+    assert len(set(found)) == 50
+    socket.create_server(("127.0.0.1", found[0])).close()
+    picker.close()
+
+
+def test_too_few_free_ports_are_told(ports: tuple[int, int], tmp_path: Path) -> None:
+    low = ports[0]
+    with socket.create_server(("127.0.0.1", low + 1)), pytest.raises(NoFreePort, match=r"3 free ports .* 2 of them"):
+        PortPicker((low, low + 2)).pick(3)
+    make_scale(tmp_path)
+    done = run(
+        PORT=str(free_port()), SERVE_MODEL_REPOSITORY=str(tmp_path), SAGEMAKER_SAFE_PORT_RANGE=f"{low}-{low + 1}"
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"SAGEMAKER_SAFE_PORT_RANGE={low}-{low + 1}: 3 free ports are needed, and 2 of them could be had\n"
+    )
+
+
+def test_a_port_that_another_has_is_told_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(host="127.0.0.1", port=free_port(), triton_http_port=taken.getsockname()[1])
+        with pytest.raises(SettingsError, match=r"Triton's HTTP port \d+: cannot listen there: Address already in use"):
+            check_ports(settings)
+
+
+def names(folder: str) -> list[str]:
+    """What is in it; nothing when it has just gone."""
+    try:
+        return [path.name for path in Path(folder).iterdir()]
+    except OSError:
+        return []
+
+
+def listening(server: Server) -> set[int]:
+    """The ports that a process of this server listens on; not nginx's, which overwrites its environment."""
+    inodes = set()
+    for pid in server.processes():
+        for number in names(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it may just have been closed
+                inodes.add(Path(f"/proc/{pid}/fd", number).readlink().name.removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server, range]]:
+    """Two containers on one host with one range; the second exposes what can be exposed."""
+    low = free_range(13, lowest=24000)[0]  # the simulator's containers have 23000 to 23999
+    allowed = {"SAGEMAKER_SAFE_PORT_RANGE": f"{low}-{low + 9}"}
+    exposed = {
+        f"{NATIVE}ALLOW_GRPC": "true",
+        f"{NATIVE}GRPC_PORT": str(low + 8),
+        f"{NATIVE}ALLOW_METRICS": "true",
+        f"{NATIVE}METRICS_PORT": str(low + 9),
+        f"{NATIVE}OVERRIDE_PING_MODE": "live",
+        f"{NATIVE}THREAD_COUNT": "2",
+        f"{NATIVE}BUFFER_MANAGER_THREAD_COUNT": "1",
+        f"{NATIVE}LOG_VERBOSE": "1",
+        f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.9",
+        f"{NATIVE}TENSORFLOW_VERSION": "1",
+        f"{NATIVE}SHM_DEFAULT_BYTE_SIZE": "16777216",
+        f"{NATIVE}SHM_GROWTH_BYTE_SIZE": "1048576",
+        f"{NATIVE}ADDITIONAL_ARGS": "--model-load-retry-count=1 --log-format 'ISO8601'",
+        f"{NATIVE}SHM_DEFAULT_BYTESIZE": "1",
+        "SERVE_TRITON_SECRET": "sesame",
+    }
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    for folder in folders:
+        make_scale(folder / "models")
+    first, second = (
+        Server(folder, folder / "models", **allowed, **more)
+        for folder, more in zip(folders, ({}, exposed), strict=True)
+    )
+    yield first.wait_ready(), second.wait_ready(), range(low, low + 10)
+    assert (first.stop(), second.stop()) == (0, 0)
+
+
+def test_two_containers_with_one_range_serve_side_by_side(pair: tuple[Server, Server, range]) -> None:
+    values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [2]}]}
+    for server in pair[:2]:
+        assert server.post(json=values).json()["outputs"][0]["data"] == [6]
+
+
+def test_every_listener_but_our_own_lies_in_the_range(pair: tuple[Server, Server, range]) -> None:
+    first, second, allowed = pair
+    assert listening(first) | listening(second) <= set(allowed)
+    assert len(listening(first)) == len(listening(second)) == 3
+    assert not listening(first) & listening(second)
+
+
+def test_grpc_and_metrics_answer_on_their_ports_when_they_are_allowed(pair: tuple[Server, Server, range]) -> None:
+    low = pair[2][0]
+    assert triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale")
+    assert "nv_inference_request_success" in requests.get(f"http://127.0.0.1:{low + 9}/metrics", timeout=PATIENCE).text
+    assert "nv_inference_request_success" in pair[1].get("/metrics").text
+
+
+def test_a_grpc_that_others_reach_manages_nothing_without_the_secret(pair: tuple[Server, Server, range]) -> None:
+    client = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}")
+    for call in (client.get_model_repository_index, client.get_system_shared_memory_status, client.get_log_settings):
+        with pytest.raises(InferenceServerException, match="restricted"):
+            call()
+    index = client.get_model_repository_index(headers={"triton-grpc-protocol-serve": "sesame"})
+    assert {model.name for model in index.models} == {"scale"}
+    assert pair[1].post("/invocations?model_name=none", json={}).status_code == 404, "we know the secret"
+
+
+def test_a_third_container_needs_no_more_than_three_ports(pair: tuple[Server, Server, range], tmp_path: Path) -> None:
+    low = pair[2][-1] + 1
+    make_scale(tmp_path / "models")
+    server = Server(tmp_path, tmp_path / "models", SAGEMAKER_SAFE_PORT_RANGE=f"{low}-{low + 2}").wait_ready()
+    assert listening(server) == {low, low + 1, low + 2}
+    assert server.stop() == 0
+
+
+def test_a_variable_that_nothing_reads_is_warned_of_in_the_log(pair: tuple[Server, Server, range]) -> None:
+    assert (
+        "WARNING: SAGEMAKER_TRITON_SHM_DEFAULT_BYTESIZE is no variable that is read here; did you mean "
+        "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE?"
+    ) in pair[1].output()
+    assert "WARNING: no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: 'scale'" in pair[0].output()
+
+
+def test_tritons_own_log_options_work(pair: tuple[Server, Server, range]) -> None:
+    assert re.search(r"tritonserver \| \d{4}-\d\d-\d\dT[\d:]+Z", pair[1].output()), "--log-format of ADDITIONAL_ARGS"
+
+
+def test_ping_mode_live_asks_triton_alone(tmp_path: Path) -> None:
+    """A model that does not load keeps /ping at 503, but not in that mode."""
+    make_scale(tmp_path / "models")
+    (tmp_path / "models/scale/2/model.onnx").write_bytes(b"broken")
+    (tmp_path / "models/scale/1/model.onnx").write_bytes(b"broken")
+    server = Server(tmp_path, tmp_path / "models", SAGEMAKER_TRITON_PING_MODE="live").wait_ready()
+    assert server.post(json={"inputs": []}).status_code == 503
+    assert server.stop() == 0

@@ -1,0 +1,322 @@
+"""Starts the whole container's software on free loopback ports, and the models that the tests serve."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import requests
+from onnx import TensorProto as Type
+from onnx import helper
+from PIL import Image
+
+from serving.supervisor.ports import PortPicker
+from tests.support.started import ends_with, starts_a_server
+
+ROOT = Path(__file__).resolve().parents[2]
+DATATYPES = {
+    "FP32": Type.FLOAT,
+    "FP64": Type.DOUBLE,
+    "FP16": Type.FLOAT16,
+    "INT8": Type.INT8,
+    "INT16": Type.INT16,
+    "INT32": Type.INT32,
+    "INT64": Type.INT64,
+    "UINT8": Type.UINT8,
+    "UINT16": Type.UINT16,
+    "UINT32": Type.UINT32,
+    "UINT64": Type.UINT64,
+    "BOOL": Type.BOOL,
+    "BYTES": Type.STRING,
+}
+PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
+_PORTS = PortPicker((10000, 11999))
+
+
+def free_port() -> int:
+    """Kept from every other test, of another run too, and below those that the kernel gives to connections."""
+    return _PORTS.pick(1)[0]
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A PNG of one pixel whose header, checksum included, claims another size."""
+    buffer = io.BytesIO()
+    Image.new("L", (1, 1)).save(buffer, "PNG")
+    data = bytearray(buffer.getvalue())
+    data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = PATIENCE) -> Any:
+    """The condition's first true value; fails with `what` when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what if isinstance(what, str) else what()}")
+        time.sleep(0.02)
+    return value
+
+
+@starts_a_server
+class Server:
+    """One `serve` with its three processes; `log` is the file of its output."""
+
+    def __init__(self, folder: Path, repository: Path, **variables: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log, self.run_dir = folder / "serve.log", folder / "run"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))}
+        ours = {
+            "PORT": str(self.port),
+            "SERVE_HOST": "127.0.0.1",
+            "SERVE_MODEL_REPOSITORY": str(repository),
+            "SERVE_RUN_DIR": str(self.run_dir),
+        }
+        ends_with(self.kill_all)
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, ROOT / "serve"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=inherited | ours | variables,
+            )
+
+    def wait_ready(self) -> "Server":
+        """Until /ping is 200; ends it when that does not happen."""
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"serve has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
+            return self.ping() == 200
+
+        try:
+            wait_until(ready, lambda: f"/ping is 200; the log ends with\n{self.output()[-3000:]}")
+        except BaseException:
+            self.kill_all()
+            raise
+        return self
+
+    def ping(self) -> int:
+        """The status of /ping, 0 when there is no answer."""
+        try:
+            return self.get("/ping").status_code
+        except requests.RequestException:
+            return 0
+
+    def get(self, path: str, **request: Any) -> requests.Response:
+        return self.ask("GET", path, **request)
+
+    def post(self, path: str = "/invocations", **request: Any) -> requests.Response:
+        return self.ask("POST", path, **request)
+
+    def ask(self, method: str, path: str, **request: Any) -> requests.Response:
+        return requests.request(method, self.url + path, timeout=PATIENCE, **request)
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def process_of(self, name: str) -> dict[str, Any]:
+        """What the supervisor says of one of the three: its pid, None while there is none, and how often it started."""
+        found: dict[str, Any] = self.status()["processes"][name]
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """What the supervisor says."""
+        found: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
+        return found
+
+    def pid(self, name: str) -> int:
+        pid: int = self.process_of(name)["pid"]
+        return pid
+
+    def replace(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Kills one of the three, waits until the supervisor has started another; the pid of the killed one."""
+        killed = self.pid(name)
+        self.kill(killed, number)
+        self.wait_replaced(name, killed)
+        return killed
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    def wait_replaced(self, name: str, killed: int) -> None:
+        wait_until(lambda: self.pid(name) not in (None, killed), f"another {name}")
+
+    @contextlib.contextmanager
+    def unattended(self) -> Iterator[None]:
+        """The supervisor is held: what dies meanwhile stays dead."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def in_work(self) -> int:
+        """Requests that gunicorn's workers have in work."""
+        return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
+
+    def processes(self) -> list[int]:
+        """All processes of this server: those whose environment names its run folder."""
+        marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
+        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _has_variable(entry, marker)]
+
+    def wait_ended(self) -> int:
+        """The exit code."""
+        return self.process.wait(timeout=PATIENCE)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """The exit code after that signal; nothing of it is left when it does not stop."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.wait_ended()
+        except BaseException:
+            self.kill_all()
+            raise
+
+    def kill_all(self) -> None:
+        """All of its processes at once."""
+        while pids := self.processes():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self.process.pid in pids:
+                self.process.wait()
+            time.sleep(0.02)
+
+
+def _has_variable(entry: Path, marker: bytes) -> bool:
+    """Zombies have no environment."""
+    try:
+        return marker in (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def link_model(source: Path, repository: Path) -> None:
+    """A model folder in another repository, its large files linked, not copied."""
+    for file in source.rglob("*"):
+        if file.is_file():
+            target = repository / source.name / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, target) if file.stat().st_dev == repository.stat().st_dev else target.write_bytes(
+                file.read_bytes()
+            )
+
+
+def _save(graph: onnx.GraphProto, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def _config(folder: Path, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(text)
+
+
+def make_identity(repository: Path) -> None:
+    """`identity`: one input and one output of every datatype, [batch, n]."""
+    ports = DATATYPES.items()
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in DATATYPES],
+        "identity",
+        [helper.make_tensor_value_info(f"in_{name}", kind, ["batch", "n"]) for name, kind in ports],
+        [helper.make_tensor_value_info(f"out_{name}", kind, ["batch", "n"]) for name, kind in ports],
+    )
+    _save(graph, repository / "identity/1/model.onnx")
+    tensors = "".join(
+        f'{way}put {{ name: "{way}_{name}" data_type: TYPE_{name.replace("BYTES", "STRING")} dims: [-1] }}\n'
+        for name in DATATYPES
+        for way in ("in", "out")
+    )
+    _config(repository / "identity", f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{tensors}{ONE_INSTANCE}')
+
+
+ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
+
+
+def make_scale(repository: Path) -> None:
+    """`scale`: FP32 x [batch, n] -> y; version 1 doubles, version 2 triples."""
+    for version, factor in (("1", 2.0), ("2", 3.0)):
+        graph = helper.make_graph(
+            [helper.make_node("Mul", ["x", "k"], ["y"])],
+            "scale",
+            [helper.make_tensor_value_info("x", Type.FLOAT, ["batch", "n"])],
+            [helper.make_tensor_value_info("y", Type.FLOAT, ["batch", "n"])],
+            [helper.make_tensor("k", Type.FLOAT, [], [factor])],
+        )
+        _save(graph, repository / "scale" / version / "model.onnx")
+    _config(
+        repository / "scale",
+        'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+        'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "y" data_type: TYPE_FP32 dims: [-1] }\n'
+        f"version_policy {{ all {{}} }}\n{ONE_INSTANCE}",
+    )
+
+
+SLEEPER = '''
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Sleeps for the seconds that it is sent; fails when they are negative."""
+
+    def execute(self, requests):
+        replies = []
+        for request in requests:
+            seconds = float(pb_utils.get_input_tensor_by_name(request, "seconds").as_numpy().max())
+            if seconds < 0:
+                raise ValueError("it was told to fail")
+            time.sleep(seconds)
+            output = pb_utils.Tensor("slept", np.array([seconds], dtype=np.float32))
+            replies.append(pb_utils.InferenceResponse([output]))
+        return replies
+'''
+
+SLEEPER_CLIENT = '''
+"""A model folder's own client: any JSON number is an instance."""
+
+import numpy as np
+
+from clients.base import ModelClient, Parameter
+from serving.codecs import JSON
+
+
+class Client(ModelClient):
+    codec = JSON
+    example = b"0"
+    parameters = (Parameter("mistake", "", "what goes wrong in postprocess", choices=("", "raise", "lose")),)
+
+    def preprocess(self, instances):
+        return {"seconds": np.array([instances], dtype=np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        if parameters["mistake"] == "raise":
+            raise KeyError("a secret of the client")
+        return [] if parameters["mistake"] == "lose" else [float(row[0]) for row in outputs["slept"]]
+'''
+
+
+def make_sleeper(repository: Path) -> None:
+    """`sleeper`: on Triton's python backend, without a batch dimension, with a client.py of its own."""
+    folder = repository / "sleeper"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(SLEEPER)
+    (folder / "client.py").write_text(SLEEPER_CLIENT)
+    _config(
+        folder,
+        'backend: "python"\ninput { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
+        f'output {{ name: "slept" data_type: TYPE_FP32 dims: [1] }}\n{ONE_INSTANCE}',
+    )

@@ -1,0 +1,212 @@
+"""README.md or a guide as its reader takes it: files to write, commands to run, in order, in a checkout of one's own.
+
+A block of commands is run as it stands unless the line above it says otherwise:
+
+    <!-- needs AWS -->, <!-- needs a GPU -->    it cannot be run here
+    <!-- executed by tests/… -->                a test of that folder or file runs what commands(SECTION) gives it
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.harness import PATIENCE, ROOT, free_port, wait_until
+from tests.support.started import ends_with, kill, starts_a_server
+
+README = (ROOT / "README.md").read_text()
+NEEDS = ("needs AWS", "needs a GPU")
+EXECUTED_BY = "executed by "
+OUTPUTS = ("json", "text")
+CUT = "…"
+_PARTS = re.compile(
+    r"^(?:## (?P<section>[^\n]+)|(?:<!-- (?P<marker>[^\n]+?) -->\n|`(?P<file>[\w./-]+)`:\n\n)?"
+    r"```(?P<language>\w+)\n(?P<text>.*?)^```)$",
+    re.MULTILINE | re.DOTALL,
+)
+SERVE, SERVE_ALONE, SIMULATE = "make run", "./serve", ".venv/bin/python -m simulate"
+PORTS = ("8080", "8081", "8001", "8002")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `marker` is the comment above it, `file` the name of what is to be written."""
+
+    section: str
+    language: str
+    text: str
+    marker: str = ""
+    file: str = ""
+
+    @property
+    def commands(self) -> list[str]:
+        """One for each command, continued lines joined."""
+        return self.text.replace("\\\n", " ").splitlines()
+
+
+def read_blocks(page: str) -> Iterator[Block]:
+    section = ""
+    for part in _PARTS.finditer(page):
+        if part["section"]:
+            section = part["section"]
+        else:
+            yield Block(section, part["language"], part["text"], part["marker"] or "", part["file"] or "")
+
+
+BLOCKS = list(read_blocks(README))
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+
+
+def commands(section: str) -> list[str]:
+    """The commands of a section, for a test that its blocks name with "executed by"."""
+    return [command for block in SHELL if block.section == section for command in block.commands]
+
+
+@starts_a_server
+@dataclass
+class Reader:
+    """Follows a page in a fresh checkout whose environment is set up already; only the ports are other ones.
+
+    `blocks` are the page's; `files` is the folder of the checkout that its files are written to.
+    """
+
+    checkout: Path
+    blocks: list[Block] = field(default_factory=lambda: BLOCKS)
+    files: str = "model_repository"
+    read: int = 0
+    ports: dict[str, int] = field(default_factory=lambda: {port: free_port() for port in PORTS})
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def follow(self, block: Block) -> None:
+        """All up to this block that has not been followed yet."""
+        while self.read <= self.blocks.index(block):
+            following = self.blocks[self.read]
+            self.read += 1
+            self._take(following, self._shown())
+
+    def _shown(self) -> Block | None:
+        after = self.blocks[self.read] if self.read < len(self.blocks) else None
+        return after if after and after.language in OUTPUTS and not after.file else None
+
+    def _take(self, block: Block, shown: Block | None) -> None:
+        if block.file:
+            path = self.checkout / self.files / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._here(block.text))
+        elif block.language == "sh" and not block.marker:
+            output = "".join(self._run(self._here(command)) for command in block.commands)
+            if shown:
+                compare(output, replace(shown, text=self._here(shown.text)))
+
+    def _here(self, text: str) -> str:
+        """With the ports of this reader, which no other one has."""
+        return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda found: str(self.ports[found[0]]), text)
+
+    def _run(self, command: str) -> str:
+        if command == SERVE or command.endswith(f" {SERVE_ALONE}"):
+            self._start(SERVE, command.replace(SERVE, f"make -o setup -o models run PORT={self.ports['8080']}"))
+            wait_until(self._serves, self._log(SERVE))
+            return ""
+        if command.startswith(SIMULATE):
+            self._start(SIMULATE, f"{command} --port {self.ports['8081']}")
+            wait_until(lambda: "in service" in self._log(SIMULATE), "the simulator is in service")
+            return ""
+        done = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=self.checkout,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        return done.stdout
+
+    def _start(self, name: str, command: str) -> None:
+        """In place of the one that was started by the same line, as a reader would who presses Ctrl-C first."""
+        self._stop(name)
+        with self._log_file(name).open("wb") as log:
+            self.running[name] = process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.checkout,
+                env=environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        ends_with(lambda: kill(process))
+
+    def _serves(self) -> bool:
+        try:
+            return requests.get(f"http://127.0.0.1:{self.ports['8080']}/ping", timeout=PATIENCE).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def _log_file(self, name: str) -> Path:
+        return self.checkout.parent / f"{name.split()[-1]}.log"
+
+    def _log(self, name: str) -> str:
+        return self._log_file(name).read_text(encoding="utf-8", errors="replace")
+
+    def _stop(self, name: str) -> None:
+        """Ctrl-C: SIGINT to all of its group."""
+        if process := self.running.pop(name, None):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=PATIENCE)
+
+    def leave(self) -> None:
+        for name in list(self.running):
+            self._stop(name)
+
+
+def fresh_checkout(folder: Path) -> Path:
+    """What a clone has after `make setup models`: the files, and an environment, which is this one's."""
+    checkout = folder / "checkout"
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "__pycache__", "tests", "iris"))
+    (checkout / ".venv").symlink_to(ROOT / ".venv")
+    return checkout
+
+
+def environment() -> dict[str, str]:
+    """A reader's: no variable of ours, and no other address than the loopback's."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_", "AWS_", "PYTEST"))}
+    return inherited | {"SERVE_HOST": "127.0.0.1"}
+
+
+def compare(output: str, shown: Block) -> None:
+    """The output is the one shown, but for the last digits of numbers."""
+    if shown.language == "json":
+        assert_alike(json.loads(output), json.loads(shown.text.replace("…", f'"{CUT}"')))
+    else:
+        assert_alike(*([_number(word) for word in text.split()] for text in (output, shown.text)))
+
+
+def _number(word: str) -> str | float:
+    return float(word) if re.fullmatch(r"-?\d+\.\d+", word) else word
+
+
+def assert_alike(got: object, shown: object) -> None:
+    """Equal but for the last digits of numbers; a list that ends with CUT is compared as far as it goes."""
+    if isinstance(shown, dict):
+        assert isinstance(got, dict)
+        assert got.keys() == shown.keys()
+        for key in shown:
+            assert_alike(got[key], shown[key])
+    elif isinstance(shown, list):
+        assert isinstance(got, list)
+        whole = CUT not in shown
+        assert len(got) == len(shown) if whole else len(got) >= len(shown)
+        for ours, theirs in zip(got, shown if whole else shown[:-1], strict=whole):
+            assert_alike(ours, theirs)
+    elif isinstance(shown, float):
+        assert got == pytest.approx(shown, abs=0.02, rel=0.01)
+    else:
+        assert got == shown

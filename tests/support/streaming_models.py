@@ -1,0 +1,217 @@
+"""The models of the streaming and the session tests, on Triton's python backend."""
+
+from pathlib import Path
+
+ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
+
+TELLER = '''
+import threading
+import time
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Tells its words one by one, `delay` seconds apart; "fail" fails there, "cancelled?" tells how many were. A word
+    that is a path is told once there is such a file; one with a > before it is not told, the file is made."""
+
+    def initialize(self, args):
+        self.cancelled = 0
+
+    def execute(self, requests):
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
+            delay = pb_utils.get_input_tensor_by_name(request, "delay")
+            seconds = float(delay.as_numpy().reshape(-1)[0]) if delay else 0.0
+            threading.Thread(target=self.tell, args=(request.get_response_sender(), text.split(), seconds)).start()
+
+    def tell(self, sender, words, seconds):
+        for word in words:
+            if word.startswith(">"):
+                Path(word[1:]).touch()
+                continue
+            if self.is_cancelled_within(sender, seconds, word):
+                break
+            if word == "fail":
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail")))
+                break
+            said = str(self.cancelled) if word == "cancelled?" else word
+            output = pb_utils.Tensor("text_output", np.array(SHAPE, dtype=object))
+            about = pb_utils.Tensor("about", np.array(ABOUT, dtype=np.float32))
+            sender.send(pb_utils.InferenceResponse([output, about]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled_within(self, sender, seconds, word):
+        until = time.monotonic() + seconds
+        while True:
+            if sender.is_cancelled():
+                self.cancelled += 1
+                return True
+            if time.monotonic() >= until and (not word.startswith("/") or Path(word).exists()):
+                return False
+            time.sleep(0.01)
+'''
+
+TELLER_CLIENT = """
+import numpy as np
+
+from clients.base import ModelClient, Parameter
+from serving.codecs import TEXT
+
+
+class Client(ModelClient):
+    codec = TEXT
+    example = b"hello"
+    parameters = (
+        Parameter("delay", 0.0, "seconds between two words"),
+        Parameter("upper", False, "whether the words are told in capitals"),
+    )
+
+    def preprocess(self, instances):
+        return {"text_input": np.array([[text.encode()] for text in instances], dtype=object)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        words = [row[0].decode() for row in outputs["text_output"]]
+        return [word.upper() for word in words] if parameters["upper"] else words
+"""
+
+TENSORS = (
+    'input { name: "text_input" data_type: TYPE_STRING dims: [1] }\n'
+    'input { name: "delay" data_type: TYPE_FP32 dims: [1] optional: true }\n'
+    'output { name: "text_output" data_type: TYPE_STRING dims: [1] }\n'
+    'output { name: "about" data_type: TYPE_FP32 dims: [2] }\n'
+)
+
+
+def _write(folder: Path, config: str, model: str, client: str = "") -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(model)
+    (folder / "config.pbtxt").write_text(f'backend: "python"\n{config}{ONE_INSTANCE}')
+    if client:
+        (folder / "client.py").write_text(client)
+
+
+def make_teller(repository: Path) -> None:
+    """`teller`: decoupled, without a batch dimension, without a client: one response per word."""
+    model = TELLER.replace("SHAPE", "[said.encode()]").replace("ABOUT", "[len(said), seconds]")
+    _write(repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model)
+
+
+def make_reader(repository: Path) -> None:
+    """`reader`: the teller with a batch dimension and a client."""
+    model = TELLER.replace("SHAPE", "[[said.encode()]]").replace("ABOUT", "[[len(said), seconds]]")
+    config = f"max_batch_size: 4\n{TENSORS}model_transaction_policy {{ decoupled: true }}\n"
+    _write(repository / "reader", config, model, TELLER_CLIENT)
+
+
+ECHO = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Gives the text back; "fail" fails."""
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(r, "text_input").as_numpy()) for r in requests]
+
+    def answer(self, text):
+        if b"fail" in text:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("it was told to fail"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])
+'''
+
+
+def make_echo(repository: Path) -> None:
+    """`echo`: an ordinary model with one text in and one out."""
+    config = (
+        'max_batch_size: 4\ninput { name: "text_input" data_type: TYPE_STRING dims: [-1] }\n'
+        'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }\n'
+    )
+    _write(repository / "echo", config, ECHO)
+
+
+SUMMER = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """The sum of all numbers of a sequence so far, how many they were, and the sequence's id."""
+
+    def initialize(self, args):
+        self.sequences = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        def read(name):
+            return pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0]
+
+        if not read("READY"):  # the direct strategy fills its free slots with requests of nobody
+            return pb_utils.InferenceResponse([
+                pb_utils.Tensor("total", np.zeros((1, 1), dtype=np.float32)),
+                pb_utils.Tensor("count", np.zeros((1, 1), dtype=np.int32)),
+            ])
+        key = request.correlation_id()
+        if read("START"):
+            self.sequences[key] = (0.0, 0)
+        total, count = self.sequences[key]
+        total, count = total + float(read("number")), count + 1
+        self.sequences[key] = (total, count)
+        if read("END"):
+            del self.sequences[key]
+        return pb_utils.InferenceResponse([
+            pb_utils.Tensor("total", np.array([[total]], dtype=np.float32)),
+            pb_utils.Tensor("count", np.array([[count]], dtype=np.int32)),
+        ])
+'''
+
+SUMMER_CLIENT = """
+import numpy as np
+
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+
+class Client(ModelClient):
+    codec = JSON
+    example = b"1"
+
+    def preprocess(self, instances):
+        return {"number": np.array([[number] for number in instances], dtype=np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return [{"total": float(t[0]), "count": int(c[0])} for t, c in zip(outputs["total"], outputs["count"])]
+"""
+
+
+def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str:
+    control = f'control_input {{ name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {id_type} }} }}\n'
+    flags = "".join(
+        f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{name} int32_false_true: [0, 1] }} }}\n'
+        for name in ("START", "END", "READY")
+    )
+    return (
+        'max_batch_size: 8\ninput { name: "number" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "total" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "count" data_type: TYPE_INT32 dims: [1] }\n'
+        f"sequence_batching {{\nmax_sequence_idle_microseconds: {round(idle_seconds * 1e6)}\n{strategy}\n{flags}"
+        f"{control if id_type else ''}}}\n"
+    )
+
+
+def make_summer(repository: Path, idle_seconds: float = 30) -> None:
+    """`summer`: a sequence model of Triton's oldest strategy with numbers as ids, and a client."""
+    config = _summer_config("oldest { max_candidate_sequences: 64 }", idle_seconds, "TYPE_UINT64")
+    _write(repository / "summer", config, SUMMER, SUMMER_CLIENT)
+
+
+def make_direct_summer(repository: Path) -> None:
+    """`direct_summer`: the same of the direct strategy, with 32-bit numbers as ids, without a client."""
+    _write(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
+
+
+def make_brief_summer(repository: Path, idle_seconds: float = 3) -> None:
+    """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a client."""
+    config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
+    _write(repository / "brief_summer", config, SUMMER)

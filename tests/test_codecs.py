@@ -1,0 +1,178 @@
+"""Images of every mode become the right RGB; what cannot be decoded is refused with its reason."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64, encode_image
+from serving.errors import DecodingError
+from tests.support.harness import png_that_claims
+
+LIMITS = Limits()
+RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def corner(image: Image.Image) -> tuple[int, ...]:
+    pixel = image.getpixel((0, 0))
+    assert isinstance(pixel, tuple)
+    return pixel
+
+
+def test_grey_becomes_three_equal_channels() -> None:
+    image = IMAGE.from_bytes(encoded(Image.new("L", (4, 3), 77)), LIMITS)
+    assert (image.mode, image.size, corner(image)) == ("RGB", (4, 3), (77, 77, 77))
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
+    deep = Image.fromarray(np.full((2, 2), 257 * 100, dtype=np.uint16))
+    assert corner(IMAGE.from_bytes(encoded(deep), LIMITS)) == (100, 100, 100)
+
+
+def test_a_palette_gives_its_colours() -> None:
+    assert corner(IMAGE.from_bytes(encoded(Image.new("RGB", (4, 4), RED).quantize(4)), LIMITS)) == RED
+
+
+def test_one_bit_is_black_and_white() -> None:
+    assert corner(IMAGE.from_bytes(encoded(Image.new("1", (4, 4), 1)), LIMITS)) == WHITE
+
+
+def test_transparency_is_laid_on_white() -> None:
+    assert corner(IMAGE.from_bytes(encoded(Image.new("RGBA", (2, 2), (255, 0, 0, 0))), LIMITS)) == WHITE
+    half = corner(IMAGE.from_bytes(encoded(Image.new("RGBA", (2, 2), (255, 0, 0, 128))), LIMITS))
+    assert half == pytest.approx((255, 127, 127), abs=1)
+    grey = Image.new("LA", (2, 2), (0, 0))
+    assert corner(IMAGE.from_bytes(encoded(grey), LIMITS)) == WHITE
+
+
+def test_a_palette_s_transparent_colour_is_laid_on_white() -> None:
+    image = Image.new("P", (2, 2), 0)
+    image.putpalette([255, 0, 0, 0, 255, 0])
+    assert corner(IMAGE.from_bytes(encoded(image, transparency=0), LIMITS)) == WHITE
+    assert corner(IMAGE.from_bytes(encoded(image, transparency=1), LIMITS)) == RED
+
+
+def test_cmyk_jpegs_have_the_colours_that_they_show() -> None:
+    cyan = IMAGE.from_bytes(encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95), LIMITS)
+    assert corner(cyan) == pytest.approx((0, 255, 255), abs=6)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_exif_orientation_is_applied(orientation: int) -> None:
+    """The picture as it should be seen has a red left upper corner and is 3 wide, 2 high."""
+    seen = Image.new("RGB", (30, 20), WHITE)
+    seen.paste(RED, (0, 0, 10, 10))
+    inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that undoes each orientation
+    stored = seen if orientation == 1 else seen.transpose(Image.Transpose(inverse[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = IMAGE.from_bytes(encoded(stored, exif=exif), LIMITS)
+    assert image.size == (30, 20)
+    assert corner(image) == RED
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_every_usual_format_is_read(format: str) -> None:
+    image = IMAGE.from_bytes(encoded(Image.new("RGB", (16, 16), GREEN), format), LIMITS)
+    assert corner(image) == pytest.approx(GREEN, abs=3)
+
+
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_more_than_one_frame_is_refused(format: str) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, GREEN)]
+    with pytest.raises(DecodingError, match="more than one frame"):
+        IMAGE.from_bytes(encoded(frames[0], format, save_all=True, append_images=frames[1:]), LIMITS)
+
+
+def test_a_phone_s_jpeg_with_a_preview_is_read() -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
+    image = IMAGE.from_bytes(encoded(frames[0], "MPO", save_all=True, append_images=frames[1:]), LIMITS)
+    assert corner(image) == pytest.approx(RED, abs=3)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("kept", [0.5, 0.9])
+def test_a_truncated_image_is_refused(format: str, kept: float) -> None:
+    data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), format)
+    with pytest.raises(DecodingError, match=r"truncated|cannot be read|not an image"):
+        IMAGE.from_bytes(data[: int(len(data) * kept)], LIMITS)
+
+
+def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
+    with pytest.raises(DecodingError, match="900000000 pixels, more than the limit of 89000000"):
+        IMAGE.from_bytes(png_that_claims(30_000, 30_000), LIMITS)
+    with pytest.raises(DecodingError, match="more than the limit of 15"):
+        IMAGE.from_bytes(encoded(Image.new("L", (4, 4))), Limits(max_image_pixels=15))
+
+
+@pytest.mark.parametrize("length", range(7))
+def test_base64_is_read_in_every_usual_form(length: int) -> None:
+    data = bytes(range(250, 250 - length, -1))
+    plain, url = base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
+    for text in (plain, url, plain.rstrip("="), f"data:image/png;base64,{plain}", "\n".join(plain)):
+        assert decode_base64(text) == data
+
+
+@pytest.mark.parametrize("text", ["!", "a", "ab=c", "äö", "data:image/png,xyz!"])
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(DecodingError, match="not base64"):
+        decode_base64(text)
+
+
+def test_texts_and_json_values_are_read() -> None:
+    assert TEXT.from_bytes("ü".encode(), LIMITS) == TEXT.from_json("ü", LIMITS) == TEXT.from_json({"text": "ü"}, LIMITS)
+    assert JSON.from_bytes(b'{"a": 1}', LIMITS) == JSON.from_json({"a": 1}, LIMITS)
+    with pytest.raises(DecodingError, match="a string"):
+        TEXT.from_json(5, LIMITS)
+    with pytest.raises(DecodingError, match="not JSON"):
+        JSON.from_bytes(b"{", LIMITS)
+
+
+@pytest.mark.parametrize("media_type", ["image/png", "image/jpeg"])
+def test_pictures_are_written_as_asked(media_type: str) -> None:
+    written = Image.open(io.BytesIO(encode_image(Image.new("RGB", (5, 4), RED), media_type)))
+    assert (written.get_format_mimetype(), written.size) == (media_type, (5, 4))
+
+
+def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
+    data = png_that_claims(8, 6)
+    assert ENCODED_IMAGE.from_bytes(data, Limits()) == data
+    assert ENCODED_IMAGE.from_json({"b64": base64.b64encode(data).decode()}, Limits()) == data
+    assert ENCODED_IMAGE.pixels(data) == 0
+    for wrong, message in ((b"", "empty"), (b"no image", "not an image"), (png_that_claims(10**5, 10**5), "more than")):
+        with pytest.raises(DecodingError, match=message):
+            ENCODED_IMAGE.from_bytes(wrong, Limits())
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "decoded"),
+    [
+        ((4000, 3000), 300, (500, 375)),
+        ((4000, 3000), 700, (1000, 750)),
+        ((4000, 3000), 1501, (4000, 3000)),
+        ((4000, 310), 300, (4000, 310)),
+        ((4000, 3000), 0, (4000, 3000)),
+    ],
+)
+def test_a_large_jpeg_may_be_decoded_smaller_but_no_side_below_the_least(
+    size: tuple[int, int], side: int, decoded: tuple[int, int]
+) -> None:
+    data = encoded(Image.new("RGB", size, RED), "JPEG")
+    assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
+    assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
+
+
+def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=exif)
+    assert IMAGE.from_bytes(data, Limits(side=200)).size == (200, 400)
