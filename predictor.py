@@ -34,15 +34,16 @@ from serving.front.services import Services, services
 from serving.inference import deadline
 from serving.inference.registry import Registry
 from serving.settings.table import Settings
+from serving.settings.triton_access import NO_TRITON, TritonAccess
 
 
-def create_app(settings: Settings) -> Flask:
+def create_app(settings: Settings, access: TritonAccess = NO_TRITON) -> Flask:
     """The WSGI application. Opens no connection before its first request."""
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
-    app.extensions["serving"] = Services(settings)
+    app.extensions["serving"] = Services(settings, access)
     app.before_request(_identify)
     observe(app, app.extensions["serving"].metrics)
     app.before_request(_start_clock)
@@ -152,9 +153,9 @@ def _start_clock() -> None:
 
 
 def _guard_management() -> None:
-    """nginx sets X-Real-IP to its peer's address, whatever the caller sent."""
+    """Before every request: /models may be closed."""
     if request.url_rule and is_management(request.url_rule.rule):
-        services().management.check(request.headers.get, request.headers.get("X-Real-IP", ""))
+        services().management.check(request.headers.get)
 
 
 def _add_headers(response: Response) -> Response:

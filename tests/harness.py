@@ -18,6 +18,7 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
+from serving.settings.triton_access import TritonAccess
 from serving.supervisor.ports import PortPicker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,11 @@ class Server:
         status = json.loads((self.run_dir / "status.json").read_text())
         pid: int = status["processes"][name]["pid"]
         return pid
+
+    @property
+    def triton_url(self) -> str:
+        """Triton's own HTTP endpoint."""
+        return f"http://{TritonAccess.read(self.run_dir / 'triton.json').http_address}"
 
     def processes(self) -> list[int]:
         """All processes of this server: those whose environment names its run folder."""

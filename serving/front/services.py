@@ -20,6 +20,7 @@ from serving.multimodel.memory import Budget
 from serving.preparation.archive_plans import ArchivePlans
 from serving.preparation.completion import Completion
 from serving.settings.table import Settings
+from serving.settings.triton_access import TritonAccess
 from serving.triton.gateway import TritonGateway
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
@@ -31,17 +32,16 @@ MOST_SHARED_MEMORY = 256 * 2**20
 class Services:
     """What the routes use, made once per app."""
 
-    def __init__(self, settings: Settings) -> None:
-        host = "127.0.0.1"
+    def __init__(self, settings: Settings, access: TritonAccess) -> None:
         self.gateway = TritonGateway(
-            settings.triton_grpc_address,
-            f"{host}:{settings.triton_http_port}",
+            access.grpc_address,
+            access.http_address,
             settings.grpc_timeout,
-            settings.triton_metrics_address,
+            access.metrics_address,
             settings.stream_timeout,
-            f"{host}:{settings.triton_sagemaker_port}",
-            settings.triton_secret if settings.allow_grpc else "",
-            settings.shared_memory,
+            access.sagemaker_address,
+            access.secret,
+            access.shared_memory,
             min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
         )
         self.registry = Registry(
@@ -53,7 +53,7 @@ class Services:
         )
         turns = max(1, settings.inference_threads // settings.workers)
         limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
-        self.pipeline = Pipeline(self.gateway, Decoder(limits, turns, threads, settings.reduced_decoding))
+        self.pipeline = Pipeline(self.gateway, Decoder(limits, turns, threads))
         self.health = Health(self.registry, self.pipeline, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode
@@ -63,7 +63,7 @@ class Services:
         self.idle_trim = IdleTrim(lambda: self.metrics.last_active, self.gateway.shared_memory.trim)
         self.direct_log = DirectLog(settings.direct_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
-        self.management = Management(settings.management, settings.management_secret)
+        self.management = Management(settings.management_secret)
 
 
 def multi_model(settings: Settings, registry: Registry) -> MultiModel:

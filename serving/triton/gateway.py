@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from serving.errors import InferenceFailed, InvalidRequest, ModelNotReady, TritonUnavailable
 from serving.inference.deadline import left
 from serving.inference.timings import stage
-from serving.settings.table import SECRET_KEY
+from serving.settings.triton_access import SECRET_KEY
 from serving.triton.calls import Call, RepositoryCall, Responses
 from serving.triton.errors import http_errors, never_sent, serving_errors, to_http_error, without_trace
 from serving.triton.shared_memory import SharedMemory
