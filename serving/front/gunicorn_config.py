@@ -34,7 +34,7 @@ def post_worker_init(worker: Any) -> None:
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
-    metrics.forget_work(str(worker.pid))
+    metrics.forget_work()
     _services(worker).gateway.shared_memory.bury(worker.pid)
 
 

@@ -2,7 +2,7 @@
 
 Where the environment names a folder in PROMETHEUS_MULTIPROC_DIR (as `serve` does) every worker keeps its numbers
 in files there, which prometheus_client opens after the fork, at the first use in a new process; without one (a
-test, one process) they are kept in memory. The files of a worker that was killed stay, and are summed with the others.
+test, one process) they are kept in memory.
 """
 
 import os
@@ -15,9 +15,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from serving.front.metric_places import Places
 from serving.host.status import read_status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -53,6 +54,8 @@ class Metrics:
         self.last_active = 0.0  # when a request began or ended (time.monotonic)
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
+        if folder := os.environ.get(MULTIPROCESS):
+            Places(Path(folder)).use()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -136,11 +139,10 @@ class _Supervised(Collector):
         yield starts
 
 
-def forget_work(pid: str = "*") -> None:
-    """What a process that has ended, or every one, had in work is in work no more; what it counted stays."""
+def forget_work() -> None:
+    """What processes that have ended had in work is in work no more."""
     if folder := os.environ.get(MULTIPROCESS):
-        for file in Path(folder).glob(f"gauge_*_{pid}.db"):
-            mark_process_dead(file.stem.rpartition("_")[2])
+        Places(Path(folder)).forget_work()
 
 
 def _all_workers() -> CollectorRegistry:

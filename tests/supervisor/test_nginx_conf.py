@@ -128,7 +128,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def edge(upstream: Path) -> Iterator[Edge]:
     limits = {"SERVE_MAX_BODY_MB": "2", "SERVE_MAX_CONCURRENCY": "2", "SERVE_REQUEST_TIMEOUT": "1"}
-    running = Edge(upstream, **limits)
+    running = Edge(upstream, NO_TRITON, **limits)
     yield running
     assert running.stop() == 0
 
