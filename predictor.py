@@ -28,6 +28,7 @@ from serving.inference.registry import Registry
 from serving.request import PATH, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
+from serving.settings.triton_access import NO_TRITON, TritonAccess
 
 
 class App(Flask):
@@ -36,13 +37,13 @@ class App(Flask):
     request_class = Incoming
 
 
-def create_app(settings: Settings) -> Flask:
+def create_app(settings: Settings, access: TritonAccess = NO_TRITON) -> Flask:
     """The WSGI application. Opens no connection before its first request."""
     app = App(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
-    app.extensions["serving"] = made = Services(settings)
+    app.extensions["serving"] = made = Services(settings, access)
     Observer(made.metrics, made.in_flight).watch(app)
     app.before_request(_guard_management)
     app.after_request(_add_headers)
@@ -160,10 +161,10 @@ def _describe(registry: Registry, name: str) -> dict[str, Any]:
 
 
 def _guard_management() -> None:
-    """nginx sets X-Real-IP to its peer's address, whatever the caller sent."""
+    """Before every request: /models may be closed."""
     source = incoming()
     if source.url_rule and is_management(source.url_rule.rule):
-        services().management.check(source.headers.get, source.headers.get("X-Real-IP", ""))
+        services().management.check(source.headers.get)
 
 
 def _add_headers(response: Response) -> Response:

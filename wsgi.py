@@ -4,5 +4,7 @@ import os
 
 from predictor import create_app
 from serving.settings.table import Settings
+from serving.settings.triton_access import TritonAccess
 
-app = create_app(Settings.from_env(os.environ))
+settings = Settings.from_env(os.environ)
+app = create_app(settings, TritonAccess.read(settings.triton_access_file))

@@ -12,20 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from serving.codecs import Codec
 from serving.errors import InvalidRequest, NotAcceptable
+from serving.named_value import NamedValue
+from serving.named_value import Names as Names
 
 Tensors = dict[str, NDArray[Any]]
-
-
-class Names(tuple[str, ...]):
-    """The type of a Parameter that lists strings."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -54,110 +49,15 @@ class Model:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A named value, from config.pbtxt or a request: parsed by the type of its default, then checked.
-
-    Types: bool, int, float, str, tuple (of floats, written "0.5,0.5,0.5" or as a JSON list) and Names (of
-    strings, written "cat,dog" or as a JSON list, where whole numbers count as strings).
-    """
-
-    name: str
-    default: Any
-    help: str
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
+class Parameter(NamedValue):
+    """A named value from config.pbtxt or a request."""
 
     def parse(self, value: Any) -> Any:
         """The checked value; raises InvalidRequest that names the parameter and what is allowed."""
         try:
-            parsed = _PARSERS[type(self.default)](value)
-        except (TypeError, ValueError):
-            raise InvalidRequest(f"parameter '{self.name}': {value!r} is not {self.expected()}") from None
-        if self.choices and parsed not in self.choices:
-            raise InvalidRequest(f"parameter '{self.name}': {value!r} is not {self.expected()}")
-        for number in parsed if isinstance(parsed, tuple) else (parsed,):
-            self._check_range(number)
-        return parsed
-
-    def _check_range(self, value: Any) -> None:
-        low, high = self.minimum, self.maximum
-        if (low is not None and not value >= low) or (high is not None and not value <= high):
-            raise InvalidRequest(f"parameter '{self.name}': {value!r} is not {self.expected()}")
-
-    def expected(self) -> str:
-        """What a value must be, in words."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
-        bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
-        bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
-        return " ".join([_TYPE_NAMES[type(self.default)], " and ".join(bounds)]).strip()
-
-
-def _parse_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    return {"true": True, "1": True, "false": False, "0": False}[str(value).strip().lower()]
-
-
-def _parse_int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise ValueError(value)
-    return int(value)
-
-
-def _parse_float(value: Any) -> float:
-    if isinstance(value, bool) or not np.isfinite(parsed := float(value)):
-        raise ValueError(value)
-    return parsed
-
-
-def _parse_str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
-
-
-def _parse_tuple(value: Any) -> tuple[float, ...]:
-    parts = [p for p in value.split(",") if p.strip()] if isinstance(value, str) else list(value)
-    return tuple(_parse_float(part) for part in parts)
-
-
-def _parse_names(value: Any) -> Names:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise TypeError(value)
-    return Names(_parse_name(part) for part in parts if part != "")
-
-
-def _parse_name(value: Any) -> str:
-    return str(value) if type(value) is int else _parse_str(value).strip()
-
-
-def _parse_checked_bool(value: Any) -> bool:
-    try:
-        return _parse_bool(value)
-    except KeyError:
-        raise ValueError(value) from None
-
-
-_PARSERS = {
-    bool: _parse_checked_bool,
-    int: _parse_int,
-    float: _parse_float,
-    str: _parse_str,
-    tuple: _parse_tuple,
-    Names: _parse_names,
-}
-_TYPE_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    tuple: "a list of numbers",
-    Names: "a list of strings",
-}
+            return super().parse(value)
+        except ValueError as err:
+            raise InvalidRequest(f"parameter '{self.name}': {err}") from None
 
 
 class ModelClient(ABC):

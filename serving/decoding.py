@@ -49,11 +49,11 @@ class Decoder:
     """`turns` requests decode and preprocess at a time, of each kind of instance, their images in `threads`.
 
     The bound keeps memory and the interpreter's lock free of a crowd: the rest waits for its turn. A text does not
-    wait behind images. `reduced`: large images are decoded smaller where their client needs no more.
+    wait behind images.
     """
 
-    def __init__(self, limits: Limits, turns: int = 1, threads: int = 1, reduced: bool = False) -> None:
-        self.limits, self.reduced = limits, reduced
+    def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
+        self.limits = limits
         self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(lambda: threading.BoundedSemaphore(turns))
         self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
 
@@ -86,7 +86,7 @@ class Decoder:
         body can hold many large images. With the mistake that ended it, if one did."""
         opened: list[Any] = []
         pixels = 0
-        limits = replace(self.limits, side=client.side if self.reduced else 0)
+        limits = replace(self.limits, side=client.side)
         for at, item in enumerate(items):
             try:
                 opened.append(item.open(client.codec, limits, first + at))

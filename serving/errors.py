@@ -47,7 +47,7 @@ class DecodingError(ServingError):
 
 
 class Forbidden(ServingError):
-    """Managing models is closed to this caller: see SERVE_MANAGEMENT."""
+    """Managing models is closed to this caller: see SERVE_MANAGEMENT_SECRET."""
 
     status = 403
     code = "forbidden"

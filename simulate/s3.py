@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from serving.host.files import replace_file
 from simulate.archives import find
 from simulate.errors import ValidationError
 
@@ -21,9 +22,7 @@ class Folder:
         """Whole or not at all: who looks for an object sees it when it is complete."""
         path = self.root / self._key(location)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(data)
-        part.rename(path)
+        replace_file(path, data)
 
     def _key(self, location: str) -> str:
         match = _LOCATION.fullmatch(location)

@@ -36,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     make_scale(folder / "repository")
     (folder / "python").mkdir()
     direct = Server(folder, folder / "repository")
-    flask = Server(folder / "python", folder / "repository", SERVE_DIRECT_TENSORS="false")
+    flask = Server(folder / "python", folder / "repository", SAGEMAKER_TRITON_INFERENCE_TYPE="generate")
     yield direct.wait_ready(), flask.wait_ready()
     assert [direct.stop(), flask.stop()] == [0, 0]
 

@@ -23,7 +23,7 @@ logger_class = JsonLogger
 
 
 def on_starting(server: Any) -> None:
-    metrics.bury_others()
+    metrics.forget_work()
     _services(server).gateway.shared_memory.bury()
 
 
@@ -36,7 +36,7 @@ def post_worker_init(worker: Any) -> None:
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
     _services(worker).in_flight.end_worker(worker.age)
-    metrics.bury(worker.pid)
+    metrics.forget_work()
     _services(worker).gateway.shared_memory.bury(worker.pid)
 
 

@@ -5,18 +5,17 @@ Triton; its success is written beside the sockets, so that every worker knows of
 """
 
 import contextlib
-import json
 import logging
 import os
 import signal
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from serving.bodies.instances import Instances
 from serving.decoding import Item
 from serving.errors import BackendDied, ModelNotReady, NotAcceptable, ServingError, TritonTimeout, TritonUnavailable
+from serving.host.status import read_status
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.request import Request
@@ -65,21 +64,21 @@ class Health:
     def restart_triton(self) -> None:
         """After a BackendDied: Triton is killed (it would not stop while a backend is dead), and the supervisor
         starts it again. Several callers may ask at once; each names the process that was running."""
-        process = self._status().get("processes", {}).get("tritonserver", {})
-        if process.get("state") == "running" and process.get("pid"):
+        process = read_status(self.status_file).get("tritonserver")
+        if process and process.pid:
             log.error("a process of a Triton backend has died: starting tritonserver again")
             with contextlib.suppress(OSError):
-                os.kill(process["pid"], signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
 
     def describe_triton(self) -> str:
         """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
         if stage := self._stage():
             return stage
-        process = self._status().get("processes", {}).get("tritonserver", {})
+        process = read_status(self.status_file).get("tritonserver")
         if not process:
             return ""
-        last = f", after it {process['last_exit']}" if process.get("last_exit") else ""
-        return f"tritonserver is {process.get('state', 'unknown')} (start {process.get('starts', 0)}{last})"
+        last = f", after it {process.last_exit}" if process.last_exit else ""
+        return f"tritonserver is {process.state} (start {process.starts}{last})"
 
     def check_ready(self) -> None:
         """Whether Triton says so, and no more."""
@@ -94,12 +93,6 @@ class Health:
                 reasons = "; ".join(sorted({entry.reason for entry in versions.values() if entry.reason}))
                 raise ModelNotReady(f"model '{name}' is {'/'.join(sorted(states))}: {reasons or 'not loaded'}")
 
-    def _status(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self.status_file.read_text())) if self.status_file else {}
-        except (OSError, ValueError):
-            return {}
-
     def _stage(self) -> str:
         """What serving/preparation/rebuild.py says that it does."""
         try:
@@ -108,7 +101,8 @@ class Health:
             return ""
 
     def _generation(self) -> int:
-        return int(self._status().get("processes", {}).get("tritonserver", {}).get("starts", 0))
+        process = read_status(self.status_file).get("tritonserver")
+        return process.starts if process else 0
 
     def _marker(self, generation: int) -> Path | None:
         return self.status_file.with_name(f"canary-{generation}") if self.status_file else None

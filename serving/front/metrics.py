@@ -2,26 +2,24 @@
 
 Where the environment names a folder in PROMETHEUS_MULTIPROC_DIR (as `serve` does) every worker keeps its numbers
 in files there, which prometheus_client opens after the fork, at the first use in a new process; without one (a
-test, one process) they are kept in memory. A worker that has ended leaves its counts to those of all that have.
+test, one process) they are kept in memory.
 """
 
-import fcntl
-import json
 import os
-import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.mmap_dict import MmapedDict
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+
+from serving.front.metric_places import Places
+from serving.host.status import read_status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 NGINX_WRITING = "X-Nginx-Writing"  # what nginx tells of itself with a scrape: requests in work, that one included
@@ -56,6 +54,8 @@ class Metrics:
         self.last_active = 0.0  # when a request began or ended (time.monotonic)
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
+        if folder := os.environ.get(MULTIPROCESS):
+            Places(Path(folder)).use()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -89,12 +89,13 @@ class Metrics:
         """So many requests that were alike."""
         model, version = self._bounded(request.model, request.version)
         self._requests.labels(model, version, str(request.status)).inc(times)
-        _observe(self._seconds.labels(model), request.seconds, times)
-        for stage, seconds in request.stages.items():
-            _observe(self._stages.labels(model, stage), seconds, times)
-        _observe(self._received, request.received, times)
+        observed = [(self._seconds.labels(model), request.seconds), (self._received, request.received)]
+        observed += [(self._stages.labels(model, stage), seconds) for stage, seconds in request.stages.items()]
         if request.sent is not None:
-            _observe(self._sent, request.sent, times)
+            observed.append((self._sent, request.sent))
+        for histogram, value in observed:
+            for _ in range(times):
+                histogram.observe(value)
 
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
@@ -109,9 +110,7 @@ class Metrics:
         None where no nginx is."""
         supervised = CollectorRegistry()
         supervised.register(_Supervised(self._status_file, triton is not None, in_nginx))
-        folder = _folder()
-        with _shared(folder):
-            ours = generate_latest(_all_workers(folder) if folder else self._registry)
+        ours = generate_latest(_all_workers() if MULTIPROCESS in os.environ else self._registry)
         return ours + generate_latest(supervised) + (triton or b"")
 
     def _bounded(self, model: str, version: str) -> tuple[str, str]:
@@ -121,13 +120,6 @@ class Metrics:
                 return OTHER, ""
             self._names.add(pair)
         return pair
-
-
-def _observe(histogram: Histogram, value: float, times: int) -> None:
-    """As Histogram.observe so many times, for which prometheus_client has no method."""
-    histogram._sum.inc(value * times)
-    bucket = next(i for i, bound in enumerate(histogram._upper_bounds) if value <= bound)
-    histogram._buckets[bucket].inc(times)
 
 
 class _Supervised(Collector):
@@ -142,68 +134,18 @@ class _Supervised(Collector):
             yield GaugeMetricFamily("serve_nginx_in_flight", "Requests in work, whoever works on them", value=others)
         yield GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=float(self._triton_up))
         starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
-        for name, process in self._processes().items():
-            starts.add_metric([name], float(process.get("starts", 0)))
+        for name, process in read_status(self._status_file).items():
+            starts.add_metric([name], process.starts)
         yield starts
 
-    def _processes(self) -> dict[str, dict[str, float]]:
-        try:
-            return dict(json.loads(self._status_file.read_text())["processes"]) if self._status_file else {}
-        except (OSError, ValueError, KeyError):
-            return {}
+
+def forget_work() -> None:
+    """What processes that have ended had in work is in work no more."""
+    if folder := os.environ.get(MULTIPROCESS):
+        Places(Path(folder)).forget_work()
 
 
-def bury_others() -> None:
-    """When gunicorn starts: what a killed one and its workers have left."""
-    if folder := _folder():
-        pids = {int(found[1]) for file in folder.iterdir() if (found := re.fullmatch(r".+_(\d+)\.db", file.name))}
-        for pid in pids - {os.getpid()}:
-            bury(pid)
-
-
-def bury(pid: int) -> None:
-    """Adds the counts of a process that has ended to those of all ended ones, so that files do not pile up; what
-    it had in work is in work no more."""
-    if not (folder := _folder()):
-        return
-    with _locked(folder, fcntl.LOCK_EX):
-        for kind in ("counter", "histogram"):
-            if (file := folder / f"{kind}_{pid}.db").exists():
-                _add(file, folder / f"{kind}_ended.db")
-                file.unlink()
-        mark_process_dead(pid, str(folder))
-
-
-def _add(source: Path, target: Path) -> None:
-    total = MmapedDict(str(target))
-    for key, value, _timestamp, _position in MmapedDict.read_all_values_from_file(str(source)):
-        total.write_value(key, total.read_value(key)[0] + value, 0.0)
-    total.close()
-
-
-def _all_workers(folder: Path) -> CollectorRegistry:
+def _all_workers() -> CollectorRegistry:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(folder))
+    MultiProcessCollector(registry)
     return registry
-
-
-def _folder() -> Path | None:
-    name = os.environ.get(MULTIPROCESS)
-    return Path(name) if name else None
-
-
-@contextmanager
-def _shared(folder: Path | None) -> Iterator[None]:
-    """A scrape sees the files of an ended worker or the sum they went into, never both."""
-    if folder is None:
-        yield
-        return
-    with _locked(folder, fcntl.LOCK_SH):
-        yield
-
-
-@contextmanager
-def _locked(folder: Path, kind: int) -> Iterator[None]:
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, kind)
-        yield

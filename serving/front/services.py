@@ -20,7 +20,8 @@ from serving.multimodel.loader import MultiModel
 from serving.multimodel.memory import Budget
 from serving.preparation.archive_plans import ArchivePlans
 from serving.preparation.completion import Completion
-from serving.settings.table import SECRET_KEY, Settings
+from serving.settings.table import Settings
+from serving.settings.triton_access import SECRET_KEY, TritonAccess
 from serving.triton.gateway import TritonGateway
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
@@ -33,15 +34,15 @@ MOST_SHARED_MEMORY = 256 * 2**20
 class Services:
     """What the routes use, made once per app."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, access: TritonAccess) -> None:
         self.gateway = TritonGateway(
-            settings.triton_grpc_address,
+            access.grpc_address,
             settings.grpc_timeout,
-            metrics_address=settings.triton_metrics_address,
+            metrics_address=access.metrics_address,
             stream_timeout=settings.stream_timeout,
-            sagemaker_address=f"127.0.0.1:{settings.triton_sagemaker_port}",
-            metadata=[(SECRET_HEADER, settings.triton_secret)] if settings.allow_grpc else (),
-            shared_prefix=settings.shared_memory,
+            sagemaker_address=access.sagemaker_address,
+            metadata=[(SECRET_HEADER, access.secret)] if settings.allow_grpc else (),
+            shared_prefix=access.shared_memory,
             shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
         )
         self.registry = Registry(
@@ -53,7 +54,7 @@ class Services:
         )
         turns = max(1, settings.inference_threads // settings.workers)
         limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
-        self.inference = Inference(self.gateway, Decoder(limits, turns, threads, settings.reduced_decoding))
+        self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
         self.health = Health(self.registry, self.inference, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode
@@ -65,7 +66,7 @@ class Services:
         self.in_flight = InFlight(settings.max_concurrency, settings.threads - 1)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
-        self.management = Management(settings.management, settings.management_secret)
+        self.management = Management(settings.management_secret)
 
 
 def multi_model(settings: Settings, registry: Registry) -> MultiModel:

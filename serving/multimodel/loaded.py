@@ -7,21 +7,19 @@ once the tritonserver that it was written for is gone, which is told from the su
 import fcntl
 import hashlib
 import json
-import os
-import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 from serving.errors import TritonTimeout, TritonUnavailable
+from serving.host.files import replace_file
+from serving.host.status import ProcessStatus, read_status
 
 LOADING, READY, UNLOADING = "loading", "ready", "unloading"
 PAUSE = 0.02
-_FLOCK = "hhqqi4x"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,15 @@ class LoadedModels:
     def server(self) -> str:
         """The running tritonserver, told from all before it; raises TritonUnavailable when none runs."""
         process = self._tritonserver()
-        return f"{process['starts']}-{process['pid']}"
+        return f"{process.starts}-{process.pid}"
 
     def pid(self) -> int:
         """The running tritonserver's process id."""
-        return int(self._tritonserver()["pid"])
+        return self._tritonserver().pid or 0
 
-    def _tritonserver(self) -> dict[str, Any]:
-        try:
-            process = dict(json.loads(self._status_file.read_text())["processes"]["tritonserver"])
-        except (OSError, ValueError, KeyError):
-            process = {}
-        if not process.get("pid"):
+    def _tritonserver(self) -> ProcessStatus:
+        process = read_status(self._status_file).get("tritonserver")
+        if process is None or process.pid is None:
             raise TritonUnavailable("tritonserver is being started (again): try again shortly")
         return process
 
@@ -87,8 +82,8 @@ class LoadedModels:
 
     def write(self, model: LoadedModel) -> None:
         """In one step, so that a reader sees the old or the new."""
-        _replace(self._file(model.name), json.dumps(asdict(model)))
-        _replace(self._alias(model.target), model.name)
+        replace_file(self._file(model.name), json.dumps(asdict(model)).encode())
+        replace_file(self._alias(model.target), model.name.encode())
 
     def remove(self, model: LoadedModel) -> None:
         self._alias(model.target).unlink(missing_ok=True)
@@ -103,44 +98,40 @@ class LoadedModels:
     @contextmanager
     def changing(self, name: str, seconds: float) -> Iterator[None]:
         """While a model is loaded or unloaded nobody else does either with it."""
-        with self._lock(f"change {name}", fcntl.F_WRLCK, seconds):
+        with self._lock(f"change {name}", fcntl.LOCK_EX, seconds):
             yield
 
     @contextmanager
     def using(self, name: str, seconds: float = 1.0) -> Iterator[None]:
         """While a call uses a model it is not unloaded."""
-        with self._lock(f"use {name}", fcntl.F_RDLCK, seconds):
+        with self._lock(f"use {name}", fcntl.LOCK_SH, seconds):
             yield
 
     @contextmanager
     def unused(self, name: str, seconds: float) -> Iterator[None]:
         """Once no call uses a model; raises TritonTimeout."""
-        with self._lock(f"use {name}", fcntl.F_WRLCK, seconds):
+        with self._lock(f"use {name}", fcntl.LOCK_EX, seconds):
             yield
 
     def is_changing(self, name: str) -> bool:
         """Whether somebody is at it: a file may be left by a worker that was killed."""
-        with self._descriptor() as descriptor:
-            return not _try_lock(descriptor, f"change {name}", fcntl.F_WRLCK)
+        with self._lock_file(f"change {name}").open("a") as file:
+            return not _try_lock(file, fcntl.LOCK_EX)
 
     @contextmanager
     def _lock(self, what: str, kind: int, seconds: float) -> Iterator[None]:
+        """A lock belongs to the open file: closing it, or the end of its process, frees the lock."""
         deadline = time.monotonic() + seconds
-        with self._descriptor() as descriptor:
-            while not _try_lock(descriptor, what, kind):
+        with self._lock_file(what).open("a") as file:
+            while not _try_lock(file, kind):
                 if time.monotonic() > deadline:
                     raise TritonTimeout(f"the model is still in use after {seconds:g} s; try again")
                 time.sleep(PAUSE)
             yield
 
-    @contextmanager
-    def _descriptor(self) -> Iterator[int]:
-        """Of a file description of its own, to which the locks belong; closing it frees them."""
-        descriptor = os.open(self.folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def _lock_file(self, what: str) -> Path:
+        """Empty, and kept until the next start: who removes it could take it from another who waits for it."""
+        return self.folder / f"{digest(what)}.lock"
 
 
 def digest(name: str) -> str:
@@ -148,12 +139,10 @@ def digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _try_lock(descriptor: int, what: str, kind: int) -> bool:
-    """Locks one byte of the file, far beyond its end, so that any number of locks need one file only."""
-    byte = int(digest(what)[:15], 16)
+def _try_lock(file: TextIO, kind: int) -> bool:
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
-    except (BlockingIOError, PermissionError):
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 
@@ -163,9 +152,3 @@ def _read(file: Path) -> LoadedModel | None:
         return LoadedModel(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _replace(file: Path, text: str) -> None:
-    temporary = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)

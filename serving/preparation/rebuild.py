@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.errors import InvalidRequest
+from serving.host.files import replace_file
 from serving.preparation import trtexec
 from serving.preparation.overlay import Change, show
 from serving.preparation.plan_config import build_by_config, onnx_config
@@ -196,7 +197,9 @@ def prepared(settings: Settings) -> int:
     stage = settings.stage_file
     stage.unlink(missing_ok=True)  # of one that was killed
     try:
-        prepare(settings, Rebuilder(settings, abilities(settings), _say, lambda text: _write(stage, text)))
+        prepare(
+            settings, Rebuilder(settings, abilities(settings), _say, lambda text: replace_file(stage, text.encode()))
+        )
     except Unservable as err:
         _say(str(err))
         return os.EX_CONFIG
@@ -208,12 +211,6 @@ def prepared(settings: Settings) -> int:
 def _say(line: str) -> None:
     sys.stdout.write(" ".join(line.split()) + "\n")
     sys.stdout.flush()
-
-
-def _write(file: Path, text: str) -> None:
-    temporary = file.with_suffix(".new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
 
 
 if __name__ == "__main__":

@@ -4,29 +4,47 @@ import difflib
 import shlex
 from collections.abc import Iterable, Mapping
 
-from serving.settings.row import Setting
-from serving.settings.table import TABLE, Settings
+from serving.settings.handed_on import HANDED_ON
+from serving.settings.setting import Setting
+from serving.settings.table import ROWS, TABLE, Settings
 
 PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
-ALIKE = 0.75  # of difflib: what is less alike is no slip of the pen
+ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
+PICKED = "serve picks a free port, in SAGEMAKER_SAFE_PORT_RANGE if that is set"
+REMOVED = {
+    "SERVE_CLOUDWATCH_AGENT": "the agent is looked for on the PATH and where AWS's package installs it",
+    "SERVE_DIRECT_TENSORS": "small tensors always go from nginx to Triton",
+    "SERVE_MANAGEMENT": "SERVE_MANAGEMENT_SECRET alone closes /models, which is open to all without it",
+    "SERVE_NGINX_WORKERS": "nginx has a worker process per processor, at most 4",
+    "SERVE_REDUCED_DECODING": "large JPEGs are always decoded smaller where the model's input is much smaller",
+    "SERVE_THREADS": "set SERVE_MAX_CONCURRENCY, from which the threads of a worker follow",
+    "SERVE_TRITON_GRPC_PORT": f"{PICKED}; SAGEMAKER_TRITON_GRPC_PORT is the one that others reach",
+    "SERVE_TRITON_HTTP_PORT": PICKED,
+    "SERVE_TRITON_METRICS_PORT": f"{PICKED}; SAGEMAKER_TRITON_METRICS_PORT is the one that others reach",
+    "SERVE_TRITON_SAGEMAKER_PORT": PICKED,
+    "SERVE_TRITON_SECRET": "the secret is random, so that calls over gRPC infer and manage nothing",
+}
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
     """A line `VARIABLE=value  # where from` for each setting, as a shell would read it; secrets are masked."""
-    return "\n".join(_line(row, getattr(settings, row.name), environ) for row in TABLE)
+    own = [_line(row, getattr(settings, row.name), environ) for row in TABLE]
+    return "\n".join([*own, *(_line(row, row.read(environ), environ) for row in HANDED_ON)])
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """A warning for each variable that is named as ours are, and is none of them."""
-    known = [name for row in TABLE for name in row.variables]
+    known = [name for row in ROWS for name in row.variables]
     strangers = sorted(name for name in environ if name.startswith(PREFIXES) and name not in known)
-    return [f"{name} is no variable that is read here{_nearest(name, known)}" for name in strangers]
+    return [_stranger(name, known) for name in strangers]
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _stranger(name: str, known: list[str]) -> str:
+    if name in REMOVED:
+        return f"{name} is no longer read: {REMOVED[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"{name} is no variable that is read here" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _line(row: Setting, value: object, environ: Mapping[str, str]) -> str:

@@ -1,39 +1,30 @@
 """Every setting, in one table: variable, type, default, help. Read once, every mistake reported together.
 
-`Settings.from_env(os.environ)` also settles what is left to "auto" (0, or the word), so that a Settings
-holds only final values; `serve` adds the ports and the folder it picked and hands `settings.environment()`
-on to its children, which read the same Settings from it.
+`Settings.from_env(os.environ)` also settles what is left to "auto" (0, or the word), so that a Settings holds only
+final values. `serve` puts the folder that it runs in into them and hands `settings.environment()` on to its children,
+which read the same Settings from it. What `serve` picks by itself is no setting: see triton_access.py.
 """
 
-import hashlib
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from serving.host.machine import Machine, this_machine
 from serving.repository.layout import holds_models
-from serving.settings import forms
+from serving.settings import parsing
 from serving.settings.contradictions import BATCH_MEGABYTES, contradictions
-from serving.settings.row import (
-    AUTO,
-    LOG_LEVELS,
-    Setting,
-    SettingsError,
-    format_value,
-    parse_header_secret,
-    parse_log_level,
-)
+from serving.settings.handed_on import HANDED_ON
+from serving.settings.parsing import LOG_LEVELS
+from serving.settings.setting import Setting, SettingsError
 
-CLOUDWATCH_AGENT = Path("/opt/aws/amazon-cloudwatch-agent/bin/start-amazon-cloudwatch-agent")
+AUTO = Path("auto")
 ENGINE_CACHE = Path("/tmp/serve-engines")
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
-LOOPBACK = "127.0.0.1"
-SECRET_KEY = "serve"  # of the header with SERVE_TRITON_SECRET
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
@@ -55,16 +46,16 @@ class Settings:
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
         default=(),
-        parser=forms.parse_port_range,
-        formatter=forms.format_port_range,
+        parser=parsing.parse_port_range,
+        formatter=parsing.format_port_range,
         form="LOW-HIGH, two ports",
         help="every other port that is listened on lies in it, LOW and HIGH included",
     )
     model_repositories: tuple[Path, ...] = _setting(
         "SERVE_MODEL_REPOSITORY",
         default=(AUTO,),
-        parser=forms.parse_paths,
-        formatter=forms.format_paths,
+        parser=parsing.parse_paths,
+        formatter=parsing.format_paths,
         form="a folder, or several with : between them",
         help="folders of the model folders, one over another; auto: /opt/ml/model when it holds models, else "
         "the built-in model_repository",
@@ -77,7 +68,7 @@ class Settings:
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         default=(),
-        parser=forms.parse_names,
+        parser=parsing.parse_names,
         formatter=",".join,
         form="names with , between them",
         help="models that are loaded, and what their ensembles call; without it the default model alone, without "
@@ -215,11 +206,6 @@ class Settings:
         choices=("MULTI_RECORD", "SINGLE_RECORD"),
         help="whether /execution-parameters tells batch transform to send many lines in a request, or one",
     )
-    reduced_decoding: bool = _setting(
-        "SERVE_REDUCED_DECODING",
-        default=True,
-        help="large JPEGs are decoded at 1/2, 1/4 or 1/8 where the model's input is much smaller (clients that say so)",
-    )
     max_image_pixels: int = _setting(
         "SERVE_MAX_IMAGE_PIXELS",
         default=89_000_000,
@@ -236,20 +222,6 @@ class Settings:
         maximum=256,
         help="gunicorn's worker processes; 0: one per processor, as far as memory goes (500 MB each), at most 16",
     )
-    threads: int = _setting(
-        "SERVE_THREADS",
-        default=0,
-        minimum=0,
-        maximum=4096,
-        help="threads of each worker; 0: as many as SERVE_MAX_CONCURRENCY asks for, and one for /ping",
-    )
-    nginx_workers: int = _setting(
-        "SERVE_NGINX_WORKERS",
-        default=0,
-        minimum=0,
-        maximum=256,
-        help="nginx's worker processes; 0: one per processor, at most 4",
-    )
     inference_threads: int = _setting(
         "SERVE_INFERENCE_THREADS",
         default=0,
@@ -262,34 +234,23 @@ class Settings:
         default=0,
         minimum=0,
         maximum=65536,
-        help="requests in work at once, more are answered 503; 0: 64 per worker, from 128 to 1024; never more than the "
-        "threads can hold",
+        help="requests in work at once, more are answered 503; 0: 64 per worker, from 128 to 1024",
     )
     log_level: str = _setting(
         "SERVE_LOG_LEVEL",
         "SAGEMAKER_CONTAINER_LOG_LEVEL",
         default="info",
         choices=tuple(LOG_LEVELS),
-        parser=parse_log_level,
+        parser=parsing.parse_log_level,
         help="how much is logged, by name or by number (20)",
-    )
-    management: str = _setting(
-        "SERVE_MANAGEMENT",
-        default="open",
-        choices=("open", "loopback", "secret"),
-        help="who may load, unload and list models: everybody (SageMaker itself must), callers from the "
-        "container's own loopback, or those who send the secret",
     )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
         default="",
-        parser=parse_header_secret,
+        parser=parsing.parse_header_secret,
         form="HEADER=VALUE",
         secret=True,
-        help="the header, and its value, that SERVE_MANAGEMENT=secret asks for",
-    )
-    direct_tensors: bool = _setting(
-        "SERVE_DIRECT_TENSORS", default=True, help="nginx hands tensors whose headers say all on to Triton, past Python"
+        help="a header and its value, without which nobody loads, unloads or lists models; none: everybody may",
     )
     kserve: str = _setting(
         "SERVE_KSERVE",
@@ -314,9 +275,6 @@ class Settings:
         default="/aws/sagemaker/triton",
         help="CloudWatch's namespace of the metrics",
     )
-    cloudwatch_agent: Path = _setting(  # noqa: RUF009
-        "SERVE_CLOUDWATCH_AGENT", default=CLOUDWATCH_AGENT, help="the CloudWatch agent's program"
-    )
     run_dir: Path = _setting(  # noqa: RUF009
         "SERVE_RUN_DIR",
         default=AUTO,
@@ -334,15 +292,6 @@ class Settings:
         maximum=65535,
         help="Triton's gRPC port where SAGEMAKER_TRITON_ALLOW_GRPC is true",
     )
-    triton_secret: str = _setting(
-        "SERVE_TRITON_SECRET",
-        default="",
-        parser=forms.parse_token,
-        form="letters and digits",
-        secret=True,
-        help=f"what calls of that gRPC must show in the header triton-grpc-protocol-{SECRET_KEY} to manage models, "
-        "shared memory, traces or logs; without it a random one, so that nobody can",
-    )
     allow_metrics: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_METRICS",
         default=False,
@@ -356,104 +305,13 @@ class Settings:
         maximum=65535,
         help="Triton's metrics port where SAGEMAKER_TRITON_ALLOW_METRICS is true",
     )
-    triton_threads: int = _setting(
-        "SAGEMAKER_TRITON_THREAD_COUNT", default=8, minimum=1, maximum=1024, help="threads of Triton's HTTP endpoint"
-    )
-    buffer_manager_threads: int = _setting(
-        "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
-        default=0,
-        minimum=0,
-        maximum=1024,
-        help="threads with which Triton copies tensors",
-    )
-    log_verbose: int = _setting(
-        "SAGEMAKER_TRITON_LOG_VERBOSE",
-        default=0,
-        minimum=0,
-        maximum=9,
-        parser=forms.parse_verbosity,
-        form="true, false or a level",
-        help="Triton's verbose log, many lines per request",
-    )
-    log_info: str = _setting(
-        "SAGEMAKER_TRITON_LOG_INFO",
-        default="auto",
-        parser=forms.parse_switch,
-        choices=("true", "false", "auto"),
-        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says",
-    )
-    log_warning: str = _setting(
-        "SAGEMAKER_TRITON_LOG_WARNING",
-        default="auto",
-        parser=forms.parse_switch,
-        choices=("true", "false", "auto"),
-        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says",
-    )
-    log_error: bool = _setting("SAGEMAKER_TRITON_LOG_ERROR", default=True, help="Triton's log of errors")
-    shm_default_bytes: int = _setting(
-        "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
-        default=MEGABYTE,
-        minimum=MEGABYTE,
-        maximum=2**36,
-        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in "
-        "NVIDIA's image)",
-    )
-    shm_growth_bytes: int = _setting(
-        "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
-        default=MEGABYTE,
-        minimum=4096,
-        maximum=2**36,
-        help="bytes by which that grows",
-    )
-    tensorflow_version: int = _setting(
-        "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
-        default=2,
-        minimum=1,
-        maximum=2,
-        help="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)",
-    )
-    model_load_gpu_limit: float = _setting(
-        "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
-        default=0.0,
-        minimum=0,
-        maximum=1,
-        help="share of each GPU's memory above which no model is loaded any more; 0: no limit",
-    )
     additional_arguments: tuple[str, ...] = _setting(
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
         default=(),
-        parser=forms.parse_arguments,
+        parser=parsing.parse_arguments,
         formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
         help="added to tritonserver's command line, where the last option of a name counts",
-    )
-    triton_http_port: int = _setting(
-        "SERVE_TRITON_HTTP_PORT",
-        default=0,
-        minimum=0,
-        maximum=65535,
-        help="Triton's HTTP port on 127.0.0.1; 0: a free one",
-    )
-    triton_grpc_port: int = _setting(
-        "SERVE_TRITON_GRPC_PORT",
-        default=0,
-        minimum=0,
-        maximum=65535,
-        help="Triton's gRPC port on 127.0.0.1; 0: a free one",
-    )
-    triton_sagemaker_port: int = _setting(
-        "SERVE_TRITON_SAGEMAKER_PORT",
-        default=0,
-        minimum=0,
-        maximum=65535,
-        help="port of Triton's SageMaker endpoint, which loads archives in multi-model mode; 0: a free one",
-    )
-    triton_metrics_port: int = _setting(
-        "SERVE_TRITON_METRICS_PORT",
-        default=0,
-        minimum=0,
-        maximum=65535,
-        help="Triton's metrics port on 127.0.0.1; 0: a free one",
     )
 
     @classmethod
@@ -461,44 +319,42 @@ class Settings:
         """Reads, checks and settles; raises SettingsError with every mistake."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
-        for setting in TABLE:
+        for row in ROWS:
             try:
-                values[setting.name] = setting.read(environ)
+                values[row.name] = row.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        if mistakes := mistakes or contradictions(TABLE, values):
+        if mistakes := mistakes or contradictions(values):
             raise SettingsError(mistakes)
-        return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
+        own = {row.name: values[row.name] for row in TABLE}
+        return cls(**own | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine, platform_models: Path = PLATFORM_MODELS) -> "Settings":
         """The same with a value in place of every 0 or auto that depends on the machine."""
         workers = self.workers or _auto_workers(machine)
-        concurrency = self.max_concurrency or min(1024, max(128, 64 * workers))
-        # Every thread but one per worker may be busy with /invocations: one is always free for /ping.
-        threads = max(2, self.threads or math.ceil((concurrency + workers) / workers))
         return replace(
             self,
             model_repositories=tuple(_repository(path, platform_models) for path in self.model_repositories),
             ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
-            triton_grpc_port=self.grpc_port if self.allow_grpc else self.triton_grpc_port,
-            triton_metrics_port=self.metrics_port if self.allow_metrics else self.triton_metrics_port,
-            log_info=self.log_info.replace("auto", self._logs("info")),
-            log_warning=self.log_warning.replace("auto", self._logs("warning")),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=_largest_body(self.max_body_mb, self.batch_payload_mb),
             workers=workers,
-            threads=threads,
-            nginx_workers=self.nginx_workers or min(4, math.ceil(machine.cpus)),
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
-            max_concurrency=min(concurrency, workers * (threads - 1)),
+            max_concurrency=self.max_concurrency or min(1024, max(128, 64 * workers)),
         )
-
-    def _logs(self, level: str) -> str:
-        return format_value(LOG_LEVELS[self.log_level] <= LOG_LEVELS[level])
 
     def environment(self) -> dict[str, str]:
         """The variables from which a child reads these very Settings."""
         return {row.variables[0]: row.format(getattr(self, row.name)) for row in TABLE}
+
+    def logs(self, level: str) -> bool:
+        """Whether lines of that level are logged."""
+        return LOG_LEVELS[self.log_level] <= LOG_LEVELS[level]
+
+    @property
+    def threads(self) -> int:
+        """Of each worker. All but one may be busy with requests: one is always free for /ping."""
+        return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
     def max_body_bytes(self) -> int:
@@ -533,32 +389,6 @@ class Settings:
         return 0.9 * self.request_timeout
 
     @property
-    def triton_grpc_host(self) -> str:
-        """Where Triton's gRPC listens."""
-        return self.host if self.allow_grpc else LOOPBACK
-
-    @property
-    def triton_metrics_host(self) -> str:
-        """Where Triton's metrics are."""
-        return self.host if self.allow_metrics else LOOPBACK
-
-    @property
-    def triton_grpc_address(self) -> str:
-        """Where we reach Triton's gRPC."""
-        return f"{_reached(self.triton_grpc_host)}:{self.triton_grpc_port}"
-
-    @property
-    def triton_metrics_address(self) -> str:
-        """Where we reach Triton's metrics."""
-        return f"{_reached(self.triton_metrics_host)}:{self.triton_metrics_port}"
-
-    @property
-    def shared_memory(self) -> str:
-        """What the names in /dev/shm of all that serves here begin with; nobody can guess it. "" without a secret."""
-        known = f"{self.run_dir}\0{self.triton_secret}\0{self.triton_grpc_port}"
-        return f"serve-{hashlib.sha256(known.encode()).hexdigest()[:16]}" if self.triton_secret else ""
-
-    @property
     def models_folder(self) -> Path:
         """What the workers know of the loaded archives (serving/multimodel/loaded.py)."""
         return self.run_dir / "models"
@@ -579,25 +409,45 @@ class Settings:
 
     @property
     def status_file(self) -> Path:
-        """What the supervisor says about the processes, as JSON (serving/supervisor/supervisor.py)."""
+        """What the supervisor says about the processes, as JSON (serving/host/status.py)."""
         return self.run_dir / "status.json"
 
+    @property
+    def triton_access_file(self) -> Path:
+        """How tritonserver is reached in this run (triton_access.py)."""
+        return self.run_dir / "triton.json"
 
-def _row(name: str, variables: tuple[str, ...], **row: Any) -> Setting:
-    return Setting(name=name, variables=variables, **row)
 
-
-TABLE = tuple(_row(column.name, **column.metadata) for column in fields(Settings))
+TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
+ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON)
 
 
 def markdown() -> str:
-    """The table as the README shows it."""
-    rows = ["| Variable | Default | Allowed | Meaning |", "|---|---|---|---|"]
-    for row in TABLE:
+    """docs/settings.md."""
+    return f"""# Settings
+
+Environment variables, read once; a wrong value stops the start with a message that names it. Of several variables in a
+row the first that is set counts. `./serve --help` prints these tables, `./serve --print-config` each value and where it
+came from.
+
+{_markdown_table(TABLE)}
+
+## Handed on to tritonserver
+
+Variables of NVIDIA's image that say what stands on tritonserver's command line, checked as the others are.
+`SAGEMAKER_TRITON_ADDITIONAL_ARGS` takes any other option.
+
+{_markdown_table(HANDED_ON)}
+"""
+
+
+def _markdown_table(rows: Iterable[Setting]) -> str:
+    lines = ["| Variable | Default | Allowed | Meaning |", "|---|---|---|---|"]
+    for row in rows:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
         default = f"`{row.format(row.default)}`" if row.format(row.default) else "none"
-        rows.append(f"| {names} | {default} | {row.expected()} | {row.help} |")
-    return "\n".join(rows) + "\n"
+        lines.append(f"| {names} | {default} | {row.expected()} | {row.help} |")
+    return "\n".join(lines)
 
 
 def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -612,11 +462,6 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
 def _largest_body(megabytes: float, payload: int) -> float:
     """Batch transform's payload passes; 0 of either is as much as can be set."""
     return max(megabytes or 1024.0, float(payload)) if payload else 1024.0
-
-
-def _reached(host: str) -> str:
-    """What to call to reach a server that listens there."""
-    return forms.bracketed({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host))
 
 
 def _auto_workers(machine: Machine) -> int:

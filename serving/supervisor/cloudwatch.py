@@ -5,11 +5,15 @@ aws/amazon-cloudwatch-agent), so nothing has to be written below /etc; what it s
 """
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from serving.settings.table import Settings
 
+PROGRAM = "start-amazon-cloudwatch-agent"
+FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
 SCRAPE_SECONDS = 60
 # [source labels, what they must match, the dimensions, the metrics]; CloudWatch stores no other series.
 DECLARATIONS = (
@@ -21,6 +25,11 @@ DECLARATIONS = (
     ("model", ".+", [["model", "version"], ["model"]], ["^nv_inference_", "^serve_request_seconds_(sum|count)$"]),
     ("job", "^triton$", [["job"]], ["^serve_(in_flight|triton_up)$", "^nv_(cpu|energy|pinned)_"]),
 )
+
+
+def find_agent(environ: Mapping[str, str]) -> str | None:
+    """The agent's program, on the PATH or where AWS's package installs it; None when it is not installed."""
+    return shutil.which(PROGRAM, path=f"{environ.get('PATH', os.defpath)}:{FOLDER}")
 
 
 def agent_configuration(settings: Settings, scrape_file: Path, region: str) -> str:

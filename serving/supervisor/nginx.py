@@ -1,15 +1,15 @@
 """nginx.conf, the template beside `serve`, with the settings put in. Standard library only."""
 
+import math
 import os
 import re
 import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-from serving.host.machine import memory_limit
+from serving.host.address import bracketed
+from serving.host.machine import cpu_quota, memory_limit
 from serving.repository.layout import CONFIG, versions
-from serving.settings.forms import bracketed
-from serving.settings.row import LOG_LEVELS
 from serving.settings.table import Settings
 
 HERE = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ LEAST_BYTES = (100, 1_000, 10_000, 60_000)  # behind or before a shape of 4, 5, 
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 
 
-def nginx_configuration(settings: Settings) -> str:
+def nginx_configuration(settings: Settings, triton_http_port: int) -> str:
     """nginx.conf with every {{name}} replaced."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
     models = _models(settings)
@@ -31,21 +31,21 @@ def nginx_configuration(settings: Settings) -> str:
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
-        "nginx_workers": settings.nginx_workers,
+        "nginx_workers": min(4, math.ceil(cpu_quota())),
         "connections": connections,
         "open_files": 2 * connections,
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
         "run_dir": settings.run_dir,
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "gunicorn_socket": settings.gunicorn_socket,
-        "triton_http_port": settings.triton_http_port,
+        "triton_http_port": triton_http_port,
         "kserve": int(settings.kserve == "true"),
         "max_body_bytes": settings.max_body_bytes,
         "max_body_mb": f"{settings.max_body_mb:g}",
         "max_concurrency": settings.max_concurrency,
         "request_timeout": _milliseconds(settings.nginx_timeout),
-        "log_successes": int(LOG_LEVELS[settings.log_level] <= LOG_LEVELS["info"]),
-        "log_mistakes": int(LOG_LEVELS[settings.log_level] <= LOG_LEVELS["warning"]),
+        "log_successes": int(settings.logs("info")),
+        "log_mistakes": int(settings.logs("warning")),
         "load_timeout": _milliseconds(settings.load_timeout + 10),
         "stream_timeout": _milliseconds(settings.nginx_stream_timeout),
         "streams_by_default": int(settings.inference_type == "generate_stream"),

@@ -6,16 +6,17 @@ share nothing else, never pick the same one before their servers have begun to l
 """
 
 import errno
+import secrets
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from serving.settings import forms
-from serving.settings.contradictions import TRITON_PORTS
-from serving.settings.row import SettingsError
-from serving.settings.table import LOOPBACK, Settings
+from serving.host.address import LOOPBACK
+from serving.settings.parsing import format_port_range
+from serving.settings.setting import SettingsError
+from serving.settings.table import Settings
+from serving.settings.triton_access import TritonAccess
 
 ATTEMPTS = 1000
 ANYWHERE = "0.0.0.0"
@@ -87,35 +88,35 @@ def _any_port() -> int:
 
 
 def port_picker(settings: Settings) -> PortPicker:
-    given = [getattr(settings, name) for name in TRITON_PORTS]
+    exposed = {settings.grpc_port: settings.allow_grpc, settings.metrics_port: settings.allow_metrics}
+    given = [port for port, is_exposed in exposed.items() if is_exposed]
     return PortPicker(settings.safe_port_range, taken=[settings.port, *given])
 
 
-def picked(settings: Settings, picker: PortPicker) -> Settings:
-    """The settings with a free port in place of every 0; SettingsError when one of ours is taken."""
+def picked(settings: Settings, picker: PortPicker) -> TritonAccess:
+    """Free ports for what tritonserver listens on; SettingsError when there are too few, or one of ours is taken."""
     check_ports(settings)
-    names = [name for name in TRITON_PORTS if name != "triton_sagemaker_port" or settings.multi_model]
-    wanted = [name for name in names if not getattr(settings, name)]
+    wanted = {"http_port": True, "grpc_port": not settings.allow_grpc, "metrics_port": not settings.allow_metrics}
+    names = [name for name, is_wanted in (wanted | {"sagemaker_port": settings.multi_model}).items() if is_wanted]
     try:
-        ports: dict[str, Any] = dict(zip(wanted, picker.pick(len(wanted)), strict=True))
+        ports: dict[str, Any] = dict(zip(names, picker.pick(len(names)), strict=True))
     except NoFreePort as err:
-        allowed = forms.format_port_range(settings.safe_port_range) or "(not set)"
+        allowed = format_port_range(settings.safe_port_range) or "(not set)"
         raise SettingsError([f"SAGEMAKER_SAFE_PORT_RANGE={allowed}: {err}"]) from err
-    return replace(settings, **ports)
+    if settings.allow_grpc:
+        ports |= {"grpc_host": settings.host, "grpc_port": settings.grpc_port, "secret": secrets.token_hex(16)}
+    if settings.allow_metrics:
+        ports |= {"metrics_host": settings.host, "metrics_port": settings.metrics_port}
+    return TritonAccess(**ports, shared_memory=f"serve-{secrets.token_hex(8)}")
 
 
 def check_ports(settings: Settings) -> None:
     """Else nginx would try for seconds while /ping is answered by whoever has the port."""
-    listeners = {
-        f"SERVE_HOST={settings.host} and PORT={settings.port}": (settings.host, settings.port),
-        f"Triton's HTTP port {settings.triton_http_port}": (LOOPBACK, settings.triton_http_port),
-        f"Triton's gRPC port {settings.triton_grpc_port}": (settings.triton_grpc_host, settings.triton_grpc_port),
-        f"Triton's SageMaker port {settings.triton_sagemaker_port}": (LOOPBACK, settings.triton_sagemaker_port),
-        f"Triton's metrics port {settings.triton_metrics_port}": (
-            settings.triton_metrics_host,
-            settings.triton_metrics_port,
-        ),
-    }
-    taken = {name: why for name, place in listeners.items() if place[1] and (why := why_taken(*place))}
+    listeners = {f"SERVE_HOST={settings.host} and PORT={settings.port}": settings.port}
+    if settings.allow_grpc:
+        listeners[f"SAGEMAKER_TRITON_GRPC_PORT={settings.grpc_port}"] = settings.grpc_port
+    if settings.allow_metrics:
+        listeners[f"SAGEMAKER_TRITON_METRICS_PORT={settings.metrics_port}"] = settings.metrics_port
+    taken = {name: why for name, port in listeners.items() if (why := why_taken(settings.host, port))}
     if taken:
         raise SettingsError([f"{name}: cannot listen there: {why}" for name, why in taken.items()])

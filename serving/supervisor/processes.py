@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -11,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.host import tritonserver
+from serving.host.address import bracketed, reached
 from serving.preparation import completion
 from serving.repository.layout import config_name
 from serving.repository.plans import repositories_with_plans, with_overlays
-from serving.settings.forms import bracketed
 from serving.settings.table import Settings
+from serving.settings.triton_access import TritonAccess
 from serving.supervisor import cloudwatch, triton_options
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.supervisor import Process
@@ -42,7 +42,7 @@ TRITON_NOISE = (
 NGINX_NOISE = (r'request: "(GET|POST) /ping HTTP',)
 
 
-def table(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
+def table(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> list[Process]:
     """The processes in the order of their start; FileNotFoundError names a program that is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
@@ -50,7 +50,11 @@ def table(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
     common = {**environ, **settings.environment(), **python, **quiet}
     seen = with_overlays(settings)
     front = {**common, **seen.environment()}
-    needed = [rebuilding(settings, triton(seen, common)), gunicorn(settings, front), nginx(settings, common)]
+    needed = [
+        rebuilding(settings, triton(seen, access, common)),
+        gunicorn(settings, front),
+        nginx(settings, access, common),
+    ]
     return needed + cloudwatch_agent(settings, common)
 
 
@@ -62,41 +66,38 @@ def rebuilding(settings: Settings, process: Process) -> Process:
     return replace(process, command=(sys.executable, "-m", "serving.preparation.rebuild", *process.command))
 
 
-def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
+def triton(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> Process:
     """Its shared memory is given a name of its own, so that what a killed one leaves there can be removed."""
-    shared_memory = settings.shared_memory or f"serve-{secrets.token_hex(6)}"
+    backends = tritonserver.backend_directory()
     flags = {
-        "backend-directory": tritonserver.backend_directory(),
-        "http-address": "127.0.0.1",
-        "http-port": settings.triton_http_port,
-        "grpc-port": settings.triton_grpc_port,
-        "metrics-port": settings.triton_metrics_port,
+        "backend-directory": backends,
         "allow-metrics": "true",
         "strict-readiness": "true",
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, math.ceil(settings.stop_timeout)),
-    } | triton_options.flags(settings)
+    } | triton_options.addresses(access)
     environ = tritonserver.environment({**SPINNING, **environ})
     if settings.multi_model:
-        flags |= multi_model(settings)
-        environ = tritonserver.on_loopback(environ, settings.triton_sagemaker_port)
+        flags |= multi_model(settings, access)
+        environ = tritonserver.on_loopback(environ, access.sagemaker_port)
     if settings.device == "cpu":
         flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
     command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if completion.is_needless(settings, tritonserver.backend_directory()):
+    if completion.is_needless(settings, backends):
         command.append(completion.DISABLE)
-    for backend in triton_options.python_backends(tritonserver.backend_directory()):
-        command.append(f"--backend-config={backend},shm-region-prefix-name={shared_memory}")
+    for backend in triton_options.python_backends(backends):
+        command.append(f"--backend-config={backend},shm-region-prefix-name={access.shared_memory}")
         if settings.multi_model:
             command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
-    command += triton_options.repeated(settings, tritonserver.backend_directory())
-    return Process(
-        "tritonserver", tuple(command), environ, HERE, noise=TRITON_NOISE, leftovers=f"/dev/shm/{shared_memory}*"
-    )
+    command += triton_options.models(settings)
+    command += triton_options.handed_on(settings, environ, backends)
+    command += settings.additional_arguments  # the last option of a name counts
+    leftovers = f"/dev/shm/{access.shared_memory}*"
+    return Process("tritonserver", tuple(command), environ, HERE, noise=TRITON_NOISE, leftovers=leftovers)
 
 
-def multi_model(settings: Settings) -> dict[str, object]:
+def multi_model(settings: Settings, access: TritonAccess) -> dict[str, object]:
     """Flags of a Triton without models, whose SageMaker endpoint loads archives. What was known of archives that
     another one has loaded is removed; a thread of the endpoint is busy for as long as a load takes."""
     folder = settings.models_folder
@@ -108,7 +109,7 @@ def multi_model(settings: Settings) -> dict[str, object]:
         "model-namespacing": str(settings.model_namespacing).lower(),
         "model-load-thread-count": LOADS_AT_ONCE,
         "allow-sagemaker": "true",
-        "sagemaker-port": settings.triton_sagemaker_port,
+        "sagemaker-port": access.sagemaker_port,
         "sagemaker-thread-count": LOADS_AT_ONCE,
     }
 
@@ -149,13 +150,13 @@ def metrics_folder(settings: Settings) -> Path:
     return folder
 
 
-def nginx(settings: Settings, environ: Mapping[str, str]) -> Process:
+def nginx(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> Process:
     """Renders nginx.conf into the run folder."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     if not binary:
         raise FileNotFoundError("no nginx here: install Debian's package nginx-light")
     configuration = settings.run_dir / "nginx.conf"
-    configuration.write_text(nginx_configuration(settings), encoding="utf-8")
+    configuration.write_text(nginx_configuration(settings, access.http_port), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Half of nginx's time with a tensor of 600 kB went into giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
@@ -164,14 +165,13 @@ def nginx(settings: Settings, environ: Mapping[str, str]) -> Process:
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
     """None where it is not asked for, or not installed (`warnings` says so)."""
-    if not settings.cloudwatch or not settings.cloudwatch_agent.is_file():
+    program = cloudwatch.find_agent(environ) if settings.cloudwatch else None
+    if not program:
         return []
     host, port = ping_address(settings)
     own = cloudwatch.agent_environment(settings, f"{bracketed(host)}:{port}", environ)
-    command = (str(settings.cloudwatch_agent),)
-    return [Process("cloudwatch-agent", command, {**environ, **own}, settings.run_dir, optional=True)]
+    return [Process("cloudwatch-agent", (program,), {**environ, **own}, settings.run_dir, optional=True)]
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    return own.get(settings.host, settings.host), settings.port
+    return reached(settings.host), settings.port

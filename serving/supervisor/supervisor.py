@@ -10,7 +10,6 @@ policy touches the world only through a System (linux.py has the real one), so t
 fake of it.
 """
 
-import json
 import math
 import os
 import signal
@@ -19,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from serving.host.status import ProcessStatus, write_status
 
 DEATHS_ALLOWED = 5
 DEATHS_WINDOW = 60.0
@@ -264,26 +265,16 @@ class Supervisor:
                 self._write_status()
 
     def _write_status(self) -> None:
-        """Replaces the file in one step, so that a reader sees one status or the next."""
-        status = {
-            "stage": self._stage,
-            "processes": {child.process.name: self._describe(child) for child in self._children},
-        }
-        temporary = self._status_file.with_suffix(".new")
+        processes = {child.process.name: self._describe(child) for child in self._children}
         try:
-            temporary.write_text(json.dumps(status), encoding="utf-8")
-            temporary.replace(self._status_file)
+            write_status(self._status_file, self._stage, processes)
         except OSError as err:  # a full disk is no reason to leave the processes alone
             self._system.say(f"the status cannot be written: {err}")
 
-    def _describe(self, child: _Child) -> dict[str, object]:
+    def _describe(self, child: _Child) -> ProcessStatus:
         down = "stopped" if self._stage == "stopping" else "backing off"
-        return {
-            "pid": child.pid,
-            "starts": child.starts,
-            "state": down if child.pid is None else "running",
-            "last_exit": child.last_exit,
-        }
+        state = down if child.pid is None else "running"
+        return ProcessStatus(pid=child.pid, starts=child.starts, state=state, last_exit=child.last_exit)
 
 
 def describe_exit(code: int) -> str:

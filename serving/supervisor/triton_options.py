@@ -1,69 +1,68 @@
 """What the settings say on tritonserver's command line, beyond what `serve` itself needs there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from serving.host.address import LOOPBACK, bracketed
 from serving.host.machine import gpu_count
-from serving.settings.forms import bracketed
-from serving.settings.table import SECRET_KEY, Settings
+from serving.settings.handed_on import HANDED_ON, HandedOn
+from serving.settings.table import Settings
+from serving.settings.triton_access import SECRET_KEY, TritonAccess
 
 MANAGING = "model-repository,shared-memory,trace,logging"  # groups of gRPC's calls, as Triton names them
 
 
-def flags(settings: Settings) -> dict[str, object]:
-    """The options that are given once: name -> value."""
-    return _guard(settings) | {
-        "grpc-address": bracketed(settings.triton_grpc_host),
-        "metrics-address": _named(settings.triton_metrics_host),
-        "http-thread-count": settings.triton_threads,
-        "buffer-manager-thread-count": settings.buffer_manager_threads,
-        "log-verbose": settings.log_verbose,
-        "log-info": settings.log_info,
-        "log-warning": settings.log_warning,
-        "log-error": _word(settings.log_error),
+def addresses(access: TritonAccess) -> dict[str, object]:
+    """The options that say where tritonserver listens: name -> value."""
+    return _guard(access) | {
+        "http-address": LOOPBACK,
+        "http-port": access.http_port,
+        "grpc-address": bracketed(access.grpc_host),
+        "grpc-port": access.grpc_port,
+        "metrics-address": _named(access.metrics_host),
+        "metrics-port": access.metrics_port,
     }
 
 
-def _guard(settings: Settings) -> dict[str, object]:
+def _guard(access: TritonAccess) -> dict[str, object]:
     """A gRPC that others can reach infers; a model that one could load there would be code that one could run."""
-    if not (settings.allow_grpc and settings.triton_secret):
-        return {}
-    return {"grpc-restricted-protocol": f"{MANAGING}:{SECRET_KEY}={settings.triton_secret}"}
+    return {"grpc-restricted-protocol": f"{MANAGING}:{SECRET_KEY}={access.secret}"} if access.secret else {}
 
 
-def repeated(settings: Settings, backends: Path, gpus: int | None = None) -> Iterator[str]:
-    """The options that are given for each model repository, model, backend and GPU, then the user's own.
-
-    In multi-model mode repositories and models come later, through the SageMaker endpoint. `gpus` is their
-    number; None counts this machine's.
-    """
+def models(settings: Settings) -> Iterator[str]:
+    """Where and which; in multi-model mode they come later, through the SageMaker endpoint."""
     if not settings.multi_model:
         yield from (f"--model-repository={folder}" for folder in settings.model_repositories)
     if settings.load_models and not settings.multi_model:
         yield "--model-control-mode=explicit"
         yield from (f"--load-model={name}" for name in settings.load_models)
-    yield from backend_options(settings, backends)
-    if settings.device == "gpu" and settings.model_load_gpu_limit:
-        for device in range(gpu_count() if gpus is None else gpus):
-            yield f"--model-load-gpu-limit={device}:{settings.model_load_gpu_limit:g}"
-    yield from settings.additional_arguments
 
 
-def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
-    for name in python_backends(backends):
-        yield f"--backend-config={name},shm-default-byte-size={settings.shm_default_bytes}"
-        yield f"--backend-config={name},shm-growth-byte-size={settings.shm_growth_bytes}"
-    if (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends):
-        yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
+def handed_on(settings: Settings, environ: Mapping[str, str], backends: Path, gpus: int | None = None) -> Iterator[str]:
+    """The options that variables of NVIDIA's image stand for. `gpus` is their number; None counts this machine's."""
+    logs = {"log_info": settings.logs("info"), "log_warning": settings.logs("warning")}
+    for row in HANDED_ON:
+        value = row.read(environ)
+        text = row.format(logs[row.name] if value == "auto" else value)
+        for place in _places(row, settings, backends, gpu_count() if gpus is None else gpus):
+            if row.each != "gpu" or value:
+                yield f"{row.option.format(place)}{text}"
+
+
+def _places(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> Iterable[object]:
+    """What the option is given for."""
+    own_tensorflow = (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends)
+    return {
+        "server": [""],
+        "python backend": python_backends(backends),
+        "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
+        "gpu": range(gpus) if settings.device == "gpu" else [],
+    }[row.each]
 
 
 def python_backends(folder: Path) -> list[str]:
     """The Python backend and those that are written for it (NAME/model.py)."""
     return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
-
-
-def _word(value: bool) -> str:
-    return str(value).lower()
 
 
 def _named(host: str) -> str:

@@ -281,11 +281,11 @@ def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
         ({"std": "1,2"}, "'std' has 2 values, input 'pixels' has 3 channels"),
         ({"std": "0"}, "'std'"),
         ({"resize": "squash"}, "pad, "),
-        ({"crop_pct": "0"}, "at least 0.01"),
+        ({"crop_pct": "0"}, "from 0.01 to 1"),
         ({"interpolation": "cubic"}, "bicubic"),
         ({"channel_order": "grb"}, "rgb, bgr"),
         ({"activation": "relu"}, "softmax, none"),
-        ({"pad_value": "256"}, "at most 255"),
+        ({"pad_value": "256"}, "from 0 to 255"),
         ({"layout": "chw"}, "nchw"),
         ({"scale": "x"}, "a number"),
     ],
@@ -394,7 +394,7 @@ def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None
 
 @pytest.mark.parametrize("value", [0, -1, 1001, 2.5, "many", True, None, [1]])
 def test_a_wrong_top_k_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"parameter 'top_k'.*at least 1 and at most 1000"):
+    with pytest.raises(InvalidRequest, match=r"parameter 'top_k'.*from 1 to 1000"):
         client_of().read_parameters({"top_k": value})
 
 

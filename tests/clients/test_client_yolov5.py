@@ -131,9 +131,9 @@ def test_iou_sets_how_much_boxes_of_a_class_may_overlap(client: Client, iou: flo
         ({"classes": [3]}, "'3' is neither a label nor a class id"),
         ({"classes": [True]}, "is not a list of strings"),
         ({"classes": 2}, "is not a list of strings"),
-        ({"confidence": 1.5}, "'confidence': 1.5 is not a number at least 0 and at most 1"),
+        ({"confidence": 1.5}, "'confidence': 1.5 is not a number from 0 to 1"),
         ({"iou": "much"}, "'iou': 'much' is not a number"),
-        ({"max_detections": 0}, "'max_detections': 0 is not a whole number at least 1"),
+        ({"max_detections": 0}, "'max_detections': 0 is not a whole number from 1 to"),
         ({"threshold": 0.1}, "unknown parameter 'threshold'; .* takes: classes, confidence, iou, max_detections"),
     ],
 )

@@ -50,7 +50,7 @@ def _repository(folder: Path) -> Path:
 
 
 def _ours(folder: Path, repository: Path, stack: ExitStack, **variables: str) -> Server:
-    server = Server(folder, repository, SERVE_WORKERS="1", SERVE_NGINX_WORKERS="1", **variables)
+    server = Server(folder, repository, SERVE_WORKERS="1", **variables)
     stack.callback(server.stop)
     return server
 

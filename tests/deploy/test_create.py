@@ -136,7 +136,10 @@ def test_a_name_like_a_setting_is_questioned(aws: Aws, capsys: pytest.CaptureFix
 
 WRONG = {
     "value of a setting": (["--env", "SERVE_WORKERS=many"], "SERVE_WORKERS='many' is wrong: it must be a whole number"),
-    "settings that contradict": (["--env", "SERVE_MANAGEMENT=secret"], "needs SERVE_MANAGEMENT_SECRET"),
+    "settings that contradict": (
+        ["--env", "SAGEMAKER_TRITON_ALLOW_GRPC=true", "--env", "SAGEMAKER_TRITON_GRPC_PORT=8080"],
+        "both 8080",
+    ),
     "pair": (["--env", "SERVE_WORKERS"], "--env takes KEY=VALUE, got 'SERVE_WORKERS'"),
     "long value": (["--env", "A=" + "x" * 1025], "--env A: the value has 1025 characters, SageMaker takes 1024"),
     "model data": (["--model-data", "s3://b/model.zip"], "--model-data 's3://b/model.zip'"),

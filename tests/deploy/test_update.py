@@ -19,9 +19,9 @@ def test_only_what_is_named_changes_and_the_old_ones_go(aws: Aws, capsys: pytest
     words = ["--image", IMAGE, "--env", "SERVE_WORKERS=2", "--model-data", "s3://b/m.tar.gz", "--network-isolation"]
     assert aws.deploy("create", *words, "--instances", "3", "--async", "s3://b/out/") == 0
     aws.calls.clear()
-    assert aws.deploy("update", "--env", "SERVE_THREADS=4", "--env", "SERVE_WORKERS=") == 0
+    assert aws.deploy("update", "--env", "SERVE_INFERENCE_THREADS=4", "--env", "SERVE_WORKERS=") == 0
     container = the(aws, "CreateModel")["PrimaryContainer"]
-    environment = {**ASYNCHRONOUS, "SERVE_WORKERS": "", "SERVE_THREADS": "4"}
+    environment = {**ASYNCHRONOUS, "SERVE_WORKERS": "", "SERVE_INFERENCE_THREADS": "4"}
     assert container == {"Image": IMAGE, "ModelDataUrl": "s3://b/m.tar.gz", "Environment": environment}
     config = the(aws, "CreateEndpointConfig")
     assert config["ProductionVariants"][0]["InitialInstanceCount"] == 3

@@ -12,7 +12,7 @@ import pytest
 from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
-from serving.settings.table import Settings, markdown
+from serving.settings.table import TABLE, Settings, markdown
 from tests.support.harness import PATIENCE, ROOT
 from tests.support.readme import (
     BLOCKS,
@@ -35,9 +35,17 @@ def leaves(kind: type[ServingError]) -> list[type[ServingError]]:
     return [kind, *(leaf for child in kind.__subclasses__() for leaf in leaves(child))]
 
 
-def test_the_settings_table_is_the_one_in_the_code() -> None:
+def test_the_page_of_settings_is_the_one_that_the_code_prints() -> None:
+    assert (ROOT / "docs/settings.md").read_text() == markdown()
+
+
+def test_the_readme_has_ten_settings_with_their_defaults() -> None:
     shown = README.split("<!-- settings -->\n")[1].split("<!-- end of settings -->")[0]
-    assert shown.strip() == markdown().strip()
+    found = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", shown, re.MULTILINE))
+    rows = {variable: row for row in TABLE for variable in row.variables}
+    assert len(found) == 10
+    for variable, default in found.items():
+        assert default.strip("`") == (rows[variable].format(rows[variable].default) or "none")
 
 
 @pytest.mark.parametrize("kind", leaves(errors.ServingError), ids=lambda kind: kind.__name__)

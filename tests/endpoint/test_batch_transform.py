@@ -15,7 +15,7 @@ import requests
 from PIL import Image
 
 from serving.host.machine import Machine
-from serving.settings.row import SettingsError
+from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, png_that_claims
 

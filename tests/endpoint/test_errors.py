@@ -52,7 +52,7 @@ def animation() -> bytes:
         ({"instances": []}, ["'instances'", "at least one"]),
         ({"instances": "x"}, ["'instances'", "list"]),
         ({"instances": [b64(picture())], "parameters": 3}, ["'parameters'", "object"]),
-        ({"instances": [b64(picture())], "parameters": {"top_k": 0}}, ["'top_k'", "at least 1"]),
+        ({"instances": [b64(picture())], "parameters": {"top_k": 0}}, ["'top_k'", "from 1 to"]),
         ({"instances": [b64(picture())], "parameters": {"top_k": "many"}}, ["'top_k'", "whole number"]),
         ({"instances": [b64(picture())], "parameters": {"topk": 1}}, ["'topk'", "top_k"]),
         ({"model_name": 5, "instances": [1]}, ["name", "string"]),

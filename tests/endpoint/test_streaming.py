@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import PATIENCE, Server, free_port, wait_until
+from tests.support.harness import PATIENCE, Server, wait_until
 from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -34,16 +34,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def triton_port() -> str:
-    return str(free_port())
-
-
-@pytest.fixture(scope="module")
-def generating(tmp_path_factory: pytest.TempPathFactory, triton_port: str) -> Iterator[Server]:
+def generating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = container(
         tmp_path_factory.mktemp("generate"),
         SAGEMAKER_TRITON_INFERENCE_TYPE="generate_stream",
-        SERVE_TRITON_HTTP_PORT=triton_port,
         SERVE_STOP_TIMEOUT=TRITON_WAITS,
     )
     yield running
@@ -306,9 +300,8 @@ def rounded(came: Any) -> Any:
 
 
 @pytest.mark.parametrize(("model", "body"), SAME.values(), ids=SAME)
-def test_generate_stream_answers_as_triton_does(generating: Server, triton_port: str, model: str, body: Any) -> None:
-    url = f"http://127.0.0.1:{triton_port}/v2/models/{model}/generate_stream"
-    theirs = requests.post(url, json=body, timeout=PATIENCE)
+def test_generate_stream_answers_as_triton_does(generating: Server, model: str, body: Any) -> None:
+    theirs = requests.post(f"{generating.triton_url}/v2/models/{model}/generate_stream", json=body, timeout=PATIENCE)
     ours = ask(generating, model, body)
     assert ours.status_code == theirs.status_code == 200
     assert ours.headers["Content-Type"] == theirs.headers["Content-Type"]
@@ -322,16 +315,10 @@ def test_generate_stream_leaves_the_other_bodies_alone(generating: Server) -> No
 
 
 def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_path: Path) -> None:
-    port = str(free_port())
-    server = container(
-        tmp_path,
-        SAGEMAKER_TRITON_INFERENCE_TYPE="generate",
-        SERVE_TRITON_HTTP_PORT=port,
-        SERVE_STOP_TIMEOUT=TRITON_WAITS,
-    )
+    server = container(tmp_path, SAGEMAKER_TRITON_INFERENCE_TYPE="generate", SERVE_STOP_TIMEOUT=TRITON_WAITS)
     try:
         for model, body in (("echo", {"text_input": "a"}), ("teller", {"text_input": ["a"], "delay": 0.5})):
-            theirs = requests.post(f"http://127.0.0.1:{port}/v2/models/{model}/generate", json=body, timeout=PATIENCE)
+            theirs = requests.post(f"{server.triton_url}/v2/models/{model}/generate", json=body, timeout=10)
             assert ask(server, model, body).json() == theirs.json()
         refused = ask(server, "teller", {"text_input": "a b"})
         assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")

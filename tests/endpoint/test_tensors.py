@@ -9,7 +9,6 @@ import pytest
 import requests
 from numpy.typing import NDArray
 
-from serving.settings.table import Settings
 from tests.support.harness import DATATYPES, PATIENCE, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -118,16 +117,9 @@ def test_the_reply_is_the_very_bytes_of_triton_s_own_endpoint(server: Server) ->
     body = json.dumps(
         {"id": "7", "inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3, 4]]}]}
     )
-    environ = dict(item.split("=", 1) for item in _environment(server) if "=" in item)
-    triton = f"http://127.0.0.1:{Settings.from_env(environ).triton_http_port}"
-    theirs = requests.post(f"{triton}/v2/models/scale/infer", data=body, timeout=PATIENCE)
+    theirs = requests.post(f"{server.triton_url}/v2/models/scale/infer", data=body, timeout=PATIENCE)
     ours = server.post(params={"model_name": "scale"}, data=body)
     assert ours.content == theirs.content
-
-
-def _environment(server: Server) -> list[str]:
-    with open(f"/proc/{server.pid('gunicorn')}/environ") as file:  # noqa: PTH123
-        return file.read().split("\0")
 
 
 def test_the_latest_version_answers_unless_one_is_named(server: Server) -> None:

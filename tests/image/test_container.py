@@ -135,7 +135,7 @@ def test_settings_follow_the_limits_of_the_control_group(start: Start) -> None:
     container = start("--cpus", "1", memory="600m", arguments=("--print-config",))
     assert ended(container)[0] == 0
     shown = dict(re.findall(r"^(SERVE_\w+)=(\S*)", container.output(), re.MULTILINE))
-    assert (shown["SERVE_WORKERS"], shown["SERVE_INFERENCE_THREADS"], shown["SERVE_NGINX_WORKERS"]) == ("1", "1", "1")
+    assert (shown["SERVE_WORKERS"], shown["SERVE_INFERENCE_THREADS"]) == ("1", "1")
 
 
 def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(start: Start, tmp_path: Path) -> None:

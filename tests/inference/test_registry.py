@@ -65,7 +65,7 @@ def test_a_client_file_without_a_client_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrong_value_in_the_folder_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"'top_k'.*at least 1"):
+    with pytest.raises(InvalidRequest, match=r"'top_k'.*from 1 to"):
         make_client(model(tmp_path, client="resnet", top_k="0"), own_clients=True)
 
 

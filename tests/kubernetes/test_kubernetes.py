@@ -334,13 +334,6 @@ def test_kserve_s_protocol_is_answered(server: Server) -> None:
     assert server.get("/v2/health/ready").status_code == 200
 
 
-def test_others_cannot_manage_models_where_no_platform_does(server: Server) -> None:
-    settings = Settings.from_env({"SERVE_MANAGEMENT": "loopback"})
-    reply = create_app(settings).test_client().get("/models", headers={"X-Real-IP": "10.0.0.7"})
-    assert (reply.status_code, reply.get_json()["code"]) == (403, "forbidden")
-    assert server.get("/models").status_code == 200, "this test is on the loopback"
-
-
 def test_a_restart_of_tritonserver_takes_the_pod_out_of_service_and_kills_nothing(
     server: Server, render: Render
 ) -> None:

@@ -1,6 +1,8 @@
 """What the workers share of loaded archives: files that are true or ignored, and locks."""
 
 import json
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from serving.errors import TritonTimeout, TritonUnavailable
 from serving.multimodel.loaded import READY, LoadedModel, LoadedModels
+from tests.support.harness import ROOT
 
 MODEL = LoadedModel("n/1", "/u", "t.tar.gz", "t.tar.gz", "/u/net", [], READY, 5, "load-1", "1-70")
 
@@ -78,4 +81,24 @@ def test_a_model_is_unused_only_when_all_calls_have_ended(loaded: LoadedModels) 
         pass
     with loaded.unused("a", 0.1):
         pass
-    assert [file.name for file in loaded.folder.iterdir()] == ["locks"]
+    assert len(list(loaded.folder.iterdir())) == 1, "one small file for the lock"
+
+
+def test_the_lock_of_a_worker_that_is_killed_is_free_again(loaded: LoadedModels) -> None:
+    script = """if True:
+        import sys, time
+        from pathlib import Path
+        from serving.multimodel.loaded import LoadedModels
+        with LoadedModels(Path(sys.argv[1]), Path("none")).using("a"):
+            print("locked", flush=True)
+            time.sleep(60)
+    """
+    command = [sys.executable, "-c", script, str(loaded.folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout and worker.stdout.readline() == b"locked\n"
+        with pytest.raises(TritonTimeout), loaded.unused("a", 0.1):
+            pass
+        worker.kill()
+        worker.wait()
+        with loaded.unused("a", 0.1):
+            pass

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from serving.host.machine import Machine
-from serving.settings.row import Setting, SettingsError, format_value
-from serving.settings.table import BUILT_IN_MODELS, TABLE, Settings, markdown
+from serving.settings.handed_on import HANDED_ON
+from serving.settings.parsing import format_value
+from serving.settings.setting import Setting, SettingsError
+from serving.settings.table import BUILT_IN_MODELS, ROWS, TABLE, Settings, markdown
+from serving.settings.triton_access import TritonAccess
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 # For each setting a text, its value, and a text that is wrong (None: every text is right).
@@ -39,48 +42,34 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "batch_payload_mb": ("20", 20, "101"),
     "batch_concurrency": ("3", 3, "-1"),
     "batch_strategy": ("SINGLE_RECORD", "SINGLE_RECORD", "ALL"),
-    "reduced_decoding": ("false", False, "perhaps"),
     "max_image_pixels": ("1000000", 1_000_000, "1e6"),
     "workers": ("3", 3, "-1"),
-    "threads": ("100", 100, "many"),
-    "nginx_workers": ("2", 2, "1.5"),
     "inference_threads": ("2", 2, "-2"),
     "max_concurrency": ("64", 64, "-1"),
     "log_level": ("WARNING", "warning", "loud"),
-    "management": ("secret", "secret", "closed"),
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
-    "direct_tensors": ("false", False, "perhaps"),
     "kserve": ("TRUE", "true", "perhaps"),
     "cloudwatch": ("true", True, "perhaps"),
     "cloudwatch_log_group": ("/mine", "/mine", None),
     "cloudwatch_namespace": ("Mine", "Mine", None),
-    "cloudwatch_agent": ("/bin/agent", Path("/bin/agent"), None),
     "run_dir": ("/run/serve", Path("/run/serve"), None),
     "allow_grpc": ("true", True, "maybe"),
     "grpc_port": ("23001", 23001, "0"),
-    "triton_secret": ("abc123", "abc123", None),
     "allow_metrics": ("1", True, "2"),
     "metrics_port": ("23002", 23002, "65536"),
-    "triton_threads": ("4", 4, "0"),
-    "buffer_manager_threads": ("2", 2, "-1"),
+    "additional_arguments": ("--a='b c' d", ("--a=b c", "d"), "'"),
+}
+HANDED: dict[str, tuple[str, Any, str]] = {
+    "thread_count": ("4", 4, "0"),
+    "buffer_manager_thread_count": ("2", 2, "-1"),
     "log_verbose": ("true", 1, "loud"),
     "log_info": ("0", "false", "maybe"),
     "log_warning": ("yes", "true", "3"),
     "log_error": ("false", False, "maybe"),
-    "shm_default_bytes": ("16777216", 16777216, "1024"),
-    "shm_growth_bytes": ("4096", 4096, "1"),
+    "shm_default_byte_size": ("16777216", 16777216, "1024"),
+    "shm_growth_byte_size": ("4096", 4096, "1"),
     "tensorflow_version": ("1", 1, "3"),
     "model_load_gpu_limit": ("0.5", 0.5, "50"),
-    "additional_arguments": ("--a='b c' d", ("--a=b c", "d"), "'"),
-    "triton_http_port": ("23003", 23003, "-1"),
-    "triton_grpc_port": ("23001", 23001, "grpc"),
-    "triton_sagemaker_port": ("23004", 23004, "x"),
-    "triton_metrics_port": ("23002", 23002, "99999"),
-}
-# What a setting cannot be without.
-COMPANIONS = {
-    "management": {"SERVE_MANAGEMENT_SECRET": "X-Key=abc"},
-    "management_secret": {"SERVE_MANAGEMENT": "secret"},
 }
 
 
@@ -89,30 +78,37 @@ def read(machine: Machine = MACHINE, /, **environ: str) -> Settings:
 
 
 def row(name: str) -> Setting:
-    return next(row for row in TABLE if row.name == name)
+    return next(row for row in ROWS if row.name == name)
 
 
 def test_these_tests_know_every_setting() -> None:
     assert set(VALUES) == {field.name for field in fields(Settings)} == {row.name for row in TABLE}
+    assert set(HANDED) == {row.name for row in HANDED_ON}
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_each_setting_is_read_from_each_of_its_variables(name: str) -> None:
     text, value, _ = VALUES[name]
     for variable in row(name).variables:
-        assert getattr(read(**COMPANIONS.get(name, {}), **{variable: f" {text} "}), name) == value
+        assert getattr(read(**{variable: f" {text} "}), name) == value
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, wrong) in VALUES.items() if wrong])
+@pytest.mark.parametrize("name", HANDED)
+def test_what_is_handed_on_is_read_where_it_is_needed(name: str) -> None:
+    text, value, _ = HANDED[name]
+    assert row(name).read({row(name).variables[0]: f" {text} "}) == value
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, wrong) in (VALUES | HANDED).items() if wrong])
 def test_a_mistake_names_variable_value_and_what_is_allowed(name: str) -> None:
-    wrong, variable = VALUES[name][2] or "", row(name).variables[-1]
+    wrong, variable = (VALUES | HANDED)[name][2] or "", row(name).variables[-1]
     with pytest.raises(SettingsError) as caught:
         read(**{variable: wrong})
     assert caught.value.mistakes == (f"{variable}={wrong!r} is wrong: it must be {row(name).expected()}",)
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    wrong = {row(name).variables[0]: text for name, (_, _, text) in VALUES.items() if text}
+    wrong = {row(name).variables[0]: text for name, (_, _, text) in (VALUES | HANDED).items() if text}
     with pytest.raises(SettingsError) as caught:
         read(**wrong)
     assert [line.partition("=")[0] for line in caught.value.mistakes] == list(wrong)
@@ -120,7 +116,7 @@ def test_all_mistakes_are_reported_together() -> None:
 
 
 def test_no_variable_stands_in_two_rows() -> None:
-    variables = [variable for row in TABLE for variable in row.variables]
+    variables = [variable for row in ROWS for variable in row.variables]
     assert len(set(variables)) == len(variables)
 
 
@@ -161,10 +157,9 @@ def test_workers_follow_processors_and_memory_in_gib(cpus: float, memory: float,
 
 @pytest.mark.parametrize("workers", ["1", "2", "3", "7", "16", "256"])
 @pytest.mark.parametrize("concurrency", ["0", "1", "2", "128", "1000"])
-@pytest.mark.parametrize("threads", ["0", "1", "4"])
-def test_a_thread_is_always_free_for_ping(workers: str, concurrency: str, threads: str) -> None:
-    settings = read(SERVE_WORKERS=workers, SERVE_MAX_CONCURRENCY=concurrency, SERVE_THREADS=threads)
-    assert settings.workers * settings.threads > settings.max_concurrency >= 1
+def test_a_thread_of_each_worker_is_always_free_for_ping(workers: str, concurrency: str) -> None:
+    settings = read(SERVE_WORKERS=workers, SERVE_MAX_CONCURRENCY=concurrency)
+    assert settings.workers * (settings.threads - 1) >= settings.max_concurrency >= 1
 
 
 @pytest.mark.parametrize(("workers", "concurrency"), [("1", 128), ("2", 128), ("8", 512), ("16", 1024), ("64", 1024)])
@@ -172,15 +167,9 @@ def test_as_many_requests_are_in_work_as_the_workers_answer_in_bounded_time(work
     assert read(SERVE_WORKERS=workers).max_concurrency == concurrency
 
 
-def test_the_concurrency_that_was_asked_for_is_reached_when_threads_are_auto() -> None:
-    for workers in range(1, 20):
-        assert read(SERVE_WORKERS=str(workers), SERVE_MAX_CONCURRENCY="100").max_concurrency == 100
-
-
-@pytest.mark.parametrize(("cpus", "nginx", "inference"), [(0.5, 1, 1), (1.5, 2, 1), (4.0, 4, 4), (64.0, 4, 64)])
-def test_the_other_counts_follow_the_processors(cpus: float, nginx: int, inference: int) -> None:
-    settings = read(Machine(cpus, 1024**4, gpu=False))
-    assert (settings.nginx_workers, settings.inference_threads) == (nginx, inference)
+@pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (1.5, 1), (4.0, 4), (64.0, 64)])
+def test_a_model_s_threads_follow_the_processors(cpus: float, threads: int) -> None:
+    assert read(Machine(cpus, 1024**4, gpu=False)).inference_threads == threads
 
 
 def test_the_device_is_the_gpu_where_there_is_one() -> None:
@@ -224,12 +213,21 @@ def test_files_lie_in_the_run_folder() -> None:
     assert settings.status_file == Path("/run/x/status.json")
 
 
-def test_the_table_for_the_readme_has_every_row() -> None:
-    lines = markdown().splitlines()[2:]
-    assert len(lines) == len(TABLE)
-    for line, setting in zip(lines, TABLE, strict=True):
+def test_the_page_has_every_row() -> None:
+    lines = [line for line in markdown().splitlines() if line.startswith("| `")]
+    assert len(lines) == len(ROWS)
+    for line, setting in zip(lines, ROWS, strict=True):
         assert all(f"`{variable}`" in line for variable in setting.variables)
         assert setting.help in line and line.count("|") == 5
+
+
+def test_how_triton_is_reached_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path) -> None:
+    access = TritonAccess(18001, 18002, 18003, 18004, "::", "0.0.0.0", secret="s", shared_memory="serve-x")
+    access.write(tmp_path / "triton.json")
+    assert TritonAccess.read(tmp_path / "triton.json") == access
+    assert (tmp_path / "triton.json").stat().st_mode & 0o777 == 0o600
+    assert (access.http_address, access.grpc_address) == ("127.0.0.1:18001", "[::1]:18002")
+    assert (access.metrics_address, access.sagemaker_address) == ("127.0.0.1:18003", "127.0.0.1:18004")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import requests
 
+from serving.settings.triton_access import TritonAccess
 from serving.supervisor.nginx import direct_megabytes_of, lengths_below
 from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams
 
@@ -51,9 +52,9 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
             threading.Thread(target=server.serve_forever, daemon=True).start()
         running = Edge(
             folder,
+            TritonAccess(http_port=triton.server_address[1]),
             SERVE_MODEL_REPOSITORY=str(folder / "models"),
             SERVE_LOAD_MODELS="scale",
-            SERVE_TRITON_HTTP_PORT=str(triton.server_address[1]),
             SERVE_MAX_CONCURRENCY="8",
         )
         yield running

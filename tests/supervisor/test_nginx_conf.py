@@ -20,6 +20,7 @@ import requests
 
 from serving.host.machine import Machine
 from serving.settings.table import Settings
+from serving.settings.triton_access import TritonAccess
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.processes import nginx
 from tests.support.harness import free_port
@@ -27,7 +28,7 @@ from tests.support.harness import free_port
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
-TRITON = {"SERVE_TRITON_HTTP_PORT": "9"}  # nobody is there; `serve` picks a port before it renders
+NO_TRITON = TritonAccess(http_port=9)  # nobody is there
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -68,18 +69,13 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 class Edge:
     """A running nginx; its access log is `log`."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
-        environ = {
-            "SERVE_HOST": "127.0.0.1",
-            "PORT": str(free_port()),
-            "SERVE_RUN_DIR": str(folder),
-            **TRITON,
-            **variables,
-        }
+    def __init__(self, folder: Path, access: TritonAccess = NO_TRITON, **variables: str) -> None:
+        own = {"SERVE_HOST": "127.0.0.1", "PORT": str(free_port()), "SERVE_RUN_DIR": str(folder)}
+        environ = own | variables
         self.settings = Settings.from_env(environ, MACHINE)
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.log = folder / "log"
-        process = nginx(self.settings, os.environ)
+        process = nginx(self.settings, access, os.environ)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
         self._wait_until_it_listens()
@@ -132,7 +128,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def edge(upstream: Path) -> Iterator[Edge]:
     limits = {"SERVE_MAX_BODY_MB": "2", "SERVE_MAX_CONCURRENCY": "2", "SERVE_REQUEST_TIMEOUT": "1"}
-    running = Edge(upstream, **limits)
+    running = Edge(upstream, NO_TRITON, **limits)
     yield running
     assert running.stop() == 0
 
@@ -168,13 +164,13 @@ def wait_until_at_work(count: int) -> None:
         {},
         {"SERVE_HOST": "::1", "SERVE_LOG_LEVEL": "debug", "SERVE_STOP_TIMEOUT": "0"},
         {"SERVE_MAX_BODY_MB": "0", "SERVE_REQUEST_TIMEOUT": "3600", "SERVE_LOG_LEVEL": "critical"},
-        {"SERVE_MAX_CONCURRENCY": "65535", "SERVE_NGINX_WORKERS": "64", "SERVE_LOG_LEVEL": "error"},
+        {"SERVE_MAX_CONCURRENCY": "65535", "SERVE_LOG_LEVEL": "error"},
         {"SERVE_MAX_BODY_MB": "0.001", "SERVE_REQUEST_TIMEOUT": "1.5", "SERVE_LOG_LEVEL": "warning"},
     ],
 )
 def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
-    environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **TRITON, **variables}
-    process = nginx(Settings.from_env(environ, MACHINE), os.environ)
+    environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **variables}
+    process = nginx(Settings.from_env(environ, MACHINE), NO_TRITON, os.environ)
     done = subprocess.run([*process.command, "-t"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "{{" not in (tmp_path / "nginx.conf").read_text().partition("daemon off")[2]
@@ -343,7 +339,7 @@ def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> No
 
 def test_settings_are_the_only_names_of_the_template() -> None:
     settings = replace(Settings(), run_dir=Path("/run/x"))
-    assert nginx_configuration(settings.settled(MACHINE)).count('"/run/x/') >= 7
+    assert nginx_configuration(settings.settled(MACHINE), 9).count('"/run/x/') >= 7
 
 
 def write_model(folder: Path, config: str, *files: str) -> None:
@@ -369,19 +365,19 @@ def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(
     tmp_path: Path, name: str, config: str, files: tuple[str, ...], version: str, only_tensors: int
 ) -> None:
     write_model(tmp_path / "models" / name, config, *files)
-    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
     served = replace(settings, model_repositories=(tmp_path / "models",), load_models=(name,))
-    rendered = nginx_configuration(served)
+    rendered = nginx_configuration(served, 9)
     assert f"map $direct_model $latest_version {{\n        {name} {version};\n" in rendered
     assert f"map $direct_model $only_tensors {{\n        {name} {only_tensors};\n" in rendered
 
 
 def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Path) -> None:
     names = tuple(f"{'long-' * 20}{number}" for number in range(1000))
-    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
     served = replace(settings, model_repositories=(tmp_path,), load_models=names)
     for name in names:
         (tmp_path / name / "1").mkdir(parents=True)
-    (tmp_path / "nginx.conf").write_text(nginx_configuration(served))
+    (tmp_path / "nginx.conf").write_text(nginx_configuration(served, 9))
     command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
-from serving.settings.row import SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.setting import SettingsError
+from serving.settings.table import ROWS, Settings
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.supervisor import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
@@ -44,14 +44,14 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     port = str(free_port())
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
-    settings = serve.picked(settings, serve.port_picker(settings))
-    return {process.name: process for process in serve.table(settings, os.environ)}
+    access = serve.picked(settings, serve.port_picker(settings))
+    return {process.name: process for process in serve.table(settings, access, os.environ | variables)}
 
 
 def test_help_lists_every_variable() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert not [name for row in TABLE for name in row.variables if name not in done.stdout]
+    assert not [name for row in ROWS for name in row.variables if name not in done.stdout]
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("--port", "80"), ("serve", "serve")])
@@ -102,11 +102,12 @@ def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "file").exists()
 
 
-def test_ports_that_are_set_are_kept(tmp_path: Path) -> None:
-    settings = replace(Settings(), run_dir=tmp_path, port=free_port(), triton_grpc_port=18001)
-    picked = serve.picked(settings, serve.port_picker(settings))
-    assert picked.triton_grpc_port == 18001
-    assert picked.triton_http_port > 1023 and picked.triton_metrics_port > 1023
+def test_a_port_that_others_reach_is_kept_and_the_rest_is_picked() -> None:
+    settings = replace(Settings(), port=free_port(), allow_grpc=True, grpc_port=free_port())
+    access = serve.picked(settings, serve.port_picker(settings))
+    assert access.grpc_port == settings.grpc_port
+    assert access.http_port > 1023 and access.metrics_port > 1023
+    assert access.sagemaker_port == 0, "only multi-model mode has it"
 
 
 def test_a_port_in_use_is_a_settings_error() -> None:
@@ -141,7 +142,7 @@ def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -
 
 
 def test_gunicorn_accepts_no_more_than_it_has_threads(tmp_path: Path) -> None:
-    command = table(tmp_path, SERVE_WORKERS="2", SERVE_THREADS="7")["gunicorn"].command
+    command = table(tmp_path, SERVE_WORKERS="2", SERVE_MAX_CONCURRENCY="12")["gunicorn"].command
     assert {"--threads=7", "--worker-connections=7", "--keep-alive=0", "--no-control-socket"} < set(command)
     assert f"--bind=unix:{tmp_path}/gunicorn.sock" in command
 
@@ -152,7 +153,6 @@ def test_every_process_reads_the_settings_of_serve(tmp_path: Path) -> None:
     assert len(read) == 1
     settings = read.pop()
     assert (settings.workers, settings.request_timeout, settings.run_dir) == (3, 7.0, tmp_path)
-    assert settings.triton_grpc_port > 0
 
 
 def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
 def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
-    assert "worker_connections 128;" in nginx_configuration(settings)
+    assert "worker_connections 128;" in nginx_configuration(settings, 9)
 
 
 @pytest.mark.parametrize(

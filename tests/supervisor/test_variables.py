@@ -6,7 +6,6 @@ import re
 import shlex
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,14 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from serving.host.machine import gpu_count
-from serving.settings.explain import print_config, unknown_variables
-from serving.settings.row import SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.explain import REMOVED, print_config, unknown_variables
+from serving.settings.setting import SettingsError
+from serving.settings.table import ROWS, Settings
+from serving.settings.triton_access import TritonAccess
 from serving.supervisor import triton_options
-from serving.supervisor.ports import NoFreePort, PortPicker, check_ports
+from serving.supervisor.ports import NoFreePort, PortPicker, check_ports, picked, port_picker
 from tests.supervisor.test_serve import MACHINE, run, table
-from tests.support.harness import PATIENCE, Server, free_port, make_scale
+from tests.support.harness import PATIENCE, ROOT, Server, free_port, make_scale
 
 NATIVE = "SAGEMAKER_TRITON_"
 BACKENDS = ("onnxruntime", "python")  # of this machine
@@ -52,30 +52,34 @@ def command(folder: Path, **variables: str) -> tuple[str, ...]:
     return tuple(table(folder, **variables)["tritonserver"].command)
 
 
+def access(**variables: str) -> TritonAccess:
+    settings = Settings.from_env(variables, MACHINE)
+    with contextlib.closing(port_picker(settings)) as picker:
+        return picked(settings, picker)
+
+
 @pytest.mark.parametrize("name", RENDERED)
 def test_each_variable_reaches_the_command_line(tmp_path: Path, name: str) -> None:
     value, options = RENDERED[name]
     assert set(options) <= set(command(tmp_path, **{NATIVE + name: value}))
-    assert not set(options) <= set(command(tmp_path, SERVE_TRITON_GRPC_PORT="8003", SERVE_TRITON_METRICS_PORT="8004"))
+    assert not set(options) <= set(command(tmp_path))
 
 
 def test_grpc_and_metrics_listen_outside_only_when_they_are_allowed() -> None:
-    ports = {f"{NATIVE}GRPC_PORT": "18001", f"{NATIVE}METRICS_PORT": "18002"}
-    closed, opened = (
-        Settings.from_env(ports, MACHINE),
-        Settings.from_env(ports | {f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}ALLOW_METRICS": "1"}, MACHINE),
-    )
-    assert (closed.triton_grpc_host, closed.triton_grpc_port) == ("127.0.0.1", 0)
-    assert (closed.triton_metrics_host, closed.triton_metrics_port) == ("127.0.0.1", 0)
-    assert (opened.triton_grpc_host, opened.triton_grpc_address) == ("0.0.0.0", "127.0.0.1:18001")
-    assert (opened.triton_metrics_host, opened.triton_metrics_address) == ("0.0.0.0", "127.0.0.1:18002")
+    grpc, metrics = free_port(), free_port()
+    ports = {"PORT": str(free_port()), f"{NATIVE}GRPC_PORT": str(grpc), f"{NATIVE}METRICS_PORT": str(metrics)}
+    closed = access(**ports)
+    opened = access(**ports, **{f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}ALLOW_METRICS": "1"})
+    assert (closed.grpc_host, closed.metrics_host, closed.secret) == ("127.0.0.1", "127.0.0.1", "")
+    assert grpc != closed.grpc_port and metrics != closed.metrics_port
+    assert (opened.grpc_host, opened.grpc_address) == ("0.0.0.0", f"127.0.0.1:{grpc}")
+    assert (opened.metrics_host, opened.metrics_address) == ("0.0.0.0", f"127.0.0.1:{metrics}")
+    assert opened.secret != access(**ports, **{f"{NATIVE}ALLOW_GRPC": "1"}).secret, "it is another one at each start"
 
 
 def test_an_address_of_ipv6_is_written_as_each_part_of_triton_wants_it() -> None:
-    settings = Settings(host="::", allow_grpc=True, allow_metrics=True, triton_grpc_port=18001)
-    options = triton_options.flags(settings)
+    options = triton_options.addresses(TritonAccess(grpc_host="::", metrics_host="::"))
     assert (options["grpc-address"], options["metrics-address"]) == ("[::]", "ipv6:::")
-    assert settings.triton_grpc_address == "[::1]:18001"
 
 
 def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) -> None:
@@ -85,10 +89,13 @@ def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) ->
 
 
 def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path) -> None:
-    settings = Settings(device="gpu", model_load_gpu_limit=0.75)
-    rendered = [o for o in triton_options.repeated(settings, tmp_path, gpus=2) if "gpu" in o]
-    assert rendered == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
-    assert not [o for o in triton_options.repeated(replace(settings, device="cpu"), tmp_path, 2) if "gpu" in o]
+    def limits(device: str, **environ: str) -> list[str]:
+        found = triton_options.handed_on(Settings(device=device), environ, tmp_path, gpus=2)
+        return [option for option in found if "gpu" in option]
+
+    limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
+    assert limits("gpu", **limit) == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
+    assert limits("gpu") == limits("cpu", **limit) == []
 
 
 def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
@@ -99,20 +106,27 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
 
 
 def test_tensorflow_s_version_is_handed_on_where_there_is_its_own_backend(tmp_path: Path) -> None:
-    option, settings = "--backend-config=tensorflow,version=1", Settings(tensorflow_version=1)
-    assert option not in triton_options.repeated(settings, tmp_path)
+    def options() -> set[str]:
+        return set(triton_options.handed_on(Settings(), {f"{NATIVE}TENSORFLOW_VERSION": "1"}, tmp_path))
+
+    option = "--backend-config=tensorflow,version=1"
+    assert option not in options()
     (tmp_path / "tensorflow").mkdir()
-    assert option in triton_options.repeated(settings, tmp_path)
+    assert option in options()
     (tmp_path / "tensorflow/model.py").touch()
-    assert option not in triton_options.repeated(settings, tmp_path)
+    assert option not in options()
 
 
-def test_models_and_repositories_are_named_one_by_one(tmp_path: Path) -> None:
+def test_models_and_repositories_are_named_one_by_one() -> None:
     folders = (Path("/first"), Path("/second"))
     settings = Settings(model_repositories=folders, load_models=("a", "b"))
-    rendered = list(triton_options.repeated(settings, tmp_path))
-    assert rendered[:2] == ["--model-repository=/first", "--model-repository=/second"]
-    assert rendered[2:5] == ["--model-control-mode=explicit", "--load-model=a", "--load-model=b"]
+    assert list(triton_options.models(settings)) == [
+        "--model-repository=/first",
+        "--model-repository=/second",
+        "--model-control-mode=explicit",
+        "--load-model=a",
+        "--load-model=b",
+    ]
 
 
 def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path) -> None:
@@ -147,21 +161,17 @@ def test_a_mistake_names_variable_value_and_what_is_allowed(variable: str, value
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"SERVE_TRITON_HTTP_PORT": "22999"}, "SERVE_TRITON_HTTP_PORT=22999 is outside of SAGEMAKER_SAFE_PORT_RANGE"),
         (
             {f"{NATIVE}ALLOW_GRPC": "true"},
             f"{NATIVE}GRPC_PORT=8001 is outside of SAGEMAKER_SAFE_PORT_RANGE=23000-23999",
         ),
         ({f"{NATIVE}ALLOW_METRICS": "true"}, f"{NATIVE}METRICS_PORT=8002 is outside of"),
-        ({"PORT": "23000", "SERVE_TRITON_HTTP_PORT": "23000"}, "SAGEMAKER_BIND_TO_PORT and SERVE_TRITON_HTTP_PORT are"),
         (
-            {f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}GRPC_PORT": "23001", "SERVE_TRITON_GRPC_PORT": "23002"},
-            "are the same port: set the latter only",
+            {"PORT": "23001", f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}GRPC_PORT": "23001"},
+            f"SAGEMAKER_BIND_TO_PORT and {NATIVE}GRPC_PORT are both 23001",
         ),
-        (
-            {f"{NATIVE}ADDITIONAL_ARGS": "--http-port 1"},
-            "has --http-port, which serve sets: use SERVE_TRITON_HTTP_PORT",
-        ),
+        ({f"{NATIVE}ADDITIONAL_ARGS": "--http-port 1"}, "has --http-port, which serve sets by itself"),
+        ({f"{NATIVE}ADDITIONAL_ARGS": "--load-model=a"}, "has --load-model, which serve sets: use SERVE_LOAD_MODELS"),
     ],
 )
 def test_values_that_contradict_each_other_are_told(environ: dict[str, str], told: str) -> None:
@@ -177,21 +187,32 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
         "SERVE_WORKER is no variable that is read here; did you mean SERVE_WORKERS?",
     ]
     assert unknown_variables(["SERVE_QZX"]) == ["SERVE_QZX is no variable that is read here"]
-    assert unknown_variables(name for row in TABLE for name in row.variables) == []
+    assert unknown_variables(name for row in ROWS for name in row.variables) == []
+
+
+def test_a_variable_that_was_read_once_is_told_with_what_to_do_instead() -> None:
+    (told,) = unknown_variables(["SERVE_THREADS", "SERVE_WORKERS"])
+    assert told == (
+        "SERVE_THREADS is no longer read: set SERVE_MAX_CONCURRENCY, from which the threads of a worker follow"
+    )
+    assert not set(REMOVED) & {name for row in ROWS for name in row.variables}
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert not [name for name in REMOVED if f"`{name}`" not in changelog]
 
 
 def test_print_config_shows_each_value_and_where_it_came_from() -> None:
     environ = {
         "MODEL_SERVER_TIMEOUT": "7",
-        "SERVE_THREADS": "1",
+        "SERVE_KSERVE": "auto",
         "SERVE_LOAD_MODELS": "a b",
-        "SERVE_MANAGEMENT": "secret",
+        f"{NATIVE}THREAD_COUNT": "3",
         "SERVE_MANAGEMENT_SECRET": "X-Key=hidden",
     }
     lines = print_config(Settings.from_env(environ, MACHINE), environ).splitlines()
-    assert len(lines) == len(TABLE)
+    assert len(lines) == len(ROWS)
     assert "SERVE_REQUEST_TIMEOUT=7  # variable MODEL_SERVER_TIMEOUT" in lines
-    assert "SERVE_THREADS=2  # derived, from SERVE_THREADS=1" in lines
+    assert "SERVE_KSERVE=false  # derived, from SERVE_KSERVE=auto" in lines
+    assert "SAGEMAKER_TRITON_THREAD_COUNT=3  # variable SAGEMAKER_TRITON_THREAD_COUNT" in lines
     assert "SERVE_DEVICE=cpu  # derived, for the default is auto" in lines
     assert "SERVE_STOP_TIMEOUT=25  # default" in lines
     assert "SERVE_MANAGEMENT_SECRET='********'  # variable SERVE_MANAGEMENT_SECRET" in lines
@@ -263,8 +284,9 @@ def test_too_few_free_ports_are_told(ports: tuple[int, int], tmp_path: Path) -> 
 
 def test_a_port_that_another_has_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = Settings(host="127.0.0.1", port=free_port(), triton_http_port=taken.getsockname()[1])
-        with pytest.raises(SettingsError, match=r"Triton's HTTP port \d+: cannot listen there: Address already in use"):
+        number = taken.getsockname()[1]
+        settings = Settings(host="127.0.0.1", port=free_port(), allow_metrics=True, metrics_port=number)
+        with pytest.raises(SettingsError, match=rf"METRICS_PORT={number}: cannot listen there: Address already in use"):
             check_ports(settings)
 
 
@@ -307,7 +329,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
         f"{NATIVE}SHM_GROWTH_BYTE_SIZE": "1048576",
         f"{NATIVE}ADDITIONAL_ARGS": "--model-load-retry-count=1 --log-format 'ISO8601'",
         f"{NATIVE}SHM_DEFAULT_BYTESIZE": "1",
-        "SERVE_TRITON_SECRET": "sesame",
+        "SERVE_TRITON_SECRET": "sesame",  # no longer read
     }
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     for folder in folders:
@@ -345,8 +367,10 @@ def test_a_grpc_that_others_reach_manages_nothing_without_the_secret(pair: tuple
     for call in (client.get_model_repository_index, client.get_system_shared_memory_status, client.get_log_settings):
         with pytest.raises(InferenceServerException, match="restricted"):
             call()
-    index = client.get_model_repository_index(headers={"triton-grpc-protocol-serve": "sesame"})
-    assert {model.name for model in index.models} == {"scale"}
+    with pytest.raises(InferenceServerException, match="restricted"):
+        client.get_model_repository_index(headers={"triton-grpc-protocol-serve": "sesame"})
+    known = {"triton-grpc-protocol-serve": TritonAccess.read(pair[1].run_dir / "triton.json").secret}
+    assert {model.name for model in client.get_model_repository_index(headers=known).models} == {"scale"}
     assert pair[1].post("/invocations?model_name=none", json={}).status_code == 404, "we know the secret"
 
 
@@ -363,6 +387,7 @@ def test_a_variable_that_nothing_reads_is_warned_of_in_the_log(pair: tuple[Serve
         "WARNING: SAGEMAKER_TRITON_SHM_DEFAULT_BYTESIZE is no variable that is read here; did you mean "
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE?"
     ) in pair[1].output()
+    assert "WARNING: SERVE_TRITON_SECRET is no longer read: the secret is random" in pair[1].output()
     assert "WARNING: no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: 'scale'" in pair[0].output()
 
 

@@ -20,6 +20,7 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
+from serving.settings.triton_access import TritonAccess
 from serving.supervisor.ports import PortPicker
 from tests.support.started import ends_with, starts_a_server
 
@@ -165,6 +166,11 @@ class Server:
     def in_work(self) -> int:
         """Requests that gunicorn's workers have in work."""
         return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
+
+    @property
+    def triton_url(self) -> str:
+        """Triton's own HTTP endpoint."""
+        return f"http://{TritonAccess.read(self.run_dir / 'triton.json').http_address}"
 
     def processes(self) -> list[int]:
         """All processes of this server: those whose environment names its run folder."""

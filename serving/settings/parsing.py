@@ -1,12 +1,21 @@
-"""How the settings that are no plain number, word or path are written, both ways."""
+"""How the values that are no plain number, word or path are read from text and written back."""
 
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _SWITCH = {"true": "true", "1": "true", "yes": "true", "on": "true", "auto": "auto"}
 _SWITCH |= {"false": "false", "0": "false", "no": "false", "off": "false"}
+
+
+def format_value(value: Any) -> str:
+    """A number, a word, a path or true and false; as short as it can be read back."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
@@ -49,9 +58,16 @@ def parse_verbosity(text: str) -> int:
     return words[text.lower()] if text.lower() in words else int(text)
 
 
-def parse_token(text: str) -> str:
-    """Letters and digits, which need no quotation anywhere."""
-    if not re.fullmatch("[A-Za-z0-9]+", text):
+def parse_log_level(text: str) -> str:
+    """A name or a number as Python's logging has it; a number between two levels is the next one up."""
+    if not text.isdecimal():
+        return text.lower()
+    return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
+
+
+def parse_header_secret(text: str) -> str:
+    """HEADER=VALUE, the value in characters that a header can carry."""
+    if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
         raise ValueError(text)
     return text
 
@@ -59,8 +75,3 @@ def parse_token(text: str) -> str:
 def parse_arguments(text: str) -> tuple[str, ...]:
     """Words as a shell splits them; ValueError for a quotation that does not end."""
     return tuple(shlex.split(text))
-
-
-def bracketed(host: str) -> str:
-    """An address as it stands before a port: IPv6 in brackets."""
-    return f"[{host}]" if ":" in host else host

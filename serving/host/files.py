@@ -1,0 +1,17 @@
+"""Files that several processes share."""
+
+import os
+import threading
+from pathlib import Path
+
+
+def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
+    """Writes the whole file in one step: a reader sees the old one or the new one. `mode` is subject to the umask."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        temporary.touch(mode, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

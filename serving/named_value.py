@@ -1,0 +1,111 @@
+"""A named value with a default, and bounds or choices: how it is read, checked and described. Standard library only.
+
+The settings (serving/settings) and the parameters of clients (clients/base.py) are made of it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class Names(tuple[str, ...]):
+    """The type of a NamedValue that lists strings."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class NamedValue:
+    """A value is read by `parser`, or by the type of the default, then checked.
+
+    Types: bool, int, float, str, Path, tuple (of numbers, written "0.5,0.5,0.5" or as a JSON list) and Names (of
+    strings, written "cat,dog" or as a JSON list, where whole numbers count as strings). `form` says what a value looks
+    like where its type does not.
+    """
+
+    name: str
+    default: Any
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    parser: Callable[[str], Any] | None = None
+    form: str = ""
+
+    def parse(self, value: Any) -> Any:
+        """The checked value; raises ValueError that says what is allowed."""
+        try:
+            parsed = (self.parser or _TYPES[type(self.default)][0])(value)
+        except (TypeError, ValueError, KeyError, OverflowError):
+            raise self._mistake(value) from None
+        if not all(map(self._allows, parsed if isinstance(parsed, tuple) else (parsed,))):
+            raise self._mistake(value)
+        return parsed
+
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        words = self.form or _TYPES[type(self.default)][1]
+        low, high = ("" if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum))
+        if low and high:
+            return f"{words} from {low} to {high}"
+        return words + (f" at least {low}" if low else "") + (f" at most {high}" if high else "")
+
+    def _allows(self, value: Any) -> bool:
+        low, high = self.minimum, self.maximum
+        chosen = not self.choices or value in self.choices
+        return chosen and (low is None or value >= low) and (high is None or value <= high)
+
+    def _mistake(self, value: Any) -> ValueError:
+        return ValueError(f"{value!r} is not {self.expected()}")
+
+
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def _parse_bool(value: Any) -> bool:
+    return _WORDS[str(value).strip().lower()]
+
+
+def _parse_int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError(value)
+    return int(value)
+
+
+def _parse_float(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(parsed := float(value)):
+        raise ValueError(value)
+    return parsed
+
+
+def _parse_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _parse_numbers(value: Any) -> tuple[float, ...]:
+    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return tuple(map(_parse_float, parts))
+
+
+def _parse_names(value: Any) -> Names:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise TypeError(value)
+    return Names(str(part) if type(part) is int else _parse_str(part).strip() for part in parts if part != "")
+
+
+_TYPES: dict[type, tuple[Callable[[Any], Any], str]] = {
+    bool: (_parse_bool, "true or false"),
+    int: (_parse_int, "a whole number"),
+    float: (_parse_float, "a number"),
+    str: (_parse_str, "a string"),
+    tuple: (_parse_numbers, "a list of numbers"),
+    Names: (_parse_names, "a list of strings"),
+    type(Path()): (Path, "a path"),
+}
