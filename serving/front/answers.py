@@ -100,7 +100,7 @@ def _reporter() -> Callable[[Exception], bytes]:
 
     def report(error: Exception) -> bytes:
         if isinstance(error, BackendDied):
-            found.health.restart_triton()
+            found.health.report_dead_backend(error)
         if isinstance(error, ServingError):
             log.warning("the stream ends with an error: %s", error)
         else:

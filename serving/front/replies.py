@@ -30,7 +30,7 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
 def render_error(error: ServingError) -> Response:
     message = str(error)
     if isinstance(error, BackendDied):
-        services().health.restart_triton()
+        services().health.report_dead_backend(error)
     if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
         message = f"{message} [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:

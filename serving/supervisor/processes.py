@@ -92,7 +92,13 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
             command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
     command += triton_options.repeated(settings, tritonserver.backend_directory())
     return Process(
-        "tritonserver", tuple(command), environ, HERE, noise=TRITON_NOISE, leftovers=f"/dev/shm/{shared_memory}*"
+        "tritonserver",
+        tuple(command),
+        environ,
+        HERE,
+        noise=TRITON_NOISE,
+        leftovers=f"/dev/shm/{shared_memory}*",
+        restart_request=settings.triton_restart_request,
     )
 
 

@@ -1,13 +1,15 @@
 """Every error of the dependency becomes one of ours."""
 
+import json
+
 import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from serving.errors import ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import BackendDied, InvalidRequest, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
 from serving.triton.config import datatype_name
-from serving.triton.errors import ERRORS, to_http_error, to_serving_error, without_trace
+from serving.triton.errors import ERRORS, to_http_error, to_serving_error, to_stream_error, without_trace
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import bf16_to_float32, float32_to_bf16, numpy_dtype
 
@@ -54,6 +56,20 @@ def test_every_http_status_of_triton_has_an_error(status: int, code: str) -> Non
 
 def test_a_parse_error_is_the_caller_s_though_triton_answers_500() -> None:
     assert to_http_error(500, b'{"error": "Unable to parse \'data\'"}').code == "invalid_request"
+
+
+@pytest.mark.parametrize("before", ["", "[request id: 7] in ensemble 'chain', "])
+def test_a_dead_process_of_a_backend_is_told_with_its_name(before: str) -> None:
+    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"{before}Stub process 'scale_0_0' is not healthy."))
+    assert isinstance(error, BackendDied)
+    assert error.details == "Stub process 'scale_0_0' is not healthy"
+
+
+def test_a_caller_s_words_make_no_backend_dead() -> None:
+    said = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
+    assert type(to_serving_error(Failure(grpc.StatusCode.INVALID_ARGUMENT, said))) is InvalidRequest
+    assert type(to_http_error(400, json.dumps({"error": said}).encode())) is InvalidRequest
+    assert type(to_stream_error(said)) is InvalidRequest
 
 
 def test_a_traceback_is_cut_off() -> None:
