@@ -125,7 +125,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
-        "worker-class": "serving.front.worker.Worker",
+        "worker-class": "gthread",
         "workers": settings.workers,
         "threads": settings.threads,
         "worker-connections": settings.threads,
