@@ -78,19 +78,19 @@ class System(Protocol):
         """(pid, exit code as subprocess has it) of all that ended, orphans too; their groups are killed."""
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """To the process alone; its group is its own business."""
+        """To the process alone, not to its group."""
 
     def kill_group(self, pid: int) -> None:
         """SIGKILL to the process and all of its group."""
 
     def oom_kills(self) -> int:
-        """How many of our processes the kernel has killed so far for want of memory."""
+        """How many of our processes the kernel has killed so far because memory was short."""
 
     def last_error(self, process: Process) -> str:
         """The last line of its output that looks like an error, else the last line."""
 
     def drain(self) -> None:
-        """Waits, shortly, until all that the processes wrote is in the log."""
+        """Waits a little until all that the processes wrote is in the log."""
 
     def ping(self) -> str:
         """Why /ping does not answer 200; empty when it does."""
@@ -263,7 +263,7 @@ class Supervisor:
             self._system.say(self._when_ready.pop(0))
 
     def _stop(self) -> None:
-        """The last first, one after the other, all under one deadline; then whatever is left is killed."""
+        """One after the other, the last first, under one deadline; then what is left is killed."""
         self._stage = "stopping"
         self._write_status()
         timeout = self._stop_timeout if self._has_been_ready else min(STOP_BEFORE_READY, self._stop_timeout)
