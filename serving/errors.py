@@ -132,7 +132,12 @@ class TritonUnavailable(ServingError):
 
 
 class BackendDied(TritonUnavailable):
-    """A process of a Triton backend has died, which Triton does not mend: it must be started again."""
+    """A process of a Triton backend has died, which Triton does not mend: it must be started again. `details` is what
+    Triton said of it, in one line."""
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class RegionUnknown(TritonUnavailable):

@@ -1,7 +1,7 @@
-"""Tells when callers leave, so that work for nobody stops.
+"""Notices when callers of streams leave, so that nothing more is computed for them.
 
-A thread that waits for Triton doesn't see that its caller's connection has ended; writing to it would tell,
-but only with the next response. One thread per worker waits for the ends of all connections at once.
+A thread that waits for Triton does not see that its caller's connection has ended; a write would fail, but there is
+none before the next response. One thread per worker waits for the ends of all connections.
 """
 
 import select
@@ -13,7 +13,7 @@ ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class HangUps:
-    """Safe to share between threads; starts its own at first use, that is after gunicorn's fork."""
+    """Safe to share between threads; starts its own thread at the first use, which is after gunicorn's fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class HangUps:
         self._epoll: select.epoll | None = None
 
     def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Calls back, once, when the other side ends the connection; until `forget`, which must come before close."""
+        """Calls back once when the other side ends the connection, until `forget`, which must come before its close."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -30,7 +30,7 @@ class HangUps:
             self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
 
     def forget(self, connection: socket.socket) -> None:
-        """No call back any more."""
+        """From now on there is no call back."""
         with self._lock:
             if self._epoll and self._callbacks.pop(connection.fileno(), None):
                 self._epoll.unregister(connection.fileno())
@@ -45,7 +45,7 @@ class HangUps:
 
 
 def _has_ended(number: int) -> bool:
-    """An event may be late: its number may be that of another connection by now."""
+    """An event may be late: another connection may have its number by now."""
     poll = select.poll()
     poll.register(number, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -4,10 +4,7 @@ The canary is a real inference on each client's example. It runs in the backgrou
 Triton; its success is written beside the sockets, so that every worker knows of it.
 """
 
-import contextlib
 import logging
-import os
-import signal
 import threading
 from collections import deque
 from pathlib import Path
@@ -25,10 +22,17 @@ log = logging.getLogger(__name__)
 
 
 class Health:
-    """What /ping asks. `status_file` is the supervisor's; None where nothing supervises."""
+    """What /ping asks. The supervisor writes `status_file` and reads `restart_request`; None where none supervises."""
 
-    def __init__(self, registry: Registry, inference: Inference, status_file: Path | None = None) -> None:
-        self.registry, self.inference, self.status_file = registry, inference, status_file
+    def __init__(
+        self,
+        registry: Registry,
+        inference: Inference,
+        status_file: Path | None = None,
+        restart_request: Path | None = None,
+    ) -> None:
+        self.registry, self.inference = registry, inference
+        self.status_file, self.restart_request = status_file, restart_request
         self._lock = threading.Lock()
         self._running = False
         self._passed: int | None = None
@@ -57,18 +61,14 @@ class Health:
         self._start_canary(self._generation())
 
     def report(self, error: Exception) -> None:
-        """What a request ended with."""
-        if isinstance(error, BackendDied):
-            self.restart_triton()
-
-    def restart_triton(self) -> None:
-        """After a BackendDied: Triton is killed (it would not stop while a backend is dead), and the supervisor
-        starts it again. Several callers may ask at once; each names the process that was running."""
-        process = read_status(self.status_file).get("tritonserver")
-        if process and process.pid:
-            log.error("a process of a Triton backend has died: starting tritonserver again")
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
+        """What a request ended with. After a BackendDied the supervisor is asked to restart tritonserver, which goes
+        on without that backend's process. Several workers may ask at once, and some too late: each names the start
+        that it means."""
+        if isinstance(error, BackendDied) and self.restart_request:
+            try:
+                self.restart_request.write_text(f"{self._generation()} {error.details}", encoding="utf-8")
+            except OSError:
+                log.exception("the supervisor cannot be asked to restart tritonserver: %s", error.details)
 
     def describe_triton(self) -> str:
         """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
@@ -125,8 +125,8 @@ class Health:
             self._passed = generation
             if marker := self._marker(generation):
                 marker.touch()
-        except BackendDied:
-            self.restart_triton()
+        except BackendDied as err:
+            self.report(err)
         except TritonUnavailable:
             log.info("canary: tritonserver is not answering yet")
         except Exception as err:

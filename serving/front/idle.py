@@ -1,7 +1,7 @@
-"""Gives a worker's memory back to the system once it has had nothing to do for a while.
+"""Gives freed memory back to the system once a worker has been idle for a while.
 
-What is freed is kept for the next request: to ask the system for it each time costs a page fault for every 4 kB,
-which were two fifths of a worker's time with images.
+While it works it keeps freed memory for the next request: a page fault for every 4 kB took two fifths of its time with
+images. After photos of 12 megapixels from 16 callers two workers hold 120 MB when they are idle, without this 390 MB.
 """
 
 import ctypes
@@ -9,17 +9,17 @@ import threading
 import time
 from collections.abc import Callable
 
-SECONDS = 2.0  # without the begin or the end of a request
+SECONDS = 2.0  # in which no request begins or ends
 
 
 class IdleTrim:
-    """`last_active` says when a request began or ended (time.monotonic); `trims` give back what is not malloc's."""
+    """`last_active` tells when a request began or ended (time.monotonic); `trims` give back what malloc has not."""
 
     def __init__(self, last_active: Callable[[], float], *trims: Callable[[], None]) -> None:
         self._last_active, self._trims = last_active, trims
 
     def start(self) -> None:
-        """Looks from now on, in a thread: call it after gunicorn's fork."""
+        """Starts the thread: call it after gunicorn's fork."""
         threading.Thread(target=self._run, name="idle-trim", daemon=True).start()
 
     def _run(self) -> None:

@@ -55,7 +55,7 @@ class Services:
         turns = max(1, settings.inference_threads // settings.workers)
         limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
         self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
-        self.health = Health(self.registry, self.inference, settings.status_file)
+        self.health = Health(self.registry, self.inference, settings.status_file, settings.triton_restart_request)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode
         self.inference_type = settings.inference_type

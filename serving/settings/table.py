@@ -408,6 +408,11 @@ class Settings:
         return self.run_dir / "direct.log"
 
     @property
+    def triton_restart_request(self) -> Path:
+        """Where a worker of gunicorn asks the supervisor to restart tritonserver (serving/supervisor/supervisor.py)."""
+        return self.run_dir / "restart-tritonserver"
+
+    @property
     def status_file(self) -> Path:
         """What the supervisor says about the processes, as JSON (serving/host/status.py)."""
         return self.run_dir / "status.json"

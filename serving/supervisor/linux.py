@@ -1,4 +1,4 @@
-"""The supervisor's hands: processes, signals, output and /ping as Linux and Python have them."""
+"""The real System of the supervisor: processes, signals, output and /ping on Linux."""
 
 import contextlib
 import http.client
@@ -18,16 +18,16 @@ from serving.host import machine
 from serving.supervisor.supervisor import STOP_SIGNALS, Process
 
 LINE_LIMIT = 16 * 1024
-CHUNK = 64 * 1024  # what a pipe holds
+CHUNK = 64 * 1024  # the size of a pipe's buffer
 PING_TIMEOUT = 2.0
-LAST_WORDS_TIMEOUT = 1.0
+OUTPUT_END_TIMEOUT = 1.0
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
 
 
 class Output:
-    """Whole lines from many threads to one file descriptor, each with the name of who wrote it.
+    """Writes whole lines from many threads to one file descriptor, each with the name of its process.
 
-    A line that is a JSON object stays one: it names its process itself.
+    A line that is a JSON object stays as it is: it names its process itself.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -35,7 +35,7 @@ class Output:
         self._lock = threading.Lock()
 
     def write(self, name: str, *lines: str) -> None:
-        """A reader that went away must not stop the processes: they are read on, into nothing."""
+        """Without a reader the lines are dropped, so that the processes can go on writing theirs."""
         data = "".join(f"{line}\n" if is_json(line) else f"{name} | {line}\n" for line in lines).encode()
         with self._lock, contextlib.suppress(OSError):
             while data:
@@ -43,7 +43,7 @@ class Output:
 
 
 class Pump(threading.Thread):
-    """Reads one process's output to its end: drops noise, passes the rest on, remembers the last error."""
+    """Reads one process's output to its end: drops noise, writes the rest to `output`, remembers the last error."""
 
     def __init__(self, name: str, stream: IO[bytes], output: Output, noise: Sequence[str]) -> None:
         super().__init__(name=f"pump-{name}", daemon=True)
@@ -71,7 +71,7 @@ class Pump(threading.Thread):
             self._last_error = line.strip()
 
     def last_error(self) -> str:
-        self.join(LAST_WORDS_TIMEOUT)
+        self.join(OUTPUT_END_TIMEOUT)
         return self._last_error or self._last_line
 
 
@@ -80,7 +80,7 @@ def is_json(line: str) -> bool:
 
 
 def json_message(line: str) -> str:
-    """What a log line of serving/front/logs.py says; "" for one of nginx's requests."""
+    """Level and message of a log line of serving/front/logs.py; "" for a request in nginx's log."""
     try:
         document = json.loads(line) if '"message"' in line else {}
     except ValueError:
@@ -89,14 +89,14 @@ def json_message(line: str) -> str:
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Lines without their end, as many at a time as have come; cut after 16 kB, undecodable bytes replaced."""
-    begun = b""
+    """The lines that have come, without their ends; cut after 16 kB, undecodable bytes replaced."""
+    rest = b""
     while data := os.read(stream.fileno(), CHUNK):
-        *whole, begun = (begun + data).split(b"\n")
-        begun = begun[: LINE_LIMIT + 1]
+        *whole, rest = (rest + data).split(b"\n")
+        rest = rest[: LINE_LIMIT + 1]
         yield [_text(line) for line in whole]
-    if begun:
-        yield [_text(begun)]
+    if rest:
+        yield [_text(rest)]
 
 
 def _text(line: bytes) -> str:
@@ -114,7 +114,7 @@ class LinuxSystem:
         self._pumps: dict[str, Pump] = {}
 
     def catch_signals(self) -> None:
-        """From now on signals only queue; the loop acts on them."""
+        """From now on signals are only queued; the supervisor's loop acts on them."""
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._events.put(received))
 
@@ -149,11 +149,11 @@ class LinuxSystem:
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
-        """As PID 1 we inherit orphans: they are reaped here too, and nowhere else."""
+        """Also reaps orphans, which PID 1 inherits."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # While it is a zombie its pid, and so its group's id, cannot be another's.
+                # Before the wait: until then no other process or group can get its number.
                 if found.si_pid in self._running:
                     self.kill_group(found.si_pid)
                 _, status = os.waitpid(found.si_pid, 0)
@@ -165,7 +165,7 @@ class LinuxSystem:
         if pid not in self._running:
             return
         process, child = self._running.pop(pid)
-        child.returncode = code  # Popen must not wait for it again
+        child.returncode = code  # so that Popen does not wait for it again
         for leftover in _matches(process.leftovers):
             with contextlib.suppress(OSError):
                 leftover.unlink()
@@ -197,7 +197,7 @@ class LinuxSystem:
         self._output.write("serve", text)
 
     def drain(self) -> None:
-        deadline = self.now() + LAST_WORDS_TIMEOUT
+        deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
 

@@ -26,10 +26,10 @@ THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,0
 # Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
 # matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
 SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16"}
-KEPT = f"{32 * 2**20}"  # bytes, the most that malloc takes for such a threshold
+MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 
-# What tritonserver says on a machine without a GPU, its tables and its countdown at the end; never an error line
-# of a model. What nginx says while gunicorn is starting.
+# Lines that are not logged: of tritonserver on a machine without a GPU, its tables and its countdown at the end (never
+# an error of a model); of nginx while gunicorn is starting.
 _TRITON_PREFIX = r"^[IWE]\d{4} [\d:.]+ \d+ "
 TRITON_NOISE = (
     r"^Error: Failed to initialize NVML$|^$|^[+|].*[+|]$|^Signal \(15\) received\.$",
@@ -93,8 +93,15 @@ def triton(settings: Settings, access: TritonAccess, environ: Mapping[str, str])
     command += triton_options.models(settings)
     command += triton_options.handed_on(settings, environ, backends)
     command += settings.additional_arguments  # the last option of a name counts
-    leftovers = f"/dev/shm/{access.shared_memory}*"
-    return Process("tritonserver", tuple(command), environ, HERE, noise=TRITON_NOISE, leftovers=leftovers)
+    return Process(
+        "tritonserver",
+        tuple(command),
+        environ,
+        HERE,
+        noise=TRITON_NOISE,
+        leftovers=f"/dev/shm/{access.shared_memory}*",
+        restart_request=settings.triton_restart_request,
+    )
 
 
 def multi_model(settings: Settings, access: TritonAccess) -> dict[str, object]:
@@ -120,7 +127,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
-        "worker-class": "serving.front.worker.Worker",
+        "worker-class": "gthread",
         "workers": settings.workers,
         "threads": settings.threads,
         "worker-connections": settings.threads,
@@ -133,17 +140,21 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
-    single["TOKENIZERS_PARALLELISM"] = "false"
-    # What is freed is kept for the next request until a worker is idle (front/idle.py), or two fifths of its time
-    # with images would be page faults. One arena, because malloc_trim leaves the ends of all others.
-    single |= {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": KEPT, "MALLOC_ARENA_MAX": "1"}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
+    one_thread["TOKENIZERS_PARALLELISM"] = "false"
+    # A worker keeps freed memory for the next request until it is idle (front/idle.py): without that, page faults take
+    # two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
+    heap = {
+        "MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD,
+        "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
+        "MALLOC_ARENA_MAX": "1",
+    }
     counts = {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder(settings))}
-    return Process("gunicorn", tuple(command), {**environ, **single, **counts}, HERE)
+    return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **counts}, HERE)
 
 
 def metrics_folder(settings: Settings) -> Path:
-    """Where gunicorn's workers keep their counts; empty, for these are counts since our own start."""
+    """Where gunicorn's workers keep their counts; it is empty at our start, as they count from there."""
     folder = settings.run_dir / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -158,13 +169,15 @@ def nginx(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) 
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings, access.http_port), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Half of nginx's time with a tensor of 600 kB went into giving memory back and asking for it again.
-    heap = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
-    return Process("nginx", command, {**environ, **heap}, settings.run_dir, signal.SIGQUIT, noise=NGINX_NOISE)
+    # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
+    heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
+    return Process(
+        "nginx", command, {**environ, **heap}, settings.run_dir, stop_signal=signal.SIGQUIT, noise=NGINX_NOISE
+    )
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """None where it is not asked for, or not installed (`warnings` says so)."""
+    """No process where it is not asked for, or not installed (`warnings` of serve says so)."""
     program = cloudwatch.find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []

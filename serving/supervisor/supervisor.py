@@ -1,13 +1,19 @@
 """Supervision: a table of processes, one loop, one policy.
 
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
-        ^----------------------- a process dies ------------/
+        ^----------- a process dies or is restarted ---------/
 
-A process that dies is started again after a growing pause. More than five deaths of one in a minute (not counting
-those by the kernel for want of memory: it is sound, and its callers ask too much), one that says that another try
-would not help (EX_CONFIG of sysexits.h), or a start that is not ready in time, ends everything with the reason. The
-policy touches the world only through a System (linux.py has the real one), so tests replay histories with a
-fake of it.
+A process that dies is started again after a growing pause. Whoever meets one that is broken though it runs asks for a
+restart, in a file (`Process.restart_request`): it is killed, as it may not stop, and started again in the same way.
+
+What ends everything, with its reason in the log:
+- more than five deaths of one process in a minute, or more than ten restarts that were asked for. Kills by the kernel
+  for want of memory count as neither: the process is sound, and its callers ask too much;
+- a process that says that another try would not help (EX_CONFIG of sysexits.h);
+- a start that is not ready in time.
+
+The policy touches the world only through a System (linux.py has the real one) and two files, so tests replay
+histories with a fake of it.
 """
 
 import math
@@ -21,11 +27,13 @@ from typing import Protocol
 
 from serving.host.status import ProcessStatus, write_status
 
-DEATHS_ALLOWED = 5
-DEATHS_WINDOW = 60.0
+DEATHS_ALLOWED = 5  # within WINDOW, of one process
+RESTARTS_ALLOWED = 10  # likewise, of those that were asked for
+WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
-POLL_INTERVAL = 0.1
+POLL_INTERVAL = 0.1  # while something is awaited
+IDLE_INTERVAL = 1.0  # else: how long a request for a restart may lie
 REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
 STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -40,8 +48,9 @@ MEANINGS = {
 @dataclass(frozen=True)
 class Process:
     """One row of the table; `noise` are regular expressions of lines that are not worth logging,
-    `leftovers` a glob pattern of what a killed one leaves behind (shared memory). Serving goes on without an
-    `optional` one: it is not waited for, and given up where another's deaths would end everything."""
+    `leftovers` a glob pattern of what a killed one leaves behind (shared memory). `restart_request` is a file in which
+    others ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving goes
+    on without an `optional` one: it is not waited for, and given up where another's deaths would end everything."""
 
     name: str
     command: tuple[str, ...]
@@ -50,6 +59,7 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()
     leftovers: str = ""
+    restart_request: Path | None = None
     optional: bool = False
 
 
@@ -69,19 +79,19 @@ class System(Protocol):
         """(pid, exit code as subprocess has it) of all that ended, orphans too; their groups are killed."""
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """To the process alone; its group is its own business."""
+        """To the process alone, not to its group."""
 
     def kill_group(self, pid: int) -> None:
         """SIGKILL to the process and all of its group."""
 
     def oom_kills(self) -> int:
-        """How many of our processes the kernel has killed so far for want of memory."""
+        """How many of our processes the kernel has killed so far because memory was short."""
 
     def last_error(self, process: Process) -> str:
         """The last line of its output that looks like an error, else the last line."""
 
     def drain(self) -> None:
-        """Waits, shortly, until all that the processes wrote is in the log."""
+        """Waits a little until all that the processes wrote is in the log."""
 
     def ping(self) -> str:
         """Why /ping does not answer 200; empty when it does."""
@@ -95,11 +105,25 @@ class Failure(Exception):
 
 
 @dataclass
+class _Recent:
+    """Times within the last WINDOW seconds, of which `allowed` are no reason to end."""
+
+    allowed: int
+    times: deque[float] = field(default_factory=deque)
+
+    def forget_old(self, now: float) -> None:
+        while self.times and self.times[0] <= now - WINDOW:
+            self.times.popleft()
+
+
+@dataclass
 class _Child:
     process: Process
     pid: int | None = None
     starts: int = 0
-    deaths: deque[float] = field(default_factory=deque)
+    deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
+    restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
+    restart_reason: str = ""  # why it is being killed; "" when it is not
     retry_at: float = 0.0
     last_exit: str = ""
 
@@ -137,10 +161,12 @@ class Supervisor:
         code, reason = 0, "stopped"
         try:
             self._start_due()
-            while self._system.wait(self._patience()) not in STOP_SIGNALS:
-                self._bury()
+            while self._system.wait(self._seconds_to_wait()) not in STOP_SIGNALS:
+                for child, exit_code in self._reap():
+                    self._handle_death(child, exit_code)
+                self._restart_on_request()
                 self._start_due()
-                self._look_for_readiness()
+                self._check_readiness()
         except Failure as failure:
             code, reason = 1, str(failure)
             self._system.say(reason)
@@ -149,9 +175,9 @@ class Supervisor:
         self._system.say(reason)
         return code
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         waiting = any(child.pid is None and child.retry_at < math.inf for child in self._children)
-        return POLL_INTERVAL if waiting or self._stage != "ready" else DEATHS_WINDOW
+        return POLL_INTERVAL if waiting or self._stage != "ready" else IDLE_INTERVAL
 
     def _start_due(self) -> None:
         for child in self._children:
@@ -167,32 +193,40 @@ class Supervisor:
         child.starts += 1
         self._write_status()
 
-    def _bury(self) -> None:
-        """Takes note of every process that ended; raises Failure when one died too often."""
+    def _reap(self) -> list[tuple[_Child, int]]:
+        """Those of ours that ended, with their exit codes."""
         ended = dict(self._system.reap())
-        for child in self._children:
-            if child.pid in ended:
-                self._mourn(child, ended[child.pid])
+        return [(child, ended[child.pid]) for child in self._children if child.pid in ended]
 
-    def _mourn(self, child: _Child, code: int) -> None:
-        now = self._system.now()
-        child.pid, child.last_exit = None, describe_exit(code)
+    def _handle_death(self, child: _Child, code: int) -> None:
+        """Has it started again after a pause, or gives it up."""
+        now, name = self._system.now(), child.process.name
+        requested, child.restart_reason = child.restart_reason, ""
+        child.pid, child.last_exit = None, f"was killed by serve ({requested})" if requested else describe_exit(code)
+        recent = child.restarts if requested else child.deaths
+        recent.forget_old(now)
         if code != -signal.SIGKILL or not self._was_short_of_memory():
-            child.deaths.append(now)
-        while child.deaths and child.deaths[0] <= now - DEATHS_WINDOW:
-            child.deaths.popleft()
+            recent.times.append(now)
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
         if code == os.EX_CONFIG:
-            self._give_up(child, f"{child.process.name} cannot serve: {self._system.last_error(child.process)}")
-            return
-        if len(child.deaths) > DEATHS_ALLOWED:
-            self._give_up(child, self._describe_deaths(child))
-            return
-        pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(child.deaths) - 1))
-        child.retry_at = now + pause
-        self._write_status()
-        self._system.say(f"{child.process.name} {child.last_exit}; starting it again in {pause:g} s")
+            self._give_up(child, f"{name} cannot serve: {self._system.last_error(child.process)}")
+        elif len(recent.times) > recent.allowed:
+            what = "had to be restarted" if requested else "died"
+            often = f"{name} {what} {len(recent.times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
+            error = "" if requested else self._system.last_error(child.process)
+            self._give_up(child, f"{often}: {error}" if error else often)
+        else:
+            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(recent.times) - 1))
+            child.retry_at = now + pause
+            self._write_status()
+            self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s")
+
+    def _restart_on_request(self) -> None:
+        for child in self._children:
+            if child.pid is not None and not child.restart_reason and (reason := _requested_restart(child)):
+                child.restart_reason = reason
+                self._system.kill_group(child.pid)
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed one for memory since the last time."""
@@ -207,14 +241,7 @@ class Supervisor:
         self._write_status()
         self._system.say(f"{reason}; going on without {child.process.name}")
 
-    def _describe_deaths(self, child: _Child) -> str:
-        error = self._system.last_error(child.process)
-        return (
-            f"{child.process.name} died {len(child.deaths)} times within {DEATHS_WINDOW:g} s, "
-            f"the last time it {child.last_exit}" + (f": {error}" if error else "")
-        )
-
-    def _look_for_readiness(self) -> None:
+    def _check_readiness(self) -> None:
         if self._stage == "ready":
             return
         down = [child for child in self._children if child.pid is None and not child.process.optional]
@@ -224,24 +251,24 @@ class Supervisor:
             self._stage, self._has_been_ready = "ready", True
             self._write_status()
             self._next_report = REPORT_INTERVAL
-            self._greet(took)
+            self._announce(took)
         elif took > self._start_timeout:
             raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
         elif took > self._next_report:
             self._next_report += REPORT_INTERVAL
             self._system.say(f"not ready after {took:.0f} s: {reason}")
 
-    def _greet(self, took: float) -> None:
+    def _announce(self, took: float) -> None:
         self._system.say(f"ready after {took:.1f} s")
         while self._when_ready:
             self._system.say(self._when_ready.pop(0))
 
     def _stop(self) -> None:
-        """The last first, one after the other, all under one deadline; then whatever is left is killed."""
+        """One after the other, the last first, under one deadline; then what is left is killed."""
         self._stage = "stopping"
         self._write_status()
-        patience = self._stop_timeout if self._has_been_ready else min(STOP_BEFORE_READY, self._stop_timeout)
-        deadline = self._system.now() + patience
+        timeout = self._stop_timeout if self._has_been_ready else min(STOP_BEFORE_READY, self._stop_timeout)
+        deadline = self._system.now() + timeout
         for child in reversed(self._children):
             if child.pid is not None:
                 self._system.signal(child.pid, child.process.stop_signal)
@@ -255,13 +282,8 @@ class Supervisor:
     def _await_end(self, child: _Child, deadline: float) -> None:
         while child.pid is not None and (left := deadline - self._system.now()) > 0:
             self._system.wait(min(left, 1.0))
-            self._note_ends()
-
-    def _note_ends(self) -> None:
-        ended = dict(self._system.reap())
-        for child in self._children:
-            if child.pid in ended:
-                child.last_exit, child.pid = describe_exit(ended[child.pid]), None
+            for ended, code in self._reap():
+                ended.last_exit, ended.pid = describe_exit(code), None
                 self._write_status()
 
     def _write_status(self) -> None:
@@ -275,6 +297,18 @@ class Supervisor:
         down = "stopped" if self._stage == "stopping" else "backing off"
         state = down if child.pid is None else "running"
         return ProcessStatus(pid=child.pid, starts=child.starts, state=state, last_exit=child.last_exit)
+
+
+def _requested_restart(child: _Child) -> str:
+    """The reason, when one is asked for and meant for this start; a request is removed when it was read."""
+    file = child.process.restart_request
+    try:
+        start, _, reason = file.read_text(encoding="utf-8").partition(" ") if file and file.exists() else ("", "", "")
+        if file and reason:  # else it is being written: the next look sees it
+            file.unlink()
+    except OSError:  # none of ours, and no reason to leave the processes alone
+        return ""
+    return reason if start == str(child.starts) else ""
 
 
 def describe_exit(code: int) -> str:

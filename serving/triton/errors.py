@@ -41,7 +41,10 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.PERMISSION_DENIED: InferenceFailed,
     grpc.StatusCode.UNAUTHENTICATED: InferenceFailed,
 }
-DEAD_BACKEND = re.compile(r"Stub process '.*' is not healthy")
+# The whole of the text: a caller can have any words of his own in one, as the name of an input.
+DEAD_BACKEND = re.compile(
+    r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*(Stub process '[^']*' is not healthy)\.?"
+)
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 ONLY_STREAMS = (
@@ -65,8 +68,8 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
         return NotAcceptable(ONLY_STREAMS)
     if details.startswith(UNKNOWN_REGION):
         return RegionUnknown(NOT_ANSWERING)
-    if DEAD_BACKEND.search(details):
-        return BackendDied(NOT_ANSWERING)
+    if dead := DEAD_BACKEND.fullmatch(details):
+        return BackendDied(NOT_ANSWERING, dead[1])
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TritonTimeout(TOO_LATE)
     if ERRORS[code] is TritonUnavailable:
@@ -78,8 +81,8 @@ def to_stream_error(message: str) -> ServingError:
     """One of ours for an error within a stream."""
     if message.startswith("Request for unknown model"):
         return ModelNotReady(message)
-    if DEAD_BACKEND.search(message):
-        return BackendDied(NOT_ANSWERING)
+    if dead := DEAD_BACKEND.fullmatch(message):
+        return BackendDied(NOT_ANSWERING, dead[1])
     return _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, without_trace(message))
 
 

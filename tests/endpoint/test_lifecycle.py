@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
@@ -110,18 +111,30 @@ def test_the_503_names_the_process_that_died(start: Start) -> None:
     server.wait_ready()
 
 
-def test_a_backend_s_process_killed_makes_triton_start_again(start: Start) -> None:
+def test_a_backend_s_process_killed_makes_the_supervisor_restart_triton_once(start: Start) -> None:
     """Triton itself does not mend it; the kernel takes the largest process first when memory is short."""
     server = start().wait_ready()
-    before = server.pid("tritonserver")
+    triton, workers = server.pid("tritonserver"), children(server.pid("gunicorn"))
     stubs = [pid for pid in server.processes() if b"/scale/2/" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(stubs) == 1
-    os.kill(stubs[0], signal.SIGKILL)
-    reply = server.post(params={"model_name": "scale"}, json=SCALE)
-    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
-    server.wait_replaced("tritonserver", before)
-    server.wait_ready()
-    assert server.post(params={"model_name": "scale"}, json=SCALE).status_code == 200
+    with Load(lambda _: server.post(params={"model_name": "scale"}, json=SCALE), callers=8) as load:
+        wait_until(lambda: load.answers["200"] > 0, "a first 200")
+        os.kill(stubs[0], signal.SIGKILL)
+        wait_until(lambda: server.pid("tritonserver") not in (None, triton), "a new tritonserver")
+        server.wait_ready()
+        assert {answer.split()[0] for answer in load.answers} <= {"200", "503"}
+        load.answers.clear()
+        wait_until(lambda: load.answers["200"] > 50, "200s again")
+        assert set(load.answers) == {"200"}
+    assert load.cut == load.refused == 0
+    assert children(server.pid("gunicorn")) == workers
+    (told,) = [line for line in server.output().splitlines() if "starting it again" in line]
+    reason = "Stub process 'scale_0_0' is not healthy"
+    assert told == f"serve | tritonserver was killed by serve ({reason}); starting it again in 0.25 s"
+
+
+def children(pid: int) -> set[int]:
+    return {child.pid for child in psutil.Process(pid).children()}
 
 
 def test_nginx_killed_is_started_again(start: Start) -> None:

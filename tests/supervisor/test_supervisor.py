@@ -1,4 +1,4 @@
-"""The supervisor's policy, replayed against a world in which nothing is real but the status file."""
+"""The supervisor's policy, replayed against a world in which nothing is real but its files."""
 
 import json
 import os
@@ -15,7 +15,8 @@ SIGCHLD = 17
 
 
 class FakeSystem:
-    """Events happen at their time; processes end when told, and 0.1 s after their stop signal."""
+    """Events happen at their time, and end a wait if they give a signal; processes end when told, and 0.1 s after their
+    stop signal."""
 
     def __init__(self) -> None:
         self.clock = 0.0
@@ -26,11 +27,11 @@ class FakeSystem:
         self.deaf: set[str] = set()
         self.missing: set[str] = set()
         self.down: Callable[[], str] = lambda: ""
-        self._events: list[tuple[float, Callable[[], int]]] = []
+        self._events: list[tuple[float, Callable[[], int | None]]] = []
         self._ended: list[tuple[int, int]] = []
         self._next_pid = 100
 
-    def at(self, when: float, action: Callable[[], int]) -> None:
+    def at(self, when: float, action: Callable[[], int | None]) -> None:
         self._events.append((when, action))
 
     def send(self, number: Signals) -> Callable[[], int]:
@@ -55,14 +56,14 @@ class FakeSystem:
         return self.clock
 
     def wait(self, timeout: float) -> int | None:
-        events = [event for event in self._events if event[0] <= self.clock + timeout]
-        due = min(events, key=lambda event: event[0], default=None)
-        if due is None:
-            self.clock += timeout
-            return None
-        self._events.remove(due)
-        self.clock = max(self.clock, due[0])
-        return due[1]()
+        end = self.clock + timeout
+        while due := min((each for each in self._events if each[0] <= end), key=lambda each: each[0], default=None):
+            self._events.remove(due)
+            self.clock = max(self.clock, due[0])
+            if (number := due[1]()) is not None:
+                return number
+        self.clock = end
+        return None
 
     def start(self, process: Process) -> int:
         if process.name in self.missing:
@@ -130,9 +131,14 @@ def status_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def supervisor(system: FakeSystem, status_file: Path) -> Supervisor:
+def restart_request(tmp_path: Path) -> Path:
+    return tmp_path / "restart-tritonserver"
+
+
+@pytest.fixture
+def supervisor(system: FakeSystem, status_file: Path, restart_request: Path) -> Supervisor:
     table = [
-        Process("tritonserver", ("tritonserver",), {}, Path("/")),
+        Process("tritonserver", ("tritonserver",), {}, Path("/"), restart_request=restart_request),
         Process("gunicorn", ("gunicorn",), {}, Path("/")),
         Process("nginx", ("nginx",), {}, Path("/"), SIGQUIT),
     ]
@@ -210,6 +216,90 @@ def test_a_slow_crash_loop_is_no_reason_to_stop(supervisor: Supervisor, system: 
     system.at(300, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert len(system.starts("tritonserver")) == 16
+
+
+def ask(file: Path, start: int, reason: str = "a backend died") -> Callable[[], None]:
+    """What a worker does that meets a broken tritonserver; no signal tells of it."""
+    return lambda: (file.write_text(f"{start} {reason}"), None)[1]
+
+
+def test_one_that_is_called_broken_is_killed_and_started_again_within_about_a_second(
+    supervisor: Supervisor, system: FakeSystem, status_file: Path, restart_request: Path
+) -> None:
+    system.at(100.25, ask(restart_request, 1))
+    system.at(110, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
+    assert system.starts("tritonserver")[1] == pytest.approx(101, abs=0.8)
+    assert system.said[1] == "tritonserver was killed by serve (a backend died); starting it again in 0.25 s"
+    assert not restart_request.exists()
+
+
+def test_many_who_ask_at_once_get_one_restart(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
+) -> None:
+    for when in (10, 10.1, 10.2, 10.3, 11, 12):
+        system.at(when, ask(restart_request, 1))
+    system.at(20, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 2
+    assert not restart_request.exists(), "those that came too late are removed"
+
+
+def test_a_request_that_is_still_being_written_is_heard_when_it_is_whole(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
+) -> None:
+    system.at(10, lambda: restart_request.touch())
+    system.at(15, ask(restart_request, 1))
+    system.at(20, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.starts("tritonserver")[1] == pytest.approx(16, abs=1)
+
+
+def test_a_request_that_cannot_be_read_stops_nothing(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
+) -> None:
+    restart_request.mkdir()
+    system.at(10, system.send(SIGTERM))
+    assert supervisor.run() == 0
+
+
+def test_restarts_that_were_asked_for_are_no_deaths(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
+) -> None:
+    for number in range(5):
+        system.at(100 + 10 * number, ask(restart_request, 2 * number + 1))
+        system.at(105 + 10 * number, system.die("tritonserver", -SIGSEGV))
+    system.at(170, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 11
+
+
+def test_too_many_restarts_within_a_minute_end_everything_with_their_reason(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
+) -> None:
+    for start in range(1, 201):
+        system.at(100 + start / 2, lambda: ask(restart_request, len(system.starts("tritonserver")))())
+    assert supervisor.run() == 1
+    assert system.said[-1] == (
+        "tritonserver had to be restarted 11 times within 60 s, the last time it was killed by serve (a backend died)"
+    )
+
+
+def test_restarts_for_want_of_memory_are_not_counted(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
+) -> None:
+    """The kernel killed one of tritonserver's children."""
+
+    def kill_a_child() -> None:
+        system.killed_for_memory += 1
+        ask(restart_request, len(system.starts("tritonserver")))()
+
+    for when in range(100, 150, 3):
+        system.at(when, kill_a_child)
+    system.at(160, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert len(system.starts("tritonserver")) == 18
 
 
 def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(

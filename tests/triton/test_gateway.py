@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from serving.errors import ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import BackendDied, InvalidRequest, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
 from serving.triton.config import datatype_name
-from serving.triton.errors import ERRORS, to_serving_error, without_trace
+from serving.triton.errors import ERRORS, to_serving_error, to_stream_error, without_trace
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferRequest, Tensor, bf16_to_float32, float32_to_bf16, numpy_dtype
 
@@ -34,6 +34,19 @@ def test_an_unknown_model_is_not_a_dead_server() -> None:
     error = to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'm' is not found"))
     assert isinstance(error, ModelNotReady)
     assert isinstance(to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
+
+
+@pytest.mark.parametrize("before", ["", "[request id: 7] in ensemble 'chain', "])
+def test_a_dead_process_of_a_backend_is_told_with_its_name(before: str) -> None:
+    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"{before}Stub process 'scale_0_0' is not healthy."))
+    assert isinstance(error, BackendDied)
+    assert error.details == "Stub process 'scale_0_0' is not healthy"
+
+
+def test_a_caller_s_words_make_no_backend_dead() -> None:
+    said = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
+    assert type(to_serving_error(Failure(grpc.StatusCode.INVALID_ARGUMENT, said))) is InvalidRequest
+    assert type(to_stream_error(said)) is InvalidRequest
 
 
 def test_a_traceback_and_the_request_s_id_are_cut_off() -> None:
