@@ -28,7 +28,7 @@ def on_starting(server: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    _services(worker).direct_log.start()
+    _services(worker).door_log.start()
     _services(worker).idle_trim.start()
 
 

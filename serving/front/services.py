@@ -3,7 +3,7 @@
 from flask import current_app
 
 from serving.codecs import Limits
-from serving.front.direct import DirectLog
+from serving.front.door_log import DoorLog
 from serving.front.hangups import HangUps
 from serving.front.health import Health
 from serving.front.idle import IdleTrim
@@ -61,7 +61,7 @@ class Services:
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.metrics.last_active, self.gateway.shared_memory.trim)
-        self.direct_log = DirectLog(settings.direct_log, self.metrics)
+        self.door_log = DoorLog(settings.door_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.management = Management(settings.management, settings.management_secret)
 

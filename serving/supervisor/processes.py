@@ -17,7 +17,7 @@ from serving.repository.plans import repositories_with_plans, with_overlays
 from serving.settings.forms import bracketed
 from serving.settings.table import Settings
 from serving.supervisor import cloudwatch, triton_options
-from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
 from serving.supervisor.supervisor import Process
 
 HERE = Path(__file__).resolve().parents[2]
@@ -128,6 +128,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
+        # It would trust SCRIPT_NAME and PATH_INFO, for a unix socket's peer is taken for a proxy that sets them.
+        "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
@@ -152,12 +154,12 @@ def metrics_folder(settings: Settings) -> Path:
 def nginx(settings: Settings, environ: Mapping[str, str]) -> Process:
     """Renders nginx.conf into the run folder."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    if not binary:
-        raise FileNotFoundError("no nginx here: install Debian's package nginx-light")
+    if not binary or not has_lua():
+        raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Half of nginx's time with a tensor of 600 kB went into giving memory back and asking for it again.
+    # Large replies: giving memory back and asking for it again was half of nginx's time with 600 kB.
     heap = {"MALLOC_MMAP_THRESHOLD_": KEPT, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     return Process("nginx", command, {**environ, **heap}, settings.run_dir, signal.SIGQUIT, noise=NGINX_NOISE)
 
