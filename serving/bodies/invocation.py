@@ -228,7 +228,7 @@ def _read_payload(payload: Any) -> Item:
 
 def _read_binary(params: Mapping[str, str], content_type: str, body: bytes) -> TensorBody:
     length = params.get("json-header-size", "")
-    if not length.isascii() or not length.isdigit() or int(length) > len(body):
+    if not (length.isascii() and length.isdigit() and len(length) < 20) or int(length) > len(body):
         raise InvalidRequest(
             f"Content-Type '{content_type}': json-header-size must be a whole number from 0 to the body's "
             f"{len(body)} bytes: the length of the JSON before the binary tensors"
