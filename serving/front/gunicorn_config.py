@@ -29,7 +29,7 @@ def on_starting(server: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     _services(worker).in_flight.begin_worker(worker.age)
-    _services(worker).direct_log.start()
+    _services(worker).door_log.start()
     _services(worker).idle_trim.start()
 
 

@@ -97,6 +97,14 @@ class Metrics:
             for _ in range(times):
                 histogram.observe(value)
 
+    def count_past_python(self, model: str, version: str, seconds: float, times: int) -> None:
+        """So many requests that the door handed to Triton and that took equally long; their status is 200."""
+        model, version = self._bounded(model, version)
+        self._requests.labels(model, version, "200").inc(times)
+        observed = self._seconds.labels(model)
+        for _ in range(times):
+            observed.observe(seconds)
+
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
         self._loads.labels(result).inc()

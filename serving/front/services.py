@@ -4,7 +4,7 @@ from flask import current_app
 
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.front.direct import DirectLog
+from serving.front.door_log import DoorLog
 from serving.front.hangups import HangUps
 from serving.front.health import Health
 from serving.front.idle import IdleTrim
@@ -62,8 +62,8 @@ class Services:
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.metrics.last_active, self.gateway.shared_memory.trim)
-        self.direct_log = DirectLog(settings.direct_log, self.metrics)
         self.in_flight = InFlight(settings.max_concurrency, settings.threads - 1)
+        self.door_log = DoorLog(settings.door_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
         self.management = Management(settings.management_secret)

@@ -403,9 +403,9 @@ class Settings:
         return self.run_dir / "gunicorn.sock"
 
     @property
-    def direct_log(self) -> Path:
-        """What nginx writes of the requests that it hands to Triton past Python."""
-        return self.run_dir / "direct.log"
+    def door_log(self) -> Path:
+        """What nginx writes of the requests that its door hands to Triton past Python."""
+        return self.run_dir / "door.log"
 
     @property
     def triton_restart_request(self) -> Path:

@@ -4,11 +4,10 @@ import math
 import os
 import re
 import resource
-from collections.abc import Mapping
 from pathlib import Path
 
 from serving.host.address import bracketed
-from serving.host.machine import cpu_quota, memory_limit
+from serving.host.machine import cpu_quota
 from serving.repository.layout import CONFIG, versions
 from serving.settings.table import Settings
 
@@ -17,17 +16,14 @@ TEMPLATE, CLIENTS = HERE / "nginx.conf", HERE / "clients"
 NAMES_A_CLIENT = re.compile(r"""["']client["']""")
 NAMES_VERSIONS = re.compile(r"\bspecific\b")  # version_policy: { specific: { versions: [1, 3] } }
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
-DIGITS_OF_ANY = 3  # of a shape's sizes: a body may be as short as it likes
-MOST_DIRECT_MB = 26  # SageMaker passes on 25 MB (26,214,400 bytes), but for asynchronous calls
-LEAST_BYTES = (100, 1_000, 10_000, 60_000)  # behind or before a shape of 4, 5, 6 or 7; PCRE2 counts to 65,535
+MODULES = Path("/usr/lib/nginx/modules")  # where Debian and Ubuntu put them
+PACKAGES = "nginx-light, libnginx-mod-http-lua and lua-cjson"
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 
 
 def nginx_configuration(settings: Settings, triton_http_port: int) -> str:
     """nginx.conf with every {{name}} replaced."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
-    models = _models(settings)
-    direct_megabytes = direct_megabytes_of(settings.max_concurrency, memory_limit())
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
@@ -50,34 +46,20 @@ def nginx_configuration(settings: Settings, triton_http_port: int) -> str:
         "stream_timeout": _milliseconds(settings.nginx_stream_timeout),
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "triton_timeout": _milliseconds(settings.grpc_timeout),
-        "direct_log": settings.direct_log,
-        "direct": int(_direct(settings)),
-        "direct_megabytes": direct_megabytes,
-        "direct_lengths": lengths_below(direct_megabytes),
-        "default_model": settings.default_model,
-        "latest_versions": _rows({name: _latest_version(folder) or '""' for name, folder in models.items()}),
-        "tensor_models": _rows({name: int(not _has_client(folder)) for name, folder in models.items()}),
-        "too_large_shape": _too_large_shape(),
+        "door_log": settings.door_log,
+        "default_model": settings.default_model if PLAIN_NAME.fullmatch(settings.default_model) else "",
+        "door_models": _door_models(settings),
+        "program": HERE,
+        "modules": MODULES,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
 
 
-def _direct(settings: Settings) -> bool:
-    """Whether tensors go to Triton past Python. In multi-model mode a model's name is not Triton's."""
-    return False
-
-
-def direct_megabytes_of(concurrency: int, memory: int) -> int:
-    """nginx holds a body to look at it, and most of them twice, for they come in two pieces. If each request in work
-    has the largest, that is a quarter of the `memory` (in bytes)."""
-    return max(1, min(MOST_DIRECT_MB, memory // 4 // (2 * concurrency) // 10**6))
-
-
-def lengths_below(megabytes: int) -> str:
-    """The pattern of a body's length in bytes."""
-    return "([1-9][0-9]{0,5}" + "".join(f"|{million}[0-9]{{6}}" for million in range(1, megabytes)) + ")"
+def has_lua() -> bool:
+    """Whether nginx finds what door.lua needs."""
+    return (MODULES / "ngx_http_lua_module.so").is_file() and any(Path("/usr/lib").glob("*/lua/5.1/cjson.so"))
 
 
 def _models(settings: Settings) -> dict[str, Path]:
@@ -86,9 +68,16 @@ def _models(settings: Settings) -> dict[str, Path]:
     return {folder.name: folder for folder in places if PLAIN_NAME.fullmatch(folder.name) and folder.is_dir()}
 
 
-def _rows(values: Mapping[str, object]) -> str:
-    """The rows of a map."""
-    return "\n        ".join(f"{name} {value};" for name, value in values.items())
+def _door_models(settings: Settings) -> str:
+    """The rows of door.lua's table. None where a model's name is not Triton's or an answer is not a plain inference."""
+    if settings.multi_model or settings.inference_type != "infer":
+        return ""
+    return "\n            ".join(_door_model(folder) for folder in _models(settings).values())
+
+
+def _door_model(folder: Path) -> str:
+    version = f'"{latest}"' if (latest := _latest_version(folder)) else "nil"
+    return f'["{folder.name}"] = {{ version = {version}, has_client = {str(_has_client(folder)).lower()} }},'
 
 
 def _latest_version(folder: Path) -> str:
@@ -106,18 +95,6 @@ def _has_client(folder: Path) -> bool:
     """By the text of its files; a model without one takes tensors only."""
     modules = [folder / "client.py", CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
     return any(module.exists() for module in modules) or any(map(NAMES_A_CLIENT.search, _configurations(folder)))
-
-
-def _too_large_shape() -> str:
-    """The pattern of a shape whose sizes, those of 1 not counted, have too many digits for the bytes around it.
-
-    No attempt goes past the next quote, so that a body of many shapes costs no more time than its length."""
-    size_one, no_digit = r"(?<![0-9])1(?![0-9])", r"[^\]\"0-9]"
-    digit = rf"(?:{no_digit}|{size_one})*+[0-9]"
-    too_many = digit
-    for size in reversed(LEAST_BYTES):
-        too_many = rf"{digit}(?:(?!.{{{size}}})(?<!.{{{size}}})|{too_many})"
-    return rf"(?s)\"shape\"\s*:\s*\[(?:{digit}){{{DIGITS_OF_ANY}}}{too_many}"
 
 
 def _milliseconds(seconds: float) -> str:

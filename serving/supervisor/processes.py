@@ -17,7 +17,7 @@ from serving.repository.plans import repositories_with_plans, with_overlays
 from serving.settings.table import Settings
 from serving.settings.triton_access import TritonAccess
 from serving.supervisor import cloudwatch, triton_options
-from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
 from serving.supervisor.supervisor import Process
 
 HERE = Path(__file__).resolve().parents[2]
@@ -136,6 +136,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
+        # It would trust SCRIPT_NAME and PATH_INFO, for a unix socket's peer is taken for a proxy that sets them.
+        "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
@@ -164,8 +166,8 @@ def metrics_folder(settings: Settings) -> Path:
 def nginx(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> Process:
     """Renders nginx.conf into the run folder."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    if not binary:
-        raise FileNotFoundError("no nginx here: install Debian's package nginx-light")
+    if not binary or not has_lua():
+        raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
     configuration = settings.run_dir / "nginx.conf"
     configuration.write_text(nginx_configuration(settings, access.http_port), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")

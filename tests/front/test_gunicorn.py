@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.support.harness import wait_until
 
 from serving.settings.table import Settings
 from serving.supervisor.processes import gunicorn as gunicorn_process
+from tests.support.harness import wait_until
 
 WORKERS = THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
@@ -55,12 +55,12 @@ class Gunicorn:
 @pytest.fixture
 def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
     (tmp_path / "waiting.py").write_text(APP)
-    settings = replace(Settings(), run_dir=tmp_path, workers=WORKERS, threads=THREADS)
+    settings = replace(Settings(), run_dir=tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1))
     command = gunicorn_process(settings, os.environ).command
     own = [part for part in command if not part.startswith(OTHERS)]
     with subprocess.Popen([*own, "waiting:app"], cwd=tmp_path) as process:
         running = Gunicorn(process, tmp_path)
-        wait_until((tmp_path / "gunicorn.sock").exists, 20, "gunicorn listens")
+        wait_until((tmp_path / "gunicorn.sock").exists, "gunicorn listens")
         yield running
         process.terminate()
 
@@ -70,7 +70,7 @@ def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(guni
     callers = [threading.Thread(target=gunicorn.get, args=(f"/{number}",)) for number in range(busy)]
     for caller in callers:
         caller.start()
-    wait_until(lambda: gunicorn.begun() == busy, 10, "all but one thread are busy")
+    wait_until(lambda: gunicorn.begun() == busy, "all but one thread are busy")
     for _ in range(10):
         assert gunicorn.get("/") == 200
     (gunicorn.folder / "go").touch()

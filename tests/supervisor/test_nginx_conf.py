@@ -181,17 +181,17 @@ def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None
     requests.post(f"{edge.url}/invocations", data=bytes(1_900_000), timeout=5)
     opened = {str(path.readlink()) for path in Path(f"/proc/{edge.process.pid}/fd").iterdir()}
     files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/null")}
-    assert files == {str(edge.log), str(edge.settings.direct_log)}
+    assert files == {str(edge.log), str(edge.settings.door_log)}
     assert {path.name for path in edge.settings.run_dir.iterdir()} > {"nginx.pid", "nginx-client-body"}
 
 
 def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
-    headers = {"X_under_score": "kept", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
+    headers = {"SCRIPT_NAME": "/invocations", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
     response = requests.post(f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=5)
     seen = response.json()
     assert response.status_code == 200
     assert (seen["path"], seen["bytes"]) == ("/invocations?0", 1_500_000)
-    assert seen["headers"]["X_under_score"] == "kept"
+    assert "SCRIPT_NAME" not in seen["headers"]
     assert seen["headers"]["X-Amzn-SageMaker-Custom-Attributes"] == "a" * 1024
     assert response.headers["Server"] == "nginx"
 
@@ -211,16 +211,29 @@ def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
     assert response.json()["headers"]["X-Request-Id"] == response.headers["X-Request-Id"]
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke"])
-def test_gunicorn_is_told_when_it_was_handed_the_request_by_nobody_but_nginx(edge: Edge, path: str) -> None:
-    response = requests.post(edge.url + path, headers={"X-Request-Start": "99999999999"}, timeout=5)
-    assert float(response.json()["headers"]["X-Request-Start"]) == pytest.approx(time.time(), abs=5)
+@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
+@pytest.mark.parametrize("path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke", "/v2/models/x/infer"])
+def test_gunicorn_is_told_when_it_was_handed_the_request_by_nobody_but_nginx(
+    edge: Edge, path: str, accept: str
+) -> None:
+    headers = {"X-Request-Start": "99999999999", "Accept": accept}
+    seen = requests.post(edge.url + path, headers=headers, timeout=5).json()
+    assert float(seen["headers"]["X-Request-Start"]) == pytest.approx(time.time(), abs=5)
+    assert seen["path"] == path
 
 
-@pytest.mark.parametrize("path", ["/models", "/ping", "/metrics", "/invocations"])
-def test_loads_and_streams_have_a_time_of_their_own(edge: Edge, path: str) -> None:
-    headers = {"X-Request-Start": "1", "Accept": "text/event-stream"}
+@pytest.mark.parametrize("path", ["/models", "/ping", "/metrics"])
+def test_of_other_routes_nobody_says_when(edge: Edge, path: str) -> None:
+    headers = {"X-Request-Start": "1"}
     assert "X-Request-Start" not in requests.get(edge.url + path, headers=headers, timeout=5).json()["headers"]
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json, Application/JsonLines;q=0.1"])
+def test_what_may_be_a_stream_has_a_longer_time(edge: Edge, accept: str) -> None:
+    response = requests.post(f"{edge.url}/invocations?1.5", headers={"Accept": accept}, timeout=9)
+    assert response.json()["path"] == "/invocations?1.5"
+    check_error(requests.post(f"{edge.url}/invocations?1.5", timeout=9), 504, "timeout")
+    wait_until_at_work(0)
 
 
 def test_a_body_over_the_limit_is_413_and_says_how_to_change_it(edge: Edge) -> None:
@@ -256,27 +269,6 @@ def test_no_answer_in_time_is_504(edge: Edge) -> None:
     wait_until_at_work(0)
 
 
-def test_one_more_than_the_concurrency_is_503_while_other_routes_answer(edge: Edge) -> None:
-    with_two_at_work = [
-        threading.Thread(target=requests.post, args=(f"{edge.url}/invocations?0.8",), kwargs={"timeout": 5})
-        for _ in range(2)
-    ]
-    for thread in with_two_at_work:
-        thread.start()
-    wait_until_at_work(2)
-    begun = time.monotonic()
-    response = requests.post(f"{edge.url}/invocations", timeout=5)
-    assert "2 requests are in work" in check_error(response, 503, "overloaded")
-    assert response.headers["Retry-After"] == "1"
-    assert response.elapsed.total_seconds() < 0.5  # up to its headers
-    assert 0.5 < time.monotonic() - begun < 2.5
-    assert requests.get(f"{edge.url}/other", timeout=5).status_code == 200
-    assert requests.get(f"{edge.url}/ping", timeout=5).json()["path"] == "/ping"
-    for thread in with_two_at_work:
-        thread.join()
-    assert requests.post(f"{edge.url}/invocations", timeout=5).status_code == 200
-
-
 def test_an_error_of_the_app_passes_through_unchanged(edge: Edge) -> None:
     response = requests.post(f"{edge.url}/busy", timeout=5)
     assert (response.status_code, response.json()["path"]) == (503, "/busy")
@@ -310,6 +302,12 @@ def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge:
     assert (line["method"], line["path"], line["status"], line["model"]) == ("GET", "/a%22b", 200, "echo")
     assert {"time", "bytes_in", "bytes_out", "seconds", "upstream_seconds"} < set(line)
     assert "/ping" not in {line["path"] for line in lines}
+
+
+def test_no_path_hides_a_request_from_the_access_log(edge: Edge) -> None:
+    name = "not-hidden"
+    requests.get(f"{edge.url}/ping:x/invocations", headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=5)
+    assert [line["path"] for line in edge.lines(until=name) if line["request_id"] == name] == ["/ping:x/invocations"]
 
 
 def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(edge_alone: Edge) -> None:
@@ -350,26 +348,27 @@ def write_model(folder: Path, config: str, *files: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "files", "version", "only_tensors"),
+    ("name", "config", "files", "version", "has_client"),
     [
-        ("plain", 'platform: "onnxruntime_onnx"', (), "10", 1),
-        ("all", "version_policy: { all { } }", (), "10", 1),
-        ("chosen", "version_policy: { specific { versions: [1] } }", (), '""', 1),
-        ("own", "", ("client.py",), "10", 0),
-        ("named", 'parameters { key: "client" value { string_value: "resnet" } }', (), "10", 0),
-        ("quoted", "parameters { key: 'client' value { string_value: 'resnet' } }", (), "10", 0),
-        ("bert", "", (), "10", 0),
+        ("plain", 'platform: "onnxruntime_onnx"', (), '"10"', "false"),
+        ("all", "version_policy: { all { } }", (), '"10"', "false"),
+        ("chosen", "version_policy: { specific { versions: [1] } }", (), "nil", "false"),
+        ("own", "", ("client.py",), '"10"', "true"),
+        ("named", 'parameters { key: "client" value { string_value: "resnet" } }', (), '"10"', "true"),
+        ("quoted", "parameters { key: 'client' value { string_value: 'resnet' } }", (), '"10"', "true"),
+        ("bert", "", (), '"10"', "true"),
     ],
 )
-def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(
-    tmp_path: Path, name: str, config: str, files: tuple[str, ...], version: str, only_tensors: int
+def test_the_door_knows_a_models_latest_version_and_whether_it_has_a_client(
+    tmp_path: Path, name: str, config: str, files: tuple[str, ...], version: str, has_client: str
 ) -> None:
     write_model(tmp_path / "models" / name, config, *files)
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
     served = replace(settings, model_repositories=(tmp_path / "models",), load_models=(name,))
-    rendered = nginx_configuration(served, 9)
-    assert f"map $direct_model $latest_version {{\n        {name} {version};\n" in rendered
-    assert f"map $direct_model $only_tensors {{\n        {name} {only_tensors};\n" in rendered
+    row = f'["{name}"] = {{ version = {version}, has_client = {has_client} }},\n'
+    assert row in nginx_configuration(served, 9)
+    for without_door in (replace(served, inference_type="generate"), replace(served, multi_model=True)):
+        assert row not in nginx_configuration(without_door, 9)
 
 
 def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Path) -> None:

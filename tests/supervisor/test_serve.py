@@ -82,9 +82,14 @@ def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, "too long for a socket" in done.stderr) == (2, True)
 
 
-def test_a_missing_program_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.supervisor.processes.shutil.which", lambda *_, **__: None)
-    with pytest.raises(FileNotFoundError, match="install Debian's package nginx-light"):
+@pytest.mark.parametrize(("missing", "found"), [("shutil.which", None), ("has_lua", False)])
+def test_a_missing_program_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, found: object
+) -> None:
+    monkeypatch.setattr(f"serving.supervisor.processes.{missing}", lambda *_, **__: found)
+    with pytest.raises(
+        FileNotFoundError, match="install Debian's packages nginx-light, libnginx-mod-http-lua and lua-"
+    ):
         table(tmp_path)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +231,11 @@ def _config(folder: Path, text: str) -> None:
     (folder / "config.pbtxt").write_text(text)
 
 
-def make_identity(repository: Path) -> None:
-    """`identity`: one input and one output of every datatype, [batch, n]."""
-    ports = DATATYPES.items()
+def make_identity(repository: Path, datatypes: Iterable[str] = DATATYPES) -> None:
+    """`identity`: one input and one output of each datatype, [batch, n]."""
+    ports = [(name, DATATYPES[name]) for name in datatypes]
     graph = helper.make_graph(
-        [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in DATATYPES],
+        [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name, _ in ports],
         "identity",
         [helper.make_tensor_value_info(f"in_{name}", kind, ["batch", "n"]) for name, kind in ports],
         [helper.make_tensor_value_info(f"out_{name}", kind, ["batch", "n"]) for name, kind in ports],
@@ -243,7 +243,7 @@ def make_identity(repository: Path) -> None:
     _save(graph, repository / "identity/1/model.onnx")
     tensors = "".join(
         f'{way}put {{ name: "{way}_{name}" data_type: TYPE_{name.replace("BYTES", "STRING")} dims: [-1] }}\n'
-        for name in DATATYPES
+        for name, _ in ports
         for way in ("in", "out")
     )
     _config(repository / "identity", f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{tensors}{ONE_INSTANCE}')
