@@ -79,6 +79,7 @@ def test_only_the_gateway_talks_to_triton(path: Path) -> None:
         "serving/host/tritonserver.py",
         "serving/supervisor/cloudwatch.py",
         "serving/repository/layout.py",
+        "serving/repository/facts.py",
         "serving/supervisor/ports.py",
         "serving/settings/forms.py",
         "serving/supervisor/triton_options.py",
@@ -86,9 +87,7 @@ def test_only_the_gateway_talks_to_triton(path: Path) -> None:
         "serving/settings/row.py",
         "serving/settings/contradictions.py",
         "serving/supervisor/nginx.py",
-        "serving/repository/plans.py",
-        "serving/repository/fingerprint.py",
-        "serving/preparation/trtexec.py",
+        "serving/host/programs.py",
     ],
 )
 def test_pid_1_needs_nothing_but_the_standard_library(name: str) -> None:

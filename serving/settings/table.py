@@ -1,8 +1,8 @@
 """Every setting, in one table: variable, type, default, help. Read once, every mistake reported together.
 
 `Settings.from_env(os.environ)` also settles what is left to "auto" (0, or the word), so that a Settings
-holds only final values; `serve` adds the ports and the folder it picked and hands `settings.environment()`
-on to its children, which read the same Settings from it.
+holds final values; `serve` adds the repositories, the ports and the folder that it picked, and hands
+`settings.environment()` on to its children, which read the same Settings from it.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from serving.host.machine import Machine, this_machine
-from serving.repository.layout import holds_models
 from serving.settings import forms
 from serving.settings.contradictions import BATCH_MEGABYTES, contradictions
 from serving.settings.row import (
@@ -30,8 +29,6 @@ from serving.settings.row import (
 
 CLOUDWATCH_AGENT = Path("/opt/aws/amazon-cloudwatch-agent/bin/start-amazon-cloudwatch-agent")
 ENGINE_CACHE = Path("/tmp/serve-engines")
-PLATFORM_MODELS = Path("/opt/ml/model")
-BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 LOOPBACK = "127.0.0.1"
 SECRET_KEY = "serve"  # of the header with SERVE_TRITON_SECRET
 MEGABYTE = 1024 * 1024
@@ -470,15 +467,16 @@ class Settings:
             raise SettingsError(mistakes)
         return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
-    def settled(self, machine: Machine, platform_models: Path = PLATFORM_MODELS) -> "Settings":
-        """The same with a value in place of every 0 or auto that depends on the machine."""
+    def settled(self, machine: Machine) -> "Settings":
+        """The same with a value in place of every 0 or auto that depends on the machine. Paths are absolute, for the
+        children run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
         workers = self.workers or _auto_workers(machine)
         concurrency = self.max_concurrency or min(1024, max(128, 64 * workers))
         # Every thread but one per worker may be busy with /invocations: one is always free for /ping.
         threads = max(2, self.threads or math.ceil((concurrency + workers) / workers))
         return replace(
             self,
-            model_repositories=tuple(_repository(path, platform_models) for path in self.model_repositories),
+            model_repositories=tuple(path if path == AUTO else path.absolute() for path in self.model_repositories),
             ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
             triton_grpc_port=self.grpc_port if self.allow_grpc else self.triton_grpc_port,
             triton_metrics_port=self.metrics_port if self.allow_metrics else self.triton_metrics_port,
@@ -621,13 +619,6 @@ def _reached(host: str) -> str:
 
 def _auto_workers(machine: Machine) -> int:
     return max(1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16))
-
-
-def _repository(configured: Path, platform_models: Path) -> Path:
-    """An absolute path, for the children run in another folder."""
-    if configured != AUTO:
-        return configured.absolute()
-    return platform_models if holds_models(platform_models) else BUILT_IN_MODELS
 
 
 if __name__ == "__main__":

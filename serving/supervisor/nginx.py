@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serving.host.machine import memory_limit
-from serving.repository.layout import CONFIG, versions
+from serving.repository.facts import ModelFacts
 from serving.settings.forms import bracketed
 from serving.settings.row import LOG_LEVELS
 from serving.settings.table import Settings
 
-HERE = Path(__file__).resolve().parents[2]
-TEMPLATE, CLIENTS = HERE / "nginx.conf", HERE / "clients"
-NAMES_A_CLIENT = re.compile(r"""["']client["']""")
-NAMES_VERSIONS = re.compile(r"\bspecific\b")  # version_policy: { specific: { versions: [1, 3] } }
+TEMPLATE = Path(__file__).resolve().parents[2] / "nginx.conf"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
 DIGITS_OF_ANY = 3  # of a shape's sizes: a body may be as short as it likes
 MOST_DIRECT_MB = 26  # SageMaker passes on 25 MB (26,214,400 bytes), but for asynchronous calls
@@ -23,10 +20,10 @@ LEAST_BYTES = (100, 1_000, 10_000, 60_000)  # behind or before a shape of 4, 5, 
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 
 
-def nginx_configuration(settings: Settings) -> str:
-    """nginx.conf with every {{name}} replaced."""
+def nginx_configuration(settings: Settings, facts: Mapping[str, ModelFacts]) -> str:
+    """nginx.conf with every {{name}} replaced; `facts` are of the models that are loaded, by name."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
-    models = _models(settings)
+    models = {name: model for name, model in facts.items() if PLAIN_NAME.fullmatch(name)}
     direct_megabytes = direct_megabytes_of(settings.max_concurrency, memory_limit())
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
@@ -55,8 +52,8 @@ def nginx_configuration(settings: Settings) -> str:
         "direct_megabytes": direct_megabytes,
         "direct_lengths": lengths_below(direct_megabytes),
         "default_model": settings.default_model,
-        "latest_versions": _rows({name: _latest_version(folder) or '""' for name, folder in models.items()}),
-        "tensor_models": _rows({name: int(not _has_client(folder)) for name, folder in models.items()}),
+        "latest_versions": _rows({name: model.version or '""' for name, model in models.items()}),
+        "tensor_models": _rows({name: int(not model.client) for name, model in models.items()}),
         "too_large_shape": _too_large_shape(),
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
@@ -80,32 +77,9 @@ def lengths_below(megabytes: int) -> str:
     return "([1-9][0-9]{0,5}" + "".join(f"|{million}[0-9]{{6}}" for million in range(1, megabytes)) + ")"
 
 
-def _models(settings: Settings) -> dict[str, Path]:
-    """The folders of the models that are loaded, by their names."""
-    places = [place / name for name in settings.load_models for place in reversed(settings.model_repositories)]
-    return {folder.name: folder for folder in places if PLAIN_NAME.fullmatch(folder.name) and folder.is_dir()}
-
-
 def _rows(values: Mapping[str, object]) -> str:
     """The rows of a map."""
     return "\n        ".join(f"{name} {value};" for name, value in values.items())
-
-
-def _latest_version(folder: Path) -> str:
-    """What answers when a request names no version; "" where the configuration's policy names versions."""
-    found = versions(folder)
-    return found[-1].name if found and not any(map(NAMES_VERSIONS.search, _configurations(folder))) else ""
-
-
-def _configurations(folder: Path) -> list[str]:
-    files = [folder / CONFIG, *folder.glob("configs/*.pbtxt")]
-    return [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
-
-
-def _has_client(folder: Path) -> bool:
-    """By the text of its files; a model without one takes tensors only."""
-    modules = [folder / "client.py", CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
-    return any(module.exists() for module in modules) or any(map(NAMES_A_CLIENT.search, _configurations(folder)))
 
 
 def _too_large_shape() -> str:

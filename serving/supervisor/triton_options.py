@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serving.host.machine import gpu_count
+from serving.host.tritonserver import python_backends
 from serving.settings.forms import bracketed
 from serving.settings.table import SECRET_KEY, Settings
 
@@ -55,11 +56,6 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
         yield f"--backend-config={name},shm-growth-byte-size={settings.shm_growth_bytes}"
     if (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends):
         yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
-
-
-def python_backends(folder: Path) -> list[str]:
-    """The Python backend and those that are written for it (NAME/model.py)."""
-    return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
 
 
 def _word(value: bool) -> str:

@@ -13,7 +13,7 @@ import requests
 
 from build_engines.archiving import archive, renamed
 from build_engines.draft import BuildError
-from serving.triton.config import parse_config
+from serving.repository.model_config import parse_config
 from tests.build_engines.models import save_scale
 from tests.harness import ROOT, Server
 

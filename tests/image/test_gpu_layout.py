@@ -41,7 +41,7 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(layout: Path, tmp_path: Path) -> None:
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
-    process = triton(replace(settings, load_models=("resnet",)), {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"})
+    process = triton(replace(settings, load_models=("resnet",)), False, {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"})
     assert process.command[0] == str(layout / "bin/tritonserver")
     assert f"--backend-directory={layout}/backends" in process.command
     assert "--model-config-name=cpu" not in process.command

@@ -8,7 +8,7 @@ import pytest
 
 from serving.host.machine import Machine
 from serving.settings.row import Setting, SettingsError, format_value
-from serving.settings.table import BUILT_IN_MODELS, TABLE, Settings, markdown
+from serving.settings.table import TABLE, Settings, markdown
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 # For each setting a text, its value, and a text that is wrong (None: every text is right).
@@ -199,19 +199,6 @@ def test_sizes_in_mb_are_of_1024_times_1024_bytes_and_0_is_the_most() -> None:
     assert read().max_body_bytes == 26_214_400
     assert read(SERVE_MAX_BODY_MB="0.5").max_body_bytes == 524_288
     assert read(SAGEMAKER_MAX_PAYLOAD_IN_MB="0").max_body_bytes == 1024**3
-
-
-def test_models_of_the_platform_are_served_when_there_are_any(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (BUILT_IN_MODELS,)
-    (tmp_path / "resnet" / "1").mkdir(parents=True)
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
-
-
-def test_a_model_without_a_version_folder_is_one_by_its_configuration(tmp_path: Path) -> None:
-    (tmp_path / "ensemble").mkdir()
-    (tmp_path / "ensemble" / "config.pbtxt").touch()
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
 
 
 def test_a_relative_repository_is_made_absolute() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import requests
-from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams
 
+from serving.repository.facts import ModelFacts
 from serving.supervisor.nginx import direct_megabytes_of, lengths_below
+from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 FLOATS = [0.123456789] * 150_000
@@ -45,14 +46,12 @@ class Tritons(socketserver.ThreadingMixIn, socketserver.TCPServer):
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     folder = tmp_path_factory.mktemp("edge")
-    (folder / "models/scale/1").mkdir(parents=True)
     with Upstreams(str(folder / "gunicorn.sock"), Upstream) as flask, Tritons(("127.0.0.1", 0), Triton) as triton:
         for server in (flask, triton):
             threading.Thread(target=server.serve_forever, daemon=True).start()
         running = Edge(
             folder,
-            SERVE_MODEL_REPOSITORY=str(folder / "models"),
-            SERVE_LOAD_MODELS="scale",
+            {"scale": ModelFacts(version="1")},
             SERVE_TRITON_HTTP_PORT=str(triton.server_address[1]),
             SERVE_MAX_CONCURRENCY="8",
         )

@@ -9,7 +9,7 @@ import socketserver
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
+from serving.repository.facts import Facts, ModelFacts
 from serving.settings.table import Settings
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.processes import nginx
@@ -68,7 +69,7 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 class Edge:
     """A running nginx; its access log is `log`."""
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    def __init__(self, folder: Path, models: Mapping[str, ModelFacts] | None = None, /, **variables: str) -> None:
         environ = {
             "SERVE_HOST": "127.0.0.1",
             "PORT": str(free_port()),
@@ -79,7 +80,7 @@ class Edge:
         self.settings = Settings.from_env(environ, MACHINE)
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.log = folder / "log"
-        process = nginx(self.settings, os.environ)
+        process = nginx(self.settings, Facts(models=models or {}), os.environ)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
         self._wait_until_it_listens()
@@ -174,7 +175,7 @@ def wait_until_at_work(count: int) -> None:
 )
 def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
     environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **TRITON, **variables}
-    process = nginx(Settings.from_env(environ, MACHINE), os.environ)
+    process = nginx(Settings.from_env(environ, MACHINE), Facts(), os.environ)
     done = subprocess.run([*process.command, "-t"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "{{" not in (tmp_path / "nginx.conf").read_text().partition("daemon off")[2]
@@ -343,45 +344,21 @@ def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> No
 
 def test_settings_are_the_only_names_of_the_template() -> None:
     settings = replace(Settings(), run_dir=Path("/run/x"))
-    assert nginx_configuration(settings.settled(MACHINE)).count('"/run/x/') >= 7
+    assert nginx_configuration(settings.settled(MACHINE), {}).count('"/run/x/') >= 7
 
 
-def write_model(folder: Path, config: str, *files: str) -> None:
-    for file in ("config.pbtxt", "1/model.onnx", "10/model.onnx", *files):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    (folder / "config.pbtxt").write_text(config)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "files", "version", "only_tensors"),
-    [
-        ("plain", 'platform: "onnxruntime_onnx"', (), "10", 1),
-        ("all", "version_policy: { all { } }", (), "10", 1),
-        ("chosen", "version_policy: { specific { versions: [1] } }", (), '""', 1),
-        ("own", "", ("client.py",), "10", 0),
-        ("named", 'parameters { key: "client" value { string_value: "resnet" } }', (), "10", 0),
-        ("quoted", "parameters { key: 'client' value { string_value: 'resnet' } }", (), "10", 0),
-        ("bert", "", (), "10", 0),
-    ],
-)
-def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(
-    tmp_path: Path, name: str, config: str, files: tuple[str, ...], version: str, only_tensors: int
-) -> None:
-    write_model(tmp_path / "models" / name, config, *files)
+def test_nginx_knows_a_models_latest_version_and_whether_it_takes_tensors_only(tmp_path: Path) -> None:
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
-    served = replace(settings, model_repositories=(tmp_path / "models",), load_models=(name,))
-    rendered = nginx_configuration(served)
-    assert f"map $direct_model $latest_version {{\n        {name} {version};\n" in rendered
-    assert f"map $direct_model $only_tensors {{\n        {name} {only_tensors};\n" in rendered
+    models = {"plain": ModelFacts(version="10"), "own": ModelFacts(client=True), "a name": ModelFacts()}
+    rendered = nginx_configuration(settings, models)
+    assert 'map $direct_model $latest_version {\n        plain 10;\n        own "";\n' in rendered
+    assert "map $direct_model $only_tensors {\n        plain 1;\n        own 0;\n" in rendered
 
 
 def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Path) -> None:
     names = tuple(f"{'long-' * 20}{number}" for number in range(1000))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)} | TRITON, MACHINE)
-    served = replace(settings, model_repositories=(tmp_path,), load_models=names)
-    for name in names:
-        (tmp_path / name / "1").mkdir(parents=True)
-    (tmp_path / "nginx.conf").write_text(nginx_configuration(served))
+    models = dict.fromkeys(names, ModelFacts(version="1"))
+    (tmp_path / "nginx.conf").write_text(nginx_configuration(settings, models))
     command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
