@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from clients.base import Model
 from serving.inference.registry import describe_model
-from serving.triton.config import parse_config
+from serving.repository.model_config import parse_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "bench"

@@ -20,7 +20,7 @@ from build_engines.progress import of_bytes
 from build_engines.repository_models import open_model
 from serving.inference.registry import families
 from serving.repository.layout import versions
-from serving.triton.config import parse_config
+from serving.repository.model_config import parse_config
 
 COMPRESSION = 6
 _SKIPPED = re.compile(r"(^|/)(\.|__pycache__(/|$))|\.(pyc|part|partial)$")

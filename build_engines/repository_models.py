@@ -12,7 +12,7 @@ from serving.errors import InvalidRequest
 from serving.inference.registry import describe_model, make_client
 from serving.repository.fingerprint import this_hardware
 from serving.repository.layout import CONFIG, config_file, versions
-from serving.triton.config import parse_config
+from serving.repository.model_config import parse_config
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def version_folder(args: Mapping[str, str]) -> Path:
 
 def stub_model_path() -> Path:
     """The model's file, or the one that it should have, while the configuration is completed: by Triton's stub, of
-    which the own command line is all there is then, or by the completer, which leaves it in COMPLETED_MODEL."""
+    which the own command line is all there is then, or by serving/preparation/complete_config.py, which
+    leaves it in COMPLETED_MODEL."""
     on_command_line = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(os.environ.get("COMPLETED_MODEL", on_command_line))
 

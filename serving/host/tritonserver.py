@@ -48,6 +48,17 @@ def backend_directory(override: Path | str | None = None) -> Path:
     return NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
 
 
+def python_backends(folder: Path) -> list[str]:
+    """The Python backend and those that are written for it (NAME/model.py)."""
+    return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
+
+
+def only_python_backends(folder: Path) -> bool:
+    """Whether it holds no other."""
+    known = python_backends(folder)
+    return all(backend.name in known for backend in folder.glob("*/"))
+
+
 def environment(base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what tritonserver and its Python stubs need; untouched for NVIDIA's image.
 

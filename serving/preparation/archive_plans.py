@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from serving.errors import LoadFailed
-from serving.preparation.rebuild import Unservable, fallback
-from serving.repository.archives import Archive
-from serving.repository.layout import CONFIG
+from serving.preparation.rebuild import fallback
+from serving.repository.archives import Archive, replace_config
 from serving.repository.plans import OFF, Abilities, Step, abilities, decide, plan_model
 from serving.settings.table import Settings
 
@@ -43,11 +42,5 @@ class ArchivePlans:
         if decision.reason and decision.step != Step.ONNX:
             raise LoadFailed(f"the TensorRT plan of '{folder.name}' cannot be served: {decision.reason}")
         if decision.step == Step.ONNX:
-            log.warning("%s: %s; %s", folder.name, decision.reason, model.outcome(decision.step))
-            try:
-                config = fallback(model, found, self.settings, self._here.gpu)
-            except Unservable as err:
-                raise LoadFailed(str(err)) from err
-            for name in (CONFIG, "configs"):
-                (staged / name).unlink(missing_ok=True)  # links
-            (staged / CONFIG).write_text(config, encoding="utf-8")
+            log.warning(model.told(decision))
+            replace_config(staged, fallback(model, found, self.settings, self._here.gpu))

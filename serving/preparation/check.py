@@ -16,14 +16,13 @@ from typing import Any
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec, read_labels
 from serving.codecs import Limits
-from serving.errors import InvalidRequest
 from serving.host import tritonserver
 from serving.inference.registry import describe_model, make_client
-from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, config_name, versions
-from serving.repository.plans import onnx_stands_in
+from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, find_folders, versions
+from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, read_file
+from serving.repository.plans import OFF, Abilities, PlanModel, abilities, decide, plan_model
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
-from serving.triton.config import parse_config
 from serving.triton.tensors import numpy_dtype
 
 DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
@@ -59,25 +58,35 @@ def main() -> int:
     settings = Settings.from_env(os.environ)
     if settings.multi_model:
         return _say(0, "nothing is wrong with the settings; archives are looked at when they are loaded")
-    folders = model_folders(settings)
+    folders = find_folders(settings.model_repositories, settings.load_models)
+    for warning in filter(None, foreseen(settings, folders)):
+        _say(0, f"WARNING: {warning}")
     findings = list(check_models(settings, folders))
     for finding in findings:
         _say(1, str(finding))
     return 1 if findings else _say(0, f"nothing is wrong with the settings and the models {', '.join(folders)}")
 
 
-def model_folders(settings: Settings) -> dict[str, Path]:
-    """The folders of the models that are loaded, by name."""
-    places = {name: [repository / name for repository in settings.model_repositories] for name in settings.load_models}
-    return {name: next((p for p in paths if p.is_dir()), paths[0]) for name, paths in places.items()}
+def foreseen(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
+    """What a start would say of the TensorRT plans."""
+    models = [model for folder in folders.values() if (model := _plan_model(folder, settings))]
+    here = abilities(settings) if models else Abilities(gpu=False, hardware=None)
+    for model in models:
+        yield model.told(decide(model.versions(), here, settings.tensorrt))
+
+
+def _plan_model(folder: Path, settings: Settings) -> PlanModel | None:
+    with suppress(Unreadable):  # told below
+        return plan_model(folder, settings.device) if settings.tensorrt != OFF else None
+    return None
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Finding]:
     """All that is wrong with them, a model after the other."""
     yield from check_files(settings, folders)
     for folder in folders.values():
-        with suppress(_Unreadable):
-            yield from _check_here(_active(list(_candidates(folder)), folder, settings), settings)
+        with suppress(Unreadable):
+            yield from _check_here(_active(folder, settings), settings)
 
 
 def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Finding]:
@@ -85,36 +94,25 @@ def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Fin
     parsed: dict[str, list[Candidate]] = {}
     for name, folder in folders.items():
         try:
-            parsed[name] = list(_candidates(folder))
-        except _Unreadable as err:
-            yield err.finding
+            parsed[name] = _candidates(folder)
+        except Unreadable as err:
+            file = str(err.file.relative_to(folder))
+            yield Finding(name, file, f"it cannot be read: {err.reason}", "correct it there")
     for candidates in parsed.values():
         for candidate in candidates:
             yield from _check(candidate, settings, parsed)
 
 
-class _Unreadable(Exception):
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(str(finding))
-        self.finding = finding
-
-
-def _candidates(folder: Path) -> Iterator[Candidate]:
-    """Its configurations; an empty one when it has none, for Triton completes that."""
+def _candidates(folder: Path) -> list[Candidate]:
+    """Its configurations; raises Unreadable."""
     files = [folder / CONFIG, *sorted((folder / "configs").glob("*.pbtxt"))]
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8") if file.is_file() else ""
-            yield Candidate(folder, file, parse_config(text))
-        except (OSError, UnicodeDecodeError, InvalidRequest) as err:
-            name = str(file.relative_to(folder))
-            raise _Unreadable(Finding(folder.name, name, f"it cannot be read: {err}", "correct it there")) from err
+    return [Candidate(folder, file, read_file(file)) for file in files]
 
 
-def _active(candidates: list[Candidate], folder: Path, settings: Settings) -> Candidate:
+def _active(folder: Path, settings: Settings) -> Candidate:
     """The one that is used on this machine."""
-    file = config_file(folder, config_name(settings.device))
-    return next((candidate for candidate in candidates if candidate.file == file), candidates[0])
+    file = config_file(folder, settings.device)
+    return Candidate(folder, file, read_file(file))
 
 
 def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[Candidate]]) -> Iterator[Finding]:
@@ -130,10 +128,11 @@ def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[C
 
 def _check_here(candidate: Candidate, settings: Settings) -> Iterator[Finding]:
     """What only counts on this machine: backend and device."""
-    if settings.device == "cpu" and onnx_stands_in(candidate.folder, settings):
-        return
-    directory, backend = tritonserver.backend_directory(), _backend(candidate.config)
-    if directory.is_dir() and backend and not (directory / backend).is_dir():
+    plans = _plan_model(candidate.folder, settings)
+    if settings.device == "cpu" and plans and all((path / plans.onnx).is_file() for path in plans.loaded):
+        return  # these are served instead
+    directory, backend = tritonserver.backend_directory(), backend_of(candidate.config)
+    if directory.is_dir() and backend not in ("", ENSEMBLE) and not (directory / backend).is_dir():
         there = ", ".join(sorted(path.name for path in directory.iterdir() if path.is_dir()))
         yield candidate.found(f"there is no backend '{backend}' in {directory}", f"install it, or use one of {there}")
     gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
@@ -143,13 +142,8 @@ def _check_here(candidate: Candidate, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _backend(config: Any) -> str:
-    """ "" for an ensemble and where Triton finds it by the files."""
-    return str(config.backend or PLATFORMS.get(config.platform, ("", ""))[0])
-
-
 def _check_weights(candidate: Candidate) -> Iterator[Finding]:
-    if candidate.config.platform == "ensemble":
+    if backend_of(candidate.config) == ENSEMBLE:
         return
     for version in _loaded_versions(candidate):
         if not version.is_dir():
@@ -188,7 +182,9 @@ def _expected_files(config: Any) -> tuple[str, ...]:
 
 
 def _check_steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Iterator[Finding]:
-    """Do an ensemble's steps name tensors that their models have?"""
+    """Is an ensemble called one, and do its steps name tensors that their models have?"""
+    if backend_of(candidate.config) == ENSEMBLE and not candidate.config.platform:
+        yield candidate.found("it has steps and no platform", 'say platform: "ensemble"')
     for step in candidate.config.ensemble_scheduling.step:
         for part in parsed.get(step.model_name, [])[:1]:
             for way, used, known in (

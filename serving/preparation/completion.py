@@ -1,87 +1,26 @@
-"""Configurations that leave out what a model's backend can say.
+"""Archives whose configurations leave out what the model's backend can say.
 
 To complete them Triton starts each Python-based model twice and waits a second for the first process to end, whether
-anything is missing or not: a load takes 1.4 s instead of 0.15 s. So where it can be done without, Triton is told to
-leave configurations as they are. What an archive's leaves out is completed here, by the backend's or the model's own
-`auto_complete_config` in a process that ends with it (serving.preparation.completer).
+anything is missing or not: a load takes 1.4 s instead of 0.15 s. So Triton is told to leave configurations as they are
+where all its backends are Python-based (others complete more than what is missing), and an archive's is completed
+here, by the backend's or the model's own `auto_complete_config` (serving.preparation.complete_config).
 """
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from google.protobuf import text_format
+
 from serving.errors import LoadFailed
-from serving.repository.archives import Archive
-from serving.repository.layout import CONFIG, PLATFORMS, config_file, config_name, config_text, folders_in, is_model
+from serving.host.tritonserver import only_python_backends
+from serving.repository.archives import Archive, replace_config
+from serving.repository.layout import config_file
+from serving.repository.model_config import ENSEMBLE, backend_of, is_complete, read_config
 from serving.settings.table import Settings
-from serving.supervisor import triton_options
 
-DISABLE = "--disable-auto-complete-config"
-HOOK = "auto_complete_config"
 HERE = Path(__file__).resolve().parents[2]
-_TEXT = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
-_BACKEND = re.compile(r"\b(?:backend|platform)\s*:\s*[\"'](\w+)[\"']")
-_TENSORS = re.compile(r"\b(input|output)\s*:?\s*[\[{]")
-_FIELDS = [re.compile(rf"\b{name}\s*:") for name in ("name", "data_type", "dims")]
-
-
-def is_needless(settings: Settings, backends: Path) -> bool:
-    """Whether Triton needs to complete nothing: all models that it could load are complete and of backends written in
-    Python, for others complete more than what is missing; or, as archives are completed here, all backends are such."""
-    python_based = triton_options.python_backends(backends)
-    if settings.multi_model:
-        return all(folder.name in python_based for folder in backends.glob("*/"))
-    repositories = settings.model_repositories
-    if any("model-control-mode" in argument for argument in settings.additional_arguments):
-        return False  # models may come later
-    if not all(folder.is_dir() for folder in repositories):
-        return False  # one that is made when TensorRT plans are
-    models = [model for folder in repositories for model in folders_in(folder) if is_model(model)]
-    return all(_stands(model, settings.device, python_based) for model in models)
-
-
-def _stands(model: Path, device: str, python_based: Collection[str]) -> bool:
-    found = _BACKEND.findall(config_text(model, device))
-    backends = {backend_of(name) for name in found}
-    return is_complete(model, device) and backends <= {"ensemble", *python_based}
-
-
-def is_complete(model: Path, device: str) -> bool:
-    """Whether the configuration says all that Triton must know, and the model has nothing to add by code of its own:
-    a backend, and inputs and outputs of which each has a name, a type and dimensions. Told by the text alone."""
-    config = config_text(model, device)
-    tensors = dict(_tensors(_TEXT.sub('""', config)))
-    own = any(HOOK in code.read_text(encoding="utf-8", errors="replace") for code in model.glob("*/model.py"))
-    return bool(_BACKEND.search(config)) and tensors == {"input": True, "output": True} and not own
-
-
-def backend_of(name: str) -> str:
-    """The backend of a platform; another name is one itself."""
-    return PLATFORMS[name][0] if name in PLATFORMS else name
-
-
-def _tensors(plain: str) -> Iterator[tuple[str, bool]]:
-    """(input or output, whether they all are complete) of each such field that is not within another one."""
-    complete: dict[str, bool] = {}
-    for field in _TENSORS.finditer(plain):
-        before = plain[: field.start()]
-        if before.count("{") == before.count("}") and before.count("[") == before.count("]"):
-            counts = {len(each.findall(_block(plain, field.end()))) for each in _FIELDS}
-            complete[field[1]] = complete.get(field[1], True) and len(counts) == 1 and counts != {0}
-    yield from complete.items()
-
-
-def _block(plain: str, start: int) -> str:
-    """The text from there to the bracket that closes the one before it."""
-    depth = 1
-    for end in range(start, len(plain)):
-        depth += (plain[end] in "[{") - (plain[end] in "]}")
-        if not depth:
-            return plain[start:end]
-    return plain[start:]
 
 
 class Completion:
@@ -89,35 +28,30 @@ class Completion:
 
     def __init__(self, settings: Settings, backends: Path) -> None:
         self.settings, self.backends = settings, backends
-        self.ours = is_needless(settings, backends)
+        self.ours = only_python_backends(backends)
 
     def fit(self, archive: Archive, staged: Path) -> None:
         """Changes what is staged of the archive for Triton; raises LoadFailed."""
-        for part in archive.parts if self.ours else ():
-            if not is_complete(staged / part.name, self.settings.device):
-                self._complete(staged / part.name)
+        for model in [staged / part.name for part in archive.parts]:
+            config = read_config(model, self.settings.device)
+            if backend_of(config) == ENSEMBLE and not config.platform:  # Triton 24.10 loads none without
+                config.platform = ENSEMBLE
+                replace_config(model, text_format.MessageToString(config, as_utf8=True))
+            elif self.ours and not is_complete(model, config):
+                replace_config(model, self._completed(model))
 
-    def _complete(self, model: Path) -> None:
-        file = config_file(model, config_name(self.settings.device))
-        command = [sys.executable, "-m", "serving.preparation.completer", str(model), str(file), str(self.backends)]
+    def _completed(self, model: Path) -> str:
+        module, file = "serving.preparation.complete_config", config_file(model, self.settings.device)
+        command = [sys.executable, "-m", module, str(model), str(file), str(self.backends)]
+        seconds = self.settings.load_timeout
+        environ = os.environ | {"PYTHONPATH": str(HERE)}
         try:
-            done = subprocess.run(
-                command,
-                cwd=HERE,
-                env=os.environ | {"PYTHONPATH": str(HERE)},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=self.settings.load_timeout,
-            )
+            done = subprocess.run(command, cwd=HERE, env=environ, capture_output=True, text=True, timeout=seconds)
         except subprocess.TimeoutExpired as err:
             raise LoadFailed(
-                f"the configuration of '{model.name}' is not complete, and completing it took more than "
-                f"{self.settings.load_timeout:g} s"
+                f"the configuration of '{model.name}' is not complete, and completing it took more than {seconds:g} s"
             ) from err
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
             raise LoadFailed(f"the configuration of '{model.name}' is not complete, and cannot be completed: {reason}")
-        for name in (CONFIG, "configs"):
-            (model / name).unlink(missing_ok=True)  # links
-        (model / CONFIG).write_text(done.stdout, encoding="utf-8")
+        return done.stdout

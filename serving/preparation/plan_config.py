@@ -6,16 +6,15 @@ from typing import Any
 from google.protobuf import text_format
 
 from serving.repository.fingerprint import Build
-from serving.triton.config import parse_config
+from serving.repository.model_config import ModelConfig
 
 LENGTHS = (1, 128, 512)  # the least, the usual and the most of a dimension that varies
 TENSORRT_PROVIDER = "onnxruntime_tensorrt"
 HALF = ("fp16", "int8")
 
 
-def build_by_config(text: str, source_sha256: str) -> Build:
-    """How a plan without a fingerprint is built: in fp32, for batches up to max_batch_size. Raises InvalidRequest."""
-    config = parse_config(text)
+def build_by_config(config: Any, source_sha256: str) -> Build:
+    """How a plan without a fingerprint is built: in fp32, for batches up to max_batch_size."""
     varying = [tensor for tensor in config.input if config.max_batch_size or -1 in tensor.dims]
     profile = {tensor.name: _shapes(tuple(tensor.dims), config.max_batch_size) for tensor in varying}
     return Build(source_sha256, "fp32", profile)
@@ -30,12 +29,13 @@ def _shapes(dims: tuple[int, ...], batch: int) -> tuple[tuple[int, ...], tuple[i
     return least, usual, most
 
 
-def onnx_config(text: str, onnx: str, setting: str, gpu: bool, build: Build | None, cache: Path) -> str:
-    """The config.pbtxt with which ONNX Runtime serves the file `onnx`; raises InvalidRequest.
+def onnx_config(given: Any, onnx: str, setting: str, gpu: bool, build: Build | None, cache: Path) -> str:
+    """The config.pbtxt with which ONNX Runtime serves the file `onnx`, of the model's ModelConfig.
 
     Where there is a `gpu`, `setting` chooses its provider, whose own plans go into `cache`; else it runs on the CPU.
     """
-    config = parse_config(text)
+    config = ModelConfig()
+    config.CopyFrom(given)
     config.platform, config.backend = "onnxruntime_onnx", ""
     if config.default_model_filename:
         config.default_model_filename = onnx

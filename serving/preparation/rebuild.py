@@ -16,16 +16,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from serving.errors import InvalidRequest
+from serving.errors import LoadFailed
 from serving.host.files import replace_file
 from serving.preparation import trtexec
 from serving.preparation.overlay import Change, show
 from serving.preparation.plan_config import build_by_config, onnx_config
 from serving.preparation.trtexec import TrtexecError
 from serving.repository.fingerprint import Build, Fingerprint, Hardware
-from serving.repository.layout import CONFIG, config_file, config_name
+from serving.repository.layout import overlay
 from serving.repository.plans import (
     AUTO,
     Abilities,
@@ -36,7 +37,7 @@ from serving.repository.plans import (
     abilities,
     after_failure,
     decide,
-    overlay,
+    mismatch,
     plan_models,
     repositories_with_plans,
 )
@@ -44,10 +45,6 @@ from serving.settings.table import Settings
 
 SHARE = 0.75  # of SERVE_START_TIMEOUT, for all builds; what is left is for loading the models
 Maker = Callable[[Fingerprint, Path, Path, Path, Callable[[str], None], float], None]
-
-
-class Unservable(Exception):
-    """A model cannot be served as the settings ask; the message is the reason."""
 
 
 def make_plan(
@@ -78,25 +75,23 @@ class Rebuilder:
         self._deadline = clock() + SHARE * settings.start_timeout if bounded else math.inf
 
     def change(self, model: PlanModel) -> Change | None:
-        """None where the folder is served as it lies; raises Unservable."""
+        """None where the folder is served as it lies; raises LoadFailed."""
         found = model.versions()
         decision = decide(found, self.here, self.settings.tensorrt)
         if decision.step == Step.BUILD and self.here.hardware:
             try:
                 return Change(model, plans=self._plans(model, found, self.here.hardware, decision))
-            except (TrtexecError, InvalidRequest, OSError) as err:
+            except (TrtexecError, OSError) as err:
                 decision = after_failure(decision, self.settings.tensorrt, str(err))
         return self._without_build(model, found, decision)
 
     def _without_build(self, model: PlanModel, found: tuple[Version, ...], decision: Decision) -> Change | None:
-        name = model.folder.name
         if decision.step == Step.FAIL:
-            raise Unservable(f"error: the TensorRT model '{name}' cannot be served: {decision.reason}")
+            raise LoadFailed(f"the TensorRT model '{model.folder.name}' cannot be served: {decision.reason}")
+        if decision.reason:
+            self._say(f"WARNING: {model.told(decision)}")
         if decision.step == Step.SERVE:
-            if decision.reason:
-                self._say(f"WARNING: {name}: {decision.reason}; {model.outcome(decision.step)}")
             return None
-        self._say(f"WARNING: {name}: {decision.reason}; {model.outcome(decision.step)}")
         return Change(model, config=fallback(model, found, self.settings, self.here.gpu))
 
     def _plans(
@@ -104,9 +99,7 @@ class Rebuilder:
     ) -> dict[str, Path]:
         self._say(f"{model.folder.name}: {decision.reason}")
         return {
-            version.number: self._cached(model, version, hardware)
-            for version in found
-            if not (version.has_plan and _fits(version, hardware))
+            version.number: self._cached(model, version, hardware) for version in found if mismatch(version, self.here)
         }
 
     def _cached(self, model: PlanModel, version: Version, hardware: Hardware) -> Path:
@@ -141,28 +134,20 @@ class Rebuilder:
         self._say(f"{name}: built in {self._clock() - started:.0f} s")
 
 
-def _fits(version: Version, hardware: Hardware) -> bool:
-    built = version.fingerprint
-    return built is not None and not list(built.differences(hardware, version.source))
-
-
 def _build(model: PlanModel, version: Version) -> Build:
     """As the plan was built before; by config.pbtxt where that is not known."""
     if version.fingerprint:
         return replace(version.fingerprint.build, source_sha256=version.source)
-    return build_by_config((model.folder / CONFIG).read_text(encoding="utf-8"), version.source)
+    return build_by_config(model.config, version.source)
 
 
 def fallback(model: PlanModel, found: tuple[Version, ...], settings: Settings, gpu: bool) -> str:
-    """The configuration with which ONNX Runtime serves the model; raises Unservable."""
-    file = config_file(model.folder, config_name(settings.device))
+    """The configuration with which ONNX Runtime serves the model."""
     known = [version.fingerprint for version in found if version.fingerprint]
     build = known[-1].build if known else None
-    try:
-        text = file.read_text(encoding="utf-8")
-        return onnx_config(text, model.onnx, settings.tensorrt, gpu, build, settings.engine_cache)
-    except (InvalidRequest, OSError, UnicodeDecodeError) as err:
-        raise Unservable(f"error: {file} cannot be read: {err}") from err
+    return onnx_config(
+        model.config, onnx=model.onnx, setting=settings.tensorrt, gpu=gpu, build=build, cache=settings.engine_cache
+    )
 
 
 def own_folder(folder: Path) -> Path:
@@ -175,11 +160,11 @@ def own_folder(folder: Path) -> Path:
 
 
 def prepare(settings: Settings, rebuilder: Rebuilder) -> None:
-    """Every repository that holds plans; raises Unservable."""
+    """Every repository that holds plans; raises LoadFailed."""
     for number in repositories_with_plans(settings):
         repository = settings.model_repositories[number]
         found = (rebuilder.change(model) for model in plan_models(settings, repository))
-        show(overlay(settings, number), repository, {each.model.folder.name: each for each in found if each})
+        show(overlay(settings.run_dir, number), repository, {each.model.folder.name: each for each in found if each})
 
 
 def main(command: list[str]) -> int:
@@ -197,15 +182,17 @@ def prepared(settings: Settings) -> int:
     stage = settings.stage_file
     stage.unlink(missing_ok=True)  # of one that was killed
     try:
-        prepare(
-            settings, Rebuilder(settings, abilities(settings), _say, lambda text: replace_file(stage, text.encode()))
-        )
-    except Unservable as err:
-        _say(str(err))
+        prepare(settings, Rebuilder(settings, abilities(settings), _say, partial(_write_stage, stage)))
+    except LoadFailed as err:
+        _say(f"error: {err}")
         return os.EX_CONFIG
     finally:
         stage.unlink(missing_ok=True)
     return 0
+
+
+def _write_stage(stage: Path, text: str) -> None:
+    replace_file(stage, text.encode())
 
 
 def _say(line: str) -> None:

@@ -5,23 +5,22 @@ Options are those of NVIDIA/TensorRT, samples/common/sampleOptions.cpp: `--works
 """
 
 import ctypes
-import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from serving.host.programs import TRTEXEC_FOLDERS, find_trtexec
 from serving.repository.fingerprint import FILE, Build, Fingerprint, Hardware
 
-IN_THE_IMAGES = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"  # NVIDIA's, of TensorRT and of PyTorch
+find = find_trtexec
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
 REPORT_SECONDS = 5.0
 REMEMBERED = 200
@@ -57,15 +56,10 @@ class Trtexec:
         return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def find(environ: Mapping[str, str]) -> str:
-    """Its path: on PATH, or where NVIDIA's images have it; "" when there is none."""
-    return shutil.which("trtexec", path=f"{environ.get('PATH', os.defpath)}:{IN_THE_IMAGES}") or ""
-
-
 def inspect(path: str) -> Trtexec:
     """Asks it for its options; raises TrtexecError where it does not run."""
     if not path:
-        raise TrtexecError(f"there is no trtexec here, on PATH or in {IN_THE_IMAGES}; {WHERE_TO_GET_IT}")
+        raise TrtexecError(f"there is no trtexec here, on PATH or in {TRTEXEC_FOLDERS}; {WHERE_TO_GET_IT}")
     try:
         done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=HELP_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as err:

@@ -1,1 +1,1 @@
-"""What lies on disk and whether it fits this machine: layout, TensorRT plans, archives. Standard library only."""
+"""What lies on disk and whether it fits this machine. PID 1 imports layout and facts only; others take protobuf."""

@@ -8,11 +8,12 @@ links that leaves it no choice, so that stray folders do no harm and the archive
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import InvalidRequest
+from serving.repository.layout import CONFIG, folders_in, is_model, versions
+from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
 FORBIDDEN = ("/dev", "/proc", "/sys")
 EXAMPLE = (
@@ -21,8 +22,6 @@ EXAMPLE = (
     "example: tar czf resnet.tar.gz -C model_repository resnet"
 )
 _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
-_ENSEMBLE = re.compile(r'platform\s*:\s*"ensemble"')
-_PART = re.compile(r'model_name\s*:\s*"([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,15 @@ class Archive:
                 (target / part.name / entry.name).symlink_to(entry)
 
 
+def replace_config(model: Path, text: str) -> None:
+    """Gives a model that is staged another configuration."""
+    for name in (CONFIG, "configs"):
+        (model / name).unlink(missing_ok=True)  # links
+    (model / CONFIG).write_text(text, encoding="utf-8")
+
+
 def locate(url: str, root: Path) -> Archive:
-    """The archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB; raises InvalidRequest."""
+    """The archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB; raises InvalidRequest, Unreadable."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
@@ -59,17 +65,18 @@ def locate(url: str, root: Path) -> Archive:
         raise InvalidRequest(f"'url' must not lead to {', '.join(FORBIDDEN)}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
-    if (path / "config.pbtxt").is_file():
+    if (path / CONFIG).is_file():
         return Archive(path, (path,))
     return _of_folders(path)
 
 
 def _of_folders(path: Path) -> Archive:
-    models = [folder for folder in _folders(path) if _is_model(folder)]
+    models = [folder for folder in folders_in(path) if is_model(folder)]
     if len(models) == 1:
         return Archive(models[0], (models[0],))
-    ensembles = {folder: text for folder in models if _ENSEMBLE.search(text := _config(folder))}
-    inner = {name for text in ensembles.values() for name in _PART.findall(text)}
+    configs = {folder: read_file(folder / CONFIG) for folder in models}
+    inner = {name for config in configs.values() for name in parts_of(config)}
+    ensembles = [folder for folder, config in configs.items() if backend_of(config) == ENSEMBLE]
     outer = [folder for folder in ensembles if folder.name not in inner]
     if len(outer) == 1:
         return Archive(outer[0], tuple(models))
@@ -92,26 +99,10 @@ def _names(paths: list[Path]) -> str:
     return ", ".join(shown) + (", …" if len(paths) > 5 else "")
 
 
-def _folders(path: Path) -> Iterator[Path]:
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir() and not entry.name.startswith(".") and not entry.name.isdigit():
-            yield entry
-
-
-def _is_model(folder: Path) -> bool:
-    """With a configuration, or with versions, whose configuration the backend can complete."""
-    return (folder / "config.pbtxt").is_file() or any(p.name.isdigit() for p in folder.iterdir() if p.is_dir())
-
-
-def _config(folder: Path) -> str:
-    file = folder / "config.pbtxt"
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-
-
 def _weight(folder: Path) -> int:
-    entries = list(folder.iterdir())
-    versions = [_size(entry) for entry in entries if entry.is_dir() and entry.name.isdigit()]
-    return max(versions, default=0) + sum(_size(entry) for entry in entries if not entry.name.isdigit())
+    numbered = versions(folder)
+    others = [entry for entry in folder.iterdir() if entry not in numbered]
+    return max(map(_size, numbered), default=0) + sum(map(_size, others))
 
 
 def _size(path: Path) -> int:

@@ -22,12 +22,8 @@ SMI_SECONDS = 20.0  # a driver that is being loaded makes nvidia-smi wait
 SMI_FIELDS = "name,driver_version,compute_cap"
 SMI_OLD_FIELDS = "name,driver_version"  # drivers before 510 have no compute_cap
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/local/tensorrt/lib",
-    "/opt/tensorrt/lib",
-    "/usr/local/lib",
-    "/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu:/usr/lib/aarch64-linux-gnu:/usr/local/tensorrt/lib:/opt/tensorrt/lib:"
+    "/usr/local/lib:/usr/lib64"
 )
 _LIBRARY = re.compile(r"libnvinfer\.so\.(\d+\.\d+\.\d+)")
 
@@ -130,7 +126,7 @@ def this_hardware(environ: Mapping[str, str] | None = None) -> Hardware | None:
 
 def tensorrt_version(environ: Mapping[str, str]) -> str:
     """By the name of the library that Triton's backend loads, which is too large to be loaded for this; "" without."""
-    folders = [*environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *LIBRARY_FOLDERS]
+    folders = f"{environ.get('LD_LIBRARY_PATH', '')}:{LIBRARY_FOLDERS}".split(":")
     for folder in map(Path, filter(None, folders)):
         names = (_LIBRARY.fullmatch(path.name) for path in sorted(folder.glob("libnvinfer.so.*"), reverse=True))
         if version := next((match[1] for match in names if match), ""):

@@ -6,25 +6,24 @@
     does not, otherwise ----------------------------------------------> ONNX Runtime serves the ONNX file
     does not, SERVE_TENSORRT=rebuild, and it cannot be built ---------> FAIL: the start ends with the reason
 
-Standard library only, for PID 1 asks which repositories hold plans.
+What does not fit is told by fingerprint.py.
 """
 
 import os
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from serving.preparation.trtexec import find
+from serving.host.programs import find_trtexec
 from serving.repository.fingerprint import Fingerprint, Hardware, read, source_sha256, this_hardware
-from serving.repository.layout import config_text, folders_in, versions
+from serving.repository.layout import folders_in, versions
+from serving.repository.model_config import backend_of, read_config
 from serving.settings.table import Settings
 
 AUTO, REBUILD, OFF = "auto", "rebuild", "off"  # of SERVE_TENSORRT; the others name a provider of ONNX Runtime
 PLAN, ONNX = "model.plan", "model.onnx"
-_TENSORRT = re.compile(r"""\bplatform\s*:\s*["']tensorrt_plan["']|\bbackend\s*:\s*["']tensorrt["']""")
-_FILENAME = re.compile(r"""\bdefault_model_filename\s*:\s*["']([^"']+)["']""")
 
 
 class Step(StrEnum):
@@ -100,24 +99,30 @@ def mismatch(version: Version, here: Abilities) -> str:
 
 @dataclass(frozen=True)
 class PlanModel:
-    """A model folder whose configuration asks for TensorRT; `plan` is the file's name in each version."""
+    """A model folder whose configuration, a ModelConfig, asks for TensorRT, and the versions that are loaded."""
 
     folder: Path
-    plan: str
+    config: Any
     loaded: tuple[Path, ...]
+
+    @property
+    def plan(self) -> str:
+        """The file's name in each version."""
+        return str(self.config.default_model_filename or PLAN)
 
     @property
     def onnx(self) -> str:
         return str(Path(self.plan).with_suffix(".onnx"))
 
-    def outcome(self, step: Step) -> str:
-        """A step in words."""
-        return {
+    def told(self, decision: Decision) -> str:
+        """What the log says of it; "" where there is nothing to say."""
+        outcome = {
             Step.SERVE: "it is served as it lies",
             Step.BUILD: f"it is built again from {self.onnx}, which takes minutes",
             Step.ONNX: f"ONNX Runtime serves {self.onnx} instead",
             Step.FAIL: "SERVE_TENSORRT=rebuild ends the start",
-        }[step]
+        }[decision.step]
+        return f"{self.folder.name}: {decision.reason}; {outcome}" if decision.reason else ""
 
     def versions(self) -> tuple[Version, ...]:
         return tuple(
@@ -127,63 +132,35 @@ class PlanModel:
 
 
 def plan_models(settings: Settings, repository: Path) -> list[PlanModel]:
-    """Those of this repository that are loaded, by name."""
+    """Those of this repository that are loaded, by name; raises Unreadable."""
     folders = folders_in(repository)
     wanted = [path for path in folders if not settings.load_models or path.name in settings.load_models]
     return [model for path in wanted if (model := plan_model(path, settings.device))]
 
 
 def plan_model(folder: Path, device: str) -> PlanModel | None:
-    """None for a model of another backend, and for one that names its plan by compute capability itself."""
-    text = config_text(folder, device)
-    there = versions(folder)
-    if not _TENSORRT.search(text) or "cc_model_filenames" in text or not there:
+    """None for a model of another backend, and for one that names its plan by compute capability itself; raises
+    Unreadable."""
+    config, there = read_config(folder, device), versions(folder)
+    if backend_of(config) != "tensorrt" or config.cc_model_filenames or not there:
         return None
-    name = _FILENAME.search(text)
     # Without a version_policy Triton loads the latest; with one, all are looked at.
-    return PlanModel(folder, name[1] if name else PLAN, tuple(there if "version_policy" in text else there[-1:]))
+    loaded = there if config.HasField("version_policy") else there[-1:]
+    return PlanModel(folder, config, tuple(loaded))
 
 
-def repositories_with_plans(settings: Settings) -> list[int]:
-    """Which of the model repositories hold plans that serving/preparation/rebuild.py must look at."""
+def repositories_with_plans(settings: Settings) -> tuple[int, ...]:
+    """Which of the model repositories hold plans that preparation/rebuild.py must look at; raises Unreadable."""
     if settings.tensorrt == OFF or settings.multi_model:
-        return []
-    return [n for n, folder in enumerate(settings.model_repositories) if plan_models(settings, folder)]
-
-
-def with_overlays(settings: Settings) -> Settings:
-    """The same, reading each repository that holds plans through the folder that preparation/rebuild.py makes."""
-    folders = list(settings.model_repositories)
-    for number in repositories_with_plans(settings):
-        folders[number] = overlay(settings, number)
-    return replace(settings, model_repositories=tuple(folders))
-
-
-def overlay(settings: Settings, number: int) -> Path:
-    return settings.run_dir / "repositories" / str(number)
+        return ()
+    return tuple(n for n, folder in enumerate(settings.model_repositories) if plan_models(settings, folder))
 
 
 def abilities(settings: Settings) -> Abilities:
     """Of this machine."""
     if settings.device != "gpu":
         return Abilities(gpu=False, hardware=None)
-    hardware, obstacle = this_hardware(), "" if find(os.environ) else "there is no trtexec"
+    hardware, obstacle = this_hardware(), "" if find_trtexec(os.environ) else "there is no trtexec"
     if hardware and not hardware.tensorrt:
         obstacle = "no libnvinfer.so.X.Y.Z was found, so which TensorRT Triton has is not known"
     return Abilities(True, hardware, obstacle)
-
-
-def onnx_stands_in(folder: Path, settings: Settings) -> bool:
-    """Whether the folder holds plans that ONNX files lie beside, one for each."""
-    model = plan_model(folder, settings.device) if settings.tensorrt != OFF else None
-    return model is not None and all((path / model.onnx).is_file() for path in model.loaded)
-
-
-def foreseen(settings: Settings) -> Iterator[str]:
-    """What a start would say of the plans."""
-    numbers = repositories_with_plans(settings)
-    here = abilities(settings) if numbers else Abilities(gpu=False, hardware=None)
-    for model in (model for n in numbers for model in plan_models(settings, settings.model_repositories[n])):
-        decision = decide(model.versions(), here, settings.tensorrt)
-        if decision.reason:
-            yield f"{model.folder.name}: {decision.reason}; {model.outcome(decision.step)}"

@@ -1,8 +1,9 @@
 """Every setting, in one table: variable, type, default, help. Read once, every mistake reported together.
 
 `Settings.from_env(os.environ)` also settles what is left to "auto" (0, or the word), so that a Settings holds only
-final values. `serve` puts the folder that it runs in into them and hands `settings.environment()` on to its children,
-which read the same Settings from it. What `serve` picks by itself is no setting: see triton_access.py.
+final values. `serve` puts the repositories and the folder that it runs in into them and hands `settings.environment()`
+on to its children, which read the same Settings from it. What `serve` picks by itself is no setting: see
+triton_access.py.
 """
 
 import math
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from serving.host.machine import Machine, this_machine
-from serving.repository.layout import holds_models
 from serving.settings import parsing
 from serving.settings.contradictions import BATCH_MEGABYTES, contradictions
 from serving.settings.handed_on import HANDED_ON
@@ -23,8 +23,6 @@ from serving.settings.setting import Setting, SettingsError
 
 AUTO = Path("auto")
 ENGINE_CACHE = Path("/tmp/serve-engines")
-PLATFORM_MODELS = Path("/opt/ml/model")
-BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
@@ -329,12 +327,13 @@ class Settings:
         own = {row.name: values[row.name] for row in TABLE}
         return cls(**own | _by_platform(values, environ)).settled(machine or this_machine())
 
-    def settled(self, machine: Machine, platform_models: Path = PLATFORM_MODELS) -> "Settings":
-        """The same with a value in place of every 0 or auto that depends on the machine."""
+    def settled(self, machine: Machine) -> "Settings":
+        """The same with a value in place of every 0 or auto that depends on the machine. Paths are absolute, for the
+        children run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
         workers = self.workers or _auto_workers(machine)
         return replace(
             self,
-            model_repositories=tuple(_repository(path, platform_models) for path in self.model_repositories),
+            model_repositories=tuple(path if path == AUTO else path.absolute() for path in self.model_repositories),
             ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=_largest_body(self.max_body_mb, self.batch_payload_mb),
@@ -471,13 +470,6 @@ def _largest_body(megabytes: float, payload: int) -> float:
 
 def _auto_workers(machine: Machine) -> int:
     return max(1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16))
-
-
-def _repository(configured: Path, platform_models: Path) -> Path:
-    """An absolute path, for the children run in another folder."""
-    if configured != AUTO:
-        return configured.absolute()
-    return platform_models if holds_models(platform_models) else BUILT_IN_MODELS
 
 
 if __name__ == "__main__":

@@ -4,25 +4,24 @@ import math
 import os
 import re
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
 from serving.host.address import bracketed
 from serving.host.machine import cpu_quota
-from serving.repository.layout import CONFIG, versions
+from serving.repository.facts import ModelFacts
 from serving.settings.table import Settings
 
 HERE = Path(__file__).resolve().parents[2]
-TEMPLATE, CLIENTS = HERE / "nginx.conf", HERE / "clients"
-NAMES_A_CLIENT = re.compile(r"""["']client["']""")
-NAMES_VERSIONS = re.compile(r"\bspecific\b")  # version_policy: { specific: { versions: [1, 3] } }
+TEMPLATE = HERE / "nginx.conf"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
 MODULES = Path("/usr/lib/nginx/modules")  # where Debian and Ubuntu put them
 PACKAGES = "nginx-light, libnginx-mod-http-lua and lua-cjson"
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 
 
-def nginx_configuration(settings: Settings, triton_http_port: int) -> str:
-    """nginx.conf with every {{name}} replaced."""
+def nginx_configuration(settings: Settings, triton_http_port: int, models: Mapping[str, ModelFacts]) -> str:
+    """nginx.conf with every {{name}} replaced; `models` are those that are loaded, by name."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
@@ -48,7 +47,7 @@ def nginx_configuration(settings: Settings, triton_http_port: int) -> str:
         "triton_timeout": _milliseconds(settings.grpc_timeout),
         "door_log": settings.door_log,
         "default_model": settings.default_model if PLAIN_NAME.fullmatch(settings.default_model) else "",
-        "door_models": _door_models(settings),
+        "door_models": _door_models(settings, models),
         "program": HERE,
         "modules": MODULES,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
@@ -62,39 +61,17 @@ def has_lua() -> bool:
     return (MODULES / "ngx_http_lua_module.so").is_file() and any(Path("/usr/lib").glob("*/lua/5.1/cjson.so"))
 
 
-def _models(settings: Settings) -> dict[str, Path]:
-    """The folders of the models that are loaded, by their names."""
-    places = [place / name for name in settings.load_models for place in reversed(settings.model_repositories)]
-    return {folder.name: folder for folder in places if PLAIN_NAME.fullmatch(folder.name) and folder.is_dir()}
-
-
-def _door_models(settings: Settings) -> str:
+def _door_models(settings: Settings, models: Mapping[str, ModelFacts]) -> str:
     """The rows of door.lua's table. None where a model's name is not Triton's or an answer is not a plain inference."""
     if settings.multi_model or settings.inference_type != "infer":
         return ""
-    return "\n            ".join(_door_model(folder) for folder in _models(settings).values())
+    rows = (_door_model(name, model) for name, model in models.items() if PLAIN_NAME.fullmatch(name))
+    return "\n            ".join(rows)
 
 
-def _door_model(folder: Path) -> str:
-    version = f'"{latest}"' if (latest := _latest_version(folder)) else "nil"
-    return f'["{folder.name}"] = {{ version = {version}, has_client = {str(_has_client(folder)).lower()} }},'
-
-
-def _latest_version(folder: Path) -> str:
-    """What answers when a request names no version; "" where the configuration's policy names versions."""
-    found = versions(folder)
-    return found[-1].name if found and not any(map(NAMES_VERSIONS.search, _configurations(folder))) else ""
-
-
-def _configurations(folder: Path) -> list[str]:
-    files = [folder / CONFIG, *folder.glob("configs/*.pbtxt")]
-    return [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
-
-
-def _has_client(folder: Path) -> bool:
-    """By the text of its files; a model without one takes tensors only."""
-    modules = [folder / "client.py", CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
-    return any(module.exists() for module in modules) or any(map(NAMES_A_CLIENT.search, _configurations(folder)))
+def _door_model(name: str, model: ModelFacts) -> str:
+    version = f'"{model.version}"' if model.version else "nil"
+    return f'["{name}"] = {{ version = {version}, has_client = {str(model.client).lower()} }},'
 
 
 def _milliseconds(seconds: float) -> str:

@@ -5,15 +5,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from serving.host import tritonserver
 from serving.host.address import bracketed, reached
-from serving.preparation import completion
-from serving.repository.layout import config_name
-from serving.repository.plans import repositories_with_plans, with_overlays
+from serving.repository.facts import Facts
+from serving.repository.layout import config_name, overlay
 from serving.settings.table import Settings
 from serving.settings.triton_access import TritonAccess
 from serving.supervisor import cloudwatch, triton_options
@@ -42,31 +41,29 @@ TRITON_NOISE = (
 NGINX_NOISE = (r'request: "(GET|POST) /ping HTTP',)
 
 
-def table(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> list[Process]:
+def table(settings: Settings, access: TritonAccess, facts: Facts, environ: Mapping[str, str]) -> list[Process]:
     """The processes in the order of their start; FileNotFoundError names a program that is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     common = {**environ, **settings.environment(), **python, **quiet}
-    seen = with_overlays(settings)
+    seen = with_overlays(settings, facts.plans)
     front = {**common, **seen.environment()}
-    needed = [
-        rebuilding(settings, triton(seen, access, common)),
-        gunicorn(settings, front),
-        nginx(settings, access, common),
-    ]
+    server = triton(seen, access, facts.complete, common)
+    if facts.plans:  # may have to be built first, by a process that becomes tritonserver then
+        server = replace(server, command=(sys.executable, "-m", "serving.preparation.rebuild", *server.command))
+    needed = [server, gunicorn(settings, front), nginx(settings, access, facts, common)]
     return needed + cloudwatch_agent(settings, common)
 
 
-def rebuilding(settings: Settings, process: Process) -> Process:
-    """Where TensorRT plans may have to be built first, the process that does it and then becomes tritonserver."""
-    shutil.rmtree(settings.run_dir / "repositories", ignore_errors=True)
-    if not repositories_with_plans(settings):
-        return process
-    return replace(process, command=(sys.executable, "-m", "serving.preparation.rebuild", *process.command))
+def with_overlays(settings: Settings, plans: Iterable[int]) -> Settings:
+    """The same, reading the repositories of these numbers through the folders that preparation/rebuild.py makes."""
+    shutil.rmtree(overlay(settings.run_dir, 0).parent, ignore_errors=True)
+    shown = {settings.model_repositories[number]: overlay(settings.run_dir, number) for number in plans}
+    return replace(settings, model_repositories=tuple(shown.get(path, path) for path in settings.model_repositories))
 
 
-def triton(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> Process:
+def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Mapping[str, str]) -> Process:
     """Its shared memory is given a name of its own, so that what a killed one leaves there can be removed."""
     backends = tritonserver.backend_directory()
     flags = {
@@ -84,9 +81,9 @@ def triton(settings: Settings, access: TritonAccess, environ: Mapping[str, str])
     if settings.device == "cpu":
         flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
     command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if completion.is_needless(settings, backends):
-        command.append(completion.DISABLE)
-    for backend in triton_options.python_backends(backends):
+    if complete:
+        command.append("--disable-auto-complete-config")
+    for backend in tritonserver.python_backends(backends):
         command.append(f"--backend-config={backend},shm-region-prefix-name={access.shared_memory}")
         if settings.multi_model:
             command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
@@ -163,13 +160,13 @@ def metrics_folder(settings: Settings) -> Path:
     return folder
 
 
-def nginx(settings: Settings, access: TritonAccess, environ: Mapping[str, str]) -> Process:
+def nginx(settings: Settings, access: TritonAccess, facts: Facts, environ: Mapping[str, str]) -> Process:
     """Renders nginx.conf into the run folder."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     if not binary or not has_lua():
         raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
     configuration = settings.run_dir / "nginx.conf"
-    configuration.write_text(nginx_configuration(settings, access.http_port), encoding="utf-8")
+    configuration.write_text(nginx_configuration(settings, access.http_port, facts.models), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from serving.host.address import LOOPBACK, bracketed
 from serving.host.machine import gpu_count
+from serving.host.tritonserver import python_backends
 from serving.settings.handed_on import HANDED_ON, HandedOn
 from serving.settings.table import Settings
 from serving.settings.triton_access import SECRET_KEY, TritonAccess
@@ -58,11 +59,6 @@ def _places(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> Ite
         "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
         "gpu": range(gpus) if settings.device == "gpu" else [],
     }[row.each]
-
-
-def python_backends(folder: Path) -> list[str]:
-    """The Python backend and those that are written for it (NAME/model.py)."""
-    return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
 
 
 def _named(host: str) -> str:

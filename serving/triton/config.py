@@ -2,20 +2,9 @@
 
 from typing import Any
 
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serving.errors import InvalidRequest
-
 SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_scheduler.cc)
-
-
-def parse_config(text: str) -> Any:
-    """A config.pbtxt as the ModelConfig protobuf; raises InvalidRequest with line and column."""
-    try:
-        return text_format.Parse(text, model_config_pb2.ModelConfig())
-    except text_format.ParseError as err:
-        raise InvalidRequest(str(err)) from err
 
 
 def correlation_type(config: Any) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 
 from build_engines.archiving import archive, renamed
 from build_engines.draft import BuildError
-from serving.triton.config import parse_config
+from serving.repository.model_config import parse_config
 from tests.build_engines.models import save_scale
 from tests.support.harness import ROOT, Server
 

@@ -44,7 +44,7 @@ def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(lay
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
     access = TritonAccess(shared_memory="serve-x")
     environ = {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"}
-    process = triton(replace(settings, load_models=("resnet",)), access, environ)
+    process = triton(replace(settings, load_models=("resnet",)), access, False, environ)
     assert process.command[0] == str(layout / "bin/tritonserver")
     assert f"--backend-directory={layout}/backends" in process.command
     assert "--model-config-name=cpu" not in process.command

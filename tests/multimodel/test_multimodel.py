@@ -222,6 +222,26 @@ def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running:
     assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
 
 
+SPELLINGS = {  # identifier: (the ensemble's platform, a comment of its part)
+    "quoted": ("platform: 'ensemble'", ""),
+    "unnamed": ("", ""),
+    "commented": ('platform: "ensemble"', "# model_name: 'whole'\n"),
+}
+
+
+@pytest.mark.parametrize("identifier", SPELLINGS)
+def test_an_ensemble_is_loaded_however_its_configuration_is_written(running: Container, identifier: str) -> None:
+    platform, comment = SPELLINGS[identifier]
+    archive = running.path(identifier)
+    make_ensemble(archive, 3, "three")
+    (archive / "whole/config.pbtxt").write_text(ENSEMBLE.replace('platform: "ensemble"', platform))
+    (archive / "part/config.pbtxt").write_text(comment + CONFIG)
+    loaded = running.load(identifier, identifier)
+    assert loaded.status_code == 200, loaded.text
+    assert predictions(running.invoke(identifier, 2)) == [{"three": 6.0}]
+    assert running.unload(identifier).status_code == 200
+
+
 def test_two_ensembles_with_parts_of_one_name_both_work_through_their_clients(running: Container) -> None:
     assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
     assert predictions(running.invoke("ensemble-2", 1)) == [{"four": 4.0}]
@@ -362,7 +382,7 @@ def test_what_is_left_out_and_cannot_be_told_fails_the_load(running: Container) 
     (running.path("mute") / "net/config.pbtxt").write_text(CONFIG.replace("dims: [1]", "", 1))
     expect(running.load("mute", "mute"), 400, "load_failed", "'net' is not complete", "'x' has no dims")
     (running.path("mute") / "net/config.pbtxt").write_text("backend = python\n")
-    expect(running.load("mute", "mute"), 400, "load_failed", "'net' is not complete", "1:9")
+    expect(running.load("mute", "mute"), 400, "load_failed", "net/config.pbtxt cannot be read: 1:9 : ")
 
 
 def test_slow_loads_run_side_by_side_and_delay_no_call(running: Container) -> None:

@@ -156,6 +156,13 @@ def test_a_step_that_maps_a_tensor_that_its_model_does_not_have(repository: Path
     assert "its step 'scale' maps the input 'z', which that model does not have; it has x" in only(repository)
 
 
+def test_steps_without_the_platform_of_an_ensemble(repository: Path) -> None:
+    change(repository / "sixfold" / CONFIG, 'platform: "ensemble"', "")
+    assert only(repository, "sixfold") == (
+        'sixfold: config.pbtxt: it has steps and no platform; say platform: "ensemble"'
+    )
+
+
 def test_labels_that_do_not_match_the_output(repository: Path) -> None:
     replace_file(repository / "resnet/labels.txt", b"one\ntwo\n")
     lines = [str(finding) for finding in findings(repository, "resnet")]

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
-
 from serving.preparation.plan_config import build_by_config, onnx_config
 from serving.repository.fingerprint import Build
+from serving.repository.model_config import parse_config
 
 CONFIG = """
 name: "net" platform: "tensorrt_plan" max_batch_size: 16
@@ -21,12 +19,12 @@ parameters { key: "client" value { string_value: "bert" } }
 
 
 def turned(text: str = CONFIG, setting: str = "onnxruntime", gpu: bool = True, precision: str = "fp16") -> Any:
-    made = onnx_config(text, "model.onnx", setting, gpu, Build("abc", precision), Path("/cache"))
-    return text_format.Parse(made, model_config_pb2.ModelConfig())
+    build = Build("abc", precision)
+    return parse_config(onnx_config(parse_config(text), "model.onnx", setting, gpu, build, Path("/cache")))
 
 
 def test_it_is_the_same_but_for_the_backend() -> None:
-    before, after = text_format.Parse(CONFIG, model_config_pb2.ModelConfig()), turned()
+    before, after = parse_config(CONFIG), turned()
     assert (after.platform, after.backend) == ("onnxruntime_onnx", "")
     for field in ("name", "max_batch_size", "input", "output", "dynamic_batching", "parameters"):
         assert getattr(after, field) == getattr(before, field), field
@@ -62,12 +60,12 @@ def test_the_tensorrt_provider_is_asked_for_by_name() -> None:
 
 
 def test_every_input_of_a_model_with_batches_varies() -> None:
-    build = build_by_config(CONFIG, "abc")
+    build = build_by_config(parse_config(CONFIG), "abc")
     assert build == Build(
         "abc", "fp32", {"ids": ((1, 1), (8, 128), (16, 512)), "image": ((1, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))}
     )
 
 
 def test_of_a_model_without_batches_only_what_has_no_fixed_shape_varies() -> None:
-    build = build_by_config(CONFIG.replace("max_batch_size: 16", "max_batch_size: 0"), "abc")
+    build = build_by_config(parse_config(CONFIG.replace("max_batch_size: 16", "max_batch_size: 0")), "abc")
     assert build.profile == {"ids": ((1,), (128,), (512,))}

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from serving.errors import LoadFailed
 from serving.preparation.overlay import show
-from serving.preparation.rebuild import Rebuilder, Unservable, own_folder, prepare
+from serving.preparation.rebuild import Rebuilder, own_folder, prepare
 from serving.preparation.trtexec import TrtexecError
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Build, Fingerprint, Hardware, source_sha256
+from serving.repository.model_config import parse_config
 from serving.repository.plans import Abilities, plan_model
 from serving.settings.table import Settings
-from serving.triton.config import parse_config
 
 T4, A10G = Hardware("Tesla T4", "7.5", "10.8.0"), Hardware("NVIDIA A10G", "8.6", "10.8.0")
 CONFIG = (
@@ -186,7 +187,7 @@ def test_rebuild_ends_the_start_when_the_build_fails(tmp_path: Path) -> None:
     scene = Scene(tmp_path, tensorrt="rebuild")
     make_model(scene.repository / "net", A10G)
     scene.fault = "out of memory"
-    with pytest.raises(Unservable, match=r"^error: the TensorRT model 'net' cannot be served: .*out of memory$"):
+    with pytest.raises(LoadFailed, match=r"^the TensorRT model 'net' cannot be served: .*out of memory$"):
         scene.prepare()
 
 
@@ -269,7 +270,7 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 def test_the_configuration_of_a_folder_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
     scene = Scene(tmp_path, tensorrt="onnxruntime")
     make_model(scene.repository / "net", A10G, more="no protobuf")
-    with pytest.raises(Unservable, match=r"config\.pbtxt cannot be read"):
+    with pytest.raises(LoadFailed, match=r"config\.pbtxt cannot be read: 3:1 : "):
         scene.prepare()
 
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, LoadFailed
 from serving.repository.archives import locate
 
 MODEL = 'backend: "python"'
+STEPS = 'ensemble_scheduling { step { model_name: "part" } }'
+SPELLINGS = [f"platform: 'ensemble'\n{STEPS}", STEPS, f'platform: "ensemble" # not model_name: "all"\n{STEPS}']
 ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "part" } }'
 
 
@@ -45,6 +47,24 @@ def test_an_ensemble_is_the_model_and_its_parts_come_with_it(tmp_path: Path) -> 
     archive = locate(url, tmp_path)
     assert archive.folder.name == "all"
     assert [part.name for part in archive.parts] == ["all", "part", "zz"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_an_ensemble_is_told_by_its_configuration_however_that_is_written(spelling: str, tmp_path: Path) -> None:
+    url = lay_out(tmp_path, all__config=spelling, part__config=MODEL)
+    assert locate(url, tmp_path).folder.name == "all"
+
+
+def test_an_ensemble_that_a_comment_names_is_no_part(tmp_path: Path) -> None:
+    commented = MODEL + " # model_name: 'all'"
+    url = lay_out(tmp_path, all__config=ENSEMBLE, part__config=commented)
+    assert locate(url, tmp_path).folder.name == "all"
+
+
+def test_a_configuration_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:
+    url = lay_out(tmp_path, all__config=ENSEMBLE, part__config="backend: python")
+    with pytest.raises(LoadFailed, match=r"model/part/config.pbtxt cannot be read: 1:10 : "):
+        locate(url, tmp_path)
 
 
 def test_of_nested_ensembles_the_outermost_is_the_model(tmp_path: Path) -> None:

@@ -159,10 +159,10 @@ def test_only_repositories_with_plans_that_are_loaded_are_looked_at(tmp_path: Pa
     lay_out(tmp_path / "a/plain", 'platform: "onnxruntime_onnx"', "1")
     lay_out(tmp_path / "b/net", PLAN_CONFIG, "1")
     settings = Settings(model_repositories=(tmp_path / "a", tmp_path / "b"), device="gpu")
-    assert repositories_with_plans(settings) == [1]
-    assert repositories_with_plans(replace(settings, load_models=("plain",))) == []
-    assert repositories_with_plans(replace(settings, tensorrt="off")) == []
-    assert repositories_with_plans(replace(settings, multi_model=True)) == []
+    assert repositories_with_plans(settings) == (1,)
+    assert repositories_with_plans(replace(settings, load_models=("plain",))) == ()
+    assert repositories_with_plans(replace(settings, tensorrt="off")) == ()
+    assert repositories_with_plans(replace(settings, multi_model=True)) == ()
 
 
 def test_what_stands_in_the_way_of_a_build_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

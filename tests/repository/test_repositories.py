@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.repository.layout import LayoutError, called_by, holds_models, parts_of, plan
-from serving.settings.table import BUILT_IN_MODELS, Settings
-from tests.supervisor.test_serve import MACHINE, run
+from serving.repository.layout import BUILT_IN_MODELS, LayoutError, final_folders, holds_models
+from serving.repository.model_config import parse_config, parts_of
+from serving.repository.served import Served, served
+from serving.settings.table import AUTO
+from tests.supervisor.test_serve import run
 from tests.support.harness import Server, make_identity, make_scale, make_sleeper
 
 ENSEMBLE = """
@@ -60,93 +62,79 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+def loaded(found: Served) -> tuple[str, ...]:
+    return tuple(found.models)
+
+
 def told(*folders: Path, default: str = "", load: tuple[str, ...] = ()) -> str:
     """What a start with these settings says before it stops."""
     with pytest.raises(LayoutError) as caught:
-        plan(folders, default, load)
+        served(folders, default, load)
     return str(caught.value)
 
 
 def test_without_a_default_all_models_are_loaded(repository: Path) -> None:
-    found = plan([repository])
-    assert (found.folders, found.load, found.default, found.warnings) == ((repository,), ("a", "b"), "", ())
+    found = served([repository])
+    assert (found.folders, loaded(found), found.default, found.warnings) == ((repository,), ("a", "b"), "", ())
 
 
 def test_the_only_model_is_the_default_and_the_log_says_so(repository: Path) -> None:
     shutil.rmtree(repository / "b")
-    found = plan([repository])
-    assert (found.load, found.default) == (("a",), "a")
+    found = served([repository])
+    assert (loaded(found), found.default) == (("a",), "a")
     assert found.warnings[0].startswith("no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: 'a', the only model")
 
 
 def test_a_named_default_is_loaded_alone(repository: Path) -> None:
-    assert plan([repository], "b").load == ("b",)
-    assert plan([repository], "b").warnings == ()
+    assert loaded(served([repository], "b")) == ("b",)
+    assert served([repository], "b").warnings == ()
 
 
 def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Path) -> None:
     for name, part in (("outer", "inner"), ("inner", "scale")):
         make_model(repository, name, f'ensemble_scheduling {{ step [ {{ model_name: "{part}" }} ] }}')
     make_model(repository, "scale")
-    assert plan([repository], "outer").load == ("outer", "inner", "scale")
+    assert loaded(served([repository], "outer")) == ("outer", "inner", "scale")
 
 
 def test_the_configuration_of_this_machine_decides_on_the_parts(repository: Path) -> None:
     make_model(repository, "ensemble", 'ensemble_scheduling { step [ { model_name: "a" } ] }')
     (repository / "ensemble/configs").mkdir()
     (repository / "ensemble/configs/cpu.pbtxt").write_text('ensemble_scheduling { step [ { model_name: "b" } ] }')
-    assert plan([repository], "ensemble", config_name="cpu").load == ("ensemble", "b")
-    assert plan([repository], "ensemble").load == ("ensemble", "a")
+    assert loaded(served([repository], "ensemble", device="cpu")) == ("ensemble", "b")
+    assert loaded(served([repository], "ensemble")) == ("ensemble", "a")
 
 
 def test_models_can_be_chosen_by_name_besides_the_default(repository: Path) -> None:
     make_model(repository, "c")
-    assert plan([repository], "b", ["c"]).load == ("c", "b")
-    assert plan([repository], "", ["c", "a"]).load == ("c", "a")
+    assert loaded(served([repository], "b", ["c"])) == ("c", "b")
+    assert loaded(served([repository], "", ["c", "a"])) == ("c", "a")
 
 
 def test_comments_are_not_read_and_parts_are_named_once() -> None:
-    assert parts_of(ENSEMBLE) == ["scale"]
-    assert parts_of('ensemble_scheduling { step { model_name: "a#b" } }') == ["a#b"]
-    assert parts_of("# ensemble_scheduling\nparameters { key: \"model_name: 'x'\" }") == []
-
-
-def test_the_model_that_follows_in_a_chain_is_loaded_with_it(repository: Path) -> None:
-    then = 'backend: "python" parameters {{ key: "then" value {{ string_value: "{}" }} }}'
-    make_model(repository, "finder", then.format("b"))
-    assert plan([repository], "finder").load == ("finder", "b")
-    make_model(repository, "lost", then.format("none"))
-    assert "the model 'lost' calls 'none', and there is no such model" in told(repository, default="lost")
-
-
-def test_the_parameter_that_names_what_follows_is_read_in_every_spelling() -> None:
-    for text in (
-        'parameters { key: "then" value { string_value: "b" } }',
-        "parameters: [ { key: 'then', value: { string_value: 'b' } } ]",
-        'parameters {\n  key: "then"\n  value {\n    string_value: "b"\n  }\n}',
-    ):
-        assert called_by(text) == ["b"]
-    assert called_by('# parameters { key: "then" value { string_value: "b" } }') == []
+    assert parts_of(parse_config(ENSEMBLE)) == ["scale"]
+    assert parts_of(parse_config('ensemble_scheduling { step { model_name: "a#b" } }')) == ["a#b"]
+    assert parts_of(parse_config("# ensemble_scheduling\nparameters { key: \"model_name: 'x'\" }")) == []
 
 
 def test_one_folder_around_the_models_is_entered_and_the_log_says_so(tmp_path: Path, repository: Path) -> None:
-    found = plan([tmp_path])
-    assert (found.folders, found.load) == ((repository,), ("a", "b"))
+    found = served([tmp_path])
+    assert (found.folders, loaded(found)) == ((repository,), ("a", "b"))
     assert found.warnings == (f"{tmp_path} has no model but the folder 'models' of them: that is served",)
 
 
 def test_folders_that_are_no_models_are_left_alone(repository: Path) -> None:
     for name in ("code", ".git", "__MACOSX"):
         (repository / name / "deep").mkdir(parents=True)
-    found = plan([repository])
-    assert found.load == ("a", "b")
+    found = served([repository])
+    assert loaded(found) == ("a", "b")
     assert found.warnings == (f"{repository / 'code'} is ignored: it is no model",)
 
 
 def test_repositories_lie_over_one_another(tmp_path: Path, repository: Path) -> None:
     make_model(tmp_path / "more", "c")
-    found = plan([repository, tmp_path / "more"])
-    assert (found.folders, found.load) == ((repository, tmp_path / "more"), ("a", "b", "c"))
+    found = served([repository, tmp_path / "more"])
+    assert (found.folders, loaded(found)) == ((repository, tmp_path / "more"), ("a", "b", "c"))
 
 
 def test_a_name_in_two_repositories_is_told_with_both_folders(tmp_path: Path, repository: Path) -> None:
@@ -186,7 +174,7 @@ def test_a_model_without_a_version_is_told(repository: Path) -> None:
     (repository / "b/model.onnx").touch()
     message = told(repository)
     assert "the model 'b' has no version: found config.pbtxt, model.onnx in" in message
-    assert plan([repository], "a").load == ("a",)
+    assert loaded(served([repository], "a")) == ("a",)
 
 
 def test_an_ensemble_without_a_version_or_without_a_part_is_told(repository: Path) -> None:
@@ -211,15 +199,28 @@ def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(tm
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
     assert holds_models(tmp_path)
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
+    assert final_folders([AUTO], tmp_path) == (tmp_path,)
 
 
 def test_what_was_not_meant_for_triton_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/inference.py").touch()
     assert not holds_models(tmp_path)
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (BUILT_IN_MODELS,)
-    assert Settings().settled(MACHINE, tmp_path / "absent").model_repositories == (BUILT_IN_MODELS,)
+    assert final_folders([AUTO], tmp_path) == (BUILT_IN_MODELS,)
+    assert final_folders([AUTO], tmp_path / "absent") == (BUILT_IN_MODELS,)
+
+
+def test_a_folder_that_is_named_is_no_matter_of_what_lies_there(tmp_path: Path) -> None:
+    assert final_folders([tmp_path / "named", AUTO], tmp_path / "absent") == (tmp_path / "named", BUILT_IN_MODELS)
+
+
+def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(repository: Path) -> None:
+    (repository / "a/config.pbtxt").write_text('backend: "python"\nmax_batchsize: 3')
+    done = run(SERVE_MODEL_REPOSITORY=str(repository), SERVE_HOST="127.0.0.1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{repository}/a/config.pbtxt cannot be read: 2:1 : Message type")
+    assert done.stderr.count("\n") == 1
+    assert loaded(served([repository], "b")) == ("b",), "a model that is not loaded is not read"
 
 
 def test_a_layout_mistake_stops_the_start_without_a_traceback(tmp_path: Path) -> None:

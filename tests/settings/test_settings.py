@@ -10,7 +10,7 @@ from serving.host.machine import Machine
 from serving.settings.handed_on import HANDED_ON
 from serving.settings.parsing import format_value
 from serving.settings.setting import Setting, SettingsError
-from serving.settings.table import BUILT_IN_MODELS, ROWS, TABLE, Settings, markdown
+from serving.settings.table import ROWS, TABLE, Settings, markdown
 from serving.settings.triton_access import TritonAccess
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
@@ -188,19 +188,6 @@ def test_sizes_in_mb_are_of_1024_times_1024_bytes_and_0_is_the_most() -> None:
     assert read().max_body_bytes == 26_214_400
     assert read(SERVE_MAX_BODY_MB="0.5").max_body_bytes == 524_288
     assert read(SAGEMAKER_MAX_PAYLOAD_IN_MB="0").max_body_bytes == 1024**3
-
-
-def test_models_of_the_platform_are_served_when_there_are_any(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (BUILT_IN_MODELS,)
-    (tmp_path / "resnet" / "1").mkdir(parents=True)
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
-
-
-def test_a_model_without_a_version_folder_is_one_by_its_configuration(tmp_path: Path) -> None:
-    (tmp_path / "ensemble").mkdir()
-    (tmp_path / "ensemble" / "config.pbtxt").touch()
-    assert Settings().settled(MACHINE, tmp_path).model_repositories == (tmp_path,)
 
 
 def test_a_relative_repository_is_made_absolute() -> None:

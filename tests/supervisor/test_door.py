@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import requests
 
+from serving.repository.facts import ModelFacts
+from serving.settings.triton_access import TritonAccess
 from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error, wait_until_at_work
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -67,27 +68,21 @@ class Tritons(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
 
 
-def make_models(folder: Path) -> None:
-    for file in ("scale/1/x", "scale/3/x", "own/1/x", "own/client.py", "chosen/1/x", "chosen/config.pbtxt"):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).touch()
-    (folder / "chosen/config.pbtxt").write_text("version_policy: { specific { versions: [1] } }")
+MODELS = {"scale": ModelFacts(version="3"), "own": ModelFacts(version="1", client=True), "chosen": ModelFacts()}
 
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     folder = tmp_path_factory.mktemp("edge")
-    make_models(folder / "models")
     with Upstreams(str(folder / "gunicorn.sock"), Flask) as flask, Tritons(("127.0.0.1", 0), Triton) as triton:
         for server in (flask, triton):
             threading.Thread(target=server.serve_forever, daemon=True).start()
         running = Edge(
             folder,
-            SERVE_MODEL_REPOSITORY=str(folder / "models"),
-            SERVE_LOAD_MODELS="scale,own,chosen",
+            TritonAccess(http_port=triton.server_address[1]),
+            MODELS,
             SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale",
             SERVE_KSERVE="true",
-            SERVE_TRITON_HTTP_PORT=str(triton.server_address[1]),
             SERVE_MAX_CONCURRENCY="2",
         )
         yield running

@@ -15,6 +15,8 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
+from serving.repository.facts import Facts
+from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
 from serving.supervisor.nginx import nginx_configuration
@@ -45,7 +47,7 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
     access = serve.picked(settings, serve.port_picker(settings))
-    return {process.name: process for process in serve.table(settings, access, os.environ | variables)}
+    return {process.name: process for process in serve.table(settings, access, Facts(), os.environ | variables)}
 
 
 def test_help_lists_every_variable() -> None:
@@ -75,6 +77,13 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
     assert done.returncode == 2
     assert done.stderr.endswith("cannot listen there: Address already in use\n")
     assert done.stdout == ""
+
+
+def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback (most recent call last):\nImportError: no protobuf\n")
+    monkeypatch.setattr(serve, "prepare", lambda *_: failed)
+    with pytest.raises(LayoutError, match=r"^the model repositories cannot be read: ImportError: no protobuf$"):
+        serve.surveyed(Settings())
 
 
 def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
@@ -169,7 +178,7 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
 def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
-    assert "worker_connections 128;" in nginx_configuration(settings, 9)
+    assert "worker_connections 128;" in nginx_configuration(settings, 9, {})
 
 
 @pytest.mark.parametrize(

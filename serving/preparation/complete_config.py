@@ -1,6 +1,7 @@
-"""python -m serving.preparation.completer MODEL CONFIG BACKENDS: completes a config.pbtxt as its backend does.
+"""python -m serving.preparation.complete_config MODEL CONFIG BACKENDS: completes a config.pbtxt as its backend does.
 
-What Triton's Python backend does with `auto_complete_config`, in a process without Triton.
+What Triton's Python backend does with `auto_complete_config`, in a process without Triton: with its own module
+triton_python_backend_utils, and in place of the classes that only its stub has, such as Tensor and Logger, empty ones.
 """
 
 import importlib
@@ -13,17 +14,15 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 
-from serving.preparation.completion import HOOK, backend_of
 from serving.repository.layout import FILES, versions
-from serving.triton.config import parse_config
+from serving.repository.model_config import HOOK, backend_of, read_file
 
 
 def main(arguments: Sequence[str]) -> int:
     """Ends with 1 and the reason as the last line of stderr."""
     model, file, backends = map(Path, arguments)
-    config = parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")
     with redirect_stdout(sys.stderr):  # what the model prints
-        made = completed(config, model, backends)
+        made = completed(read_file(file), model, backends)
     for tensor in (*made.input, *made.output):
         if not tensor.dims or not tensor.data_type:
             raise ValueError(f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}")
@@ -36,7 +35,7 @@ def completed(config: Any, model: Path, backends: Path) -> Any:
     found = versions(model)
     if not found:
         return config
-    if not (config.backend or config.platform):
+    if not backend_of(config):
         config.backend = next((name for name, file in FILES.items() if (found[-1] / file).exists()), "")
     sys.path.insert(0, str(backends / "python"))
     utils: Any = importlib.import_module("triton_python_backend_utils")
@@ -55,7 +54,7 @@ def completed(config: Any, model: Path, backends: Path) -> Any:
 
 def _hook(config: Any, model: Path, version: Path, backends: Path) -> Any:
     """The `auto_complete_config` of the model's code, or of its backend's; None without one."""
-    backend = config.backend or backend_of(config.platform)
+    backend = backend_of(config)
     own = backend == "python"
     place, module = (model, f"{version.name}.model") if own else (backends / backend, "model")
     if not (place / f"{module.replace('.', '/')}.py").is_file():
@@ -66,15 +65,14 @@ def _hook(config: Any, model: Path, version: Path, backends: Path) -> Any:
 
 
 class _Absent(type):
-    """Of classes that only Triton's stub has, such as Tensor and Logger: they may be named, and their methods do
-    nothing."""
+    """The type of a class whose methods do nothing."""
 
     def __getattr__(cls, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def _absent(name: str) -> Any:
-    """A module's `__getattr__`."""
+    """What the module gives for a name that it does not have."""
     if name.startswith("__"):
         raise AttributeError(name)
     return _Absent(name, (), {})

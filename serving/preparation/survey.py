@@ -1,0 +1,86 @@
+"""python -m serving.preparation.survey: what lies in the model repositories, as the JSON of repository/facts.py.
+
+`serve` runs it once, before all else: to read a config.pbtxt takes protobuf, and PID 1 has the standard library only.
+The environment has the settings.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from serving.host.tritonserver import backend_directory, python_backends
+from serving.repository.facts import Facts, ModelFacts
+from serving.repository.layout import LayoutError, folders_in, is_model, versions
+from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, is_complete, read_config
+from serving.repository.plans import repositories_with_plans
+from serving.repository.served import Served, served
+from serving.settings.table import Settings
+
+CLIENTS = Path(__file__).resolve().parents[2] / "clients"
+
+
+def survey(settings: Settings, backends: Path) -> Facts:
+    """What a start needs to know; its mistakes end the start."""
+    try:
+        found = served(settings.model_repositories, settings.default_model, settings.load_models, settings.device)
+    except LayoutError as err:
+        return Facts(mistakes=err.mistakes)
+    facts = Facts(
+        folders=tuple(map(str, found.folders)),
+        models=_models(found, settings.model_clients),
+        default=found.default,
+        warnings=found.warnings,
+        unreadable=found.unreadable,
+    )
+    if facts.unreadable:
+        return facts
+    settings = replace(settings, model_repositories=found.folders, load_models=tuple(found.models))
+    plans = repositories_with_plans(settings)
+    return replace(facts, plans=plans, complete=not plans and all_complete(settings, backends))
+
+
+def _models(found: Served, own_clients: bool) -> Mapping[str, ModelFacts]:
+    return {name: model_facts(folder, found.configs[name], own_clients) for name, folder in found.models.items()}
+
+
+def model_facts(folder: Path, config: Any, own_clients: bool = True) -> ModelFacts:
+    numbered = config.version_policy.HasField("specific")
+    return ModelFacts(
+        version="" if numbered else versions(folder)[-1].name,
+        backend=backend_of(config),
+        client=_has_client(folder, config, own_clients),
+        sequences=config.HasField("sequence_batching"),
+        decoupled=config.model_transaction_policy.decoupled,
+    )
+
+
+def _has_client(folder: Path, config: Any, own_clients: bool) -> bool:
+    """By the names of files, as inference/registry.py finds it; a model without one takes tensors only."""
+    modules = [CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
+    own = [folder / "client.py"] if own_clients else []
+    return "client" in config.parameters or any(module.is_file() for module in own + modules)
+
+
+def all_complete(settings: Settings, backends: Path) -> bool:
+    """Whether Triton needs to complete nothing: all models that it could load are complete and of backends written in
+    Python, for others complete more than what is missing."""
+    if any("model-control-mode" in argument for argument in settings.additional_arguments):
+        return False  # models may come later
+    known = {ENSEMBLE, *python_backends(backends)}
+    models = [model for folder in settings.model_repositories for model in folders_in(folder) if is_model(model)]
+    return all(_is_complete(model, settings.device, known) for model in models)
+
+
+def _is_complete(model: Path, device: str, backends: set[str]) -> bool:
+    try:
+        config = read_config(model, device)
+    except Unreadable:  # of a model that is not loaded now
+        return False
+    return backend_of(config) in backends and is_complete(model, config)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(survey(Settings.from_env(os.environ), backend_directory()).to_json())

@@ -1,0 +1,49 @@
+"""What is known of the models before anything starts, as JSON between two processes. Standard library only.
+
+`python -m serving.preparation.survey` reads the configurations and prints it; PID 1 reads no configuration itself.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model that is loaded. `version` answers when a request names none; "" where the version policy names some."""
+
+    version: str = ""
+    backend: str = ""
+    client: bool = False
+    sequences: bool = False
+    decoupled: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The repositories' final folders, the models that are loaded by name, the one of requests that name none ("":
+    there is no such), and what the log should say.
+
+    `plans` are the numbers of the repositories whose TensorRT plans must be looked at before Triton starts; `complete`
+    says that Triton need not complete any configuration. With `mistakes` a start ends; `unreadable` are those of
+    configurations, which `serve --check` tells with all others.
+    """
+
+    folders: tuple[str, ...] = ()
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    default: str = ""
+    warnings: tuple[str, ...] = ()
+    plans: tuple[int, ...] = ()
+    complete: bool = False
+    mistakes: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Facts":
+        found: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        return cls(**found | lists | {"models": {name: ModelFacts(**each) for name, each in found["models"].items()}})

@@ -1,0 +1,79 @@
+"""config.pbtxt as Triton's ModelConfig; no other module reads one. It takes protobuf, which PID 1 does not have."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from serving.errors import InvalidRequest, LoadFailed
+from serving.repository.layout import PLATFORMS, config_file
+
+MESSAGES = "tritonclient.grpc.model_config_pb2"
+ENSEMBLE = "ensemble"
+HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
+
+
+class Unreadable(LoadFailed):
+    """A configuration that cannot be read; `reason` begins with line and column."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.file, self.reason = file, " ".join(reason.split())
+        super().__init__(f"{file} cannot be read: {self.reason}")
+
+
+def _messages() -> Any:
+    """tritonclient's module, without its package, which imports grpc: that takes half a second."""
+    package = importlib.util.find_spec("tritonclient")
+    if MESSAGES not in sys.modules and package and package.submodule_search_locations:
+        file = Path(package.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
+        spec = importlib.util.spec_from_file_location(MESSAGES, file)
+        if spec and spec.loader:
+            sys.modules[MESSAGES] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[MESSAGES])
+    return importlib.import_module(MESSAGES)
+
+
+ModelConfig: Any = _messages().ModelConfig
+
+
+def parse_config(text: str) -> Any:
+    """A config.pbtxt as the ModelConfig protobuf; raises InvalidRequest with line and column."""
+    try:
+        return text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as err:
+        raise InvalidRequest(str(err)) from err
+
+
+def read_file(file: Path) -> Any:
+    """The ModelConfig in it, an empty one where there is no file, for Triton completes that; raises Unreadable."""
+    try:
+        return parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")
+    except (OSError, UnicodeDecodeError, InvalidRequest) as err:
+        raise Unreadable(file, str(err)) from err
+
+
+def read_config(model: Path, device: str) -> Any:
+    """The one that Triton takes for the model on that device; raises Unreadable."""
+    return read_file(config_file(model, device))
+
+
+def backend_of(config: Any) -> str:
+    """The backend's name; "" where Triton finds it by the model's files."""
+    if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
+        return ENSEMBLE
+    return str(config.backend or PLATFORMS.get(config.platform, (config.platform, ""))[0])
+
+
+def parts_of(config: Any) -> list[str]:
+    """The models that the steps of an ensemble call, in order."""
+    return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+
+
+def is_complete(model: Path, config: Any) -> bool:
+    """Whether the configuration says all that Triton must know, and the model has nothing to add by code of its own:
+    a backend, and inputs and outputs of which each has a name, a type and dimensions."""
+    tensors = all(each.name and each.data_type and each.dims for each in (*config.input, *config.output))
+    said = bool((config.backend or config.platform) and config.input and config.output and tensors)
+    return said and not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))

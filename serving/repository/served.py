@@ -1,0 +1,174 @@
+"""What is served from the model repositories: which models are loaded, which one is the default, what is wrong."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.repository.layout import CONFIG, LayoutError, folders_in, has_a_model, is_model, versions
+from serving.repository.model_config import ENSEMBLE, ModelConfig, Unreadable, backend_of, parts_of, read_config
+
+LISTED = 8
+
+
+@dataclass(frozen=True)
+class Served:
+    """The repositories' final folders, the folders and the configurations of the models that are loaded, by name, the
+    one of requests that name none (""), what the log should say, and what is wrong with configurations."""
+
+    folders: tuple[Path, ...]
+    models: Mapping[str, Path]
+    configs: Mapping[str, Any]
+    default: str
+    warnings: tuple[str, ...]
+    unreadable: tuple[str, ...]
+
+
+def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = "") -> Served:
+    """What is served from `folders`; raises LayoutError with every mistake.
+
+    `default` is the model of requests that name none: it and the parts of its ensemble are loaded then, and no
+    other, unless `load` names them. With neither, all are loaded.
+    """
+    _refuse(_mistakes_of_permission(folders))
+    warnings: list[str] = []
+    final = tuple(_entered(folder, warnings) for folder in folders)
+    shape = _example(final[0])
+    models = _collect(final, warnings, shape)
+    named = [*load, *([default] if default else [])]
+    _refuse(_absent(name, load, models, final) for name in dict.fromkeys(named) if name not in models)
+    if not default and len(models) == 1:
+        default = next(iter(models))
+        warnings.append(
+            f"no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: '{default}', the only model, answers what names none"
+        )
+    unreadable: list[str] = []
+    configs = _with_parts(named or sorted(models), models, device, unreadable)
+    _refuse(_mistakes_of_loaded(configs, models), shape)
+    loaded = {name: models[name] for name in configs}
+    return Served(final, loaded, configs, default, tuple(warnings), tuple(unreadable))
+
+
+def _refuse(mistakes: Iterable[str], example: str = "") -> None:
+    if found := list(mistakes):
+        raise LayoutError([*found, *([example] if example else [])])
+
+
+def _example(folder: Path) -> str:
+    """A repository as it should be."""
+    return (
+        "a model repository has a folder for each model, and in that one for each version:\n"
+        f"  {folder}/\n    resnet/\n      {CONFIG}\n      1/\n        model.onnx\n"
+        "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
+    )
+
+
+def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
+    """What may not be read: an image's process is not root's, and an archive keeps its files' permissions."""
+    for folder in folders:
+        paths = [folder, *folder.rglob("*")] if folder.exists() else []
+        if closed := [str(path) for path in paths if not _may_read(path)]:
+            yield f"the user of this process, {os.geteuid()}, may not read {_list(closed)}: chmod -R a+rX {folder}"
+
+
+def _may_read(path: Path) -> bool:
+    return os.access(path, os.R_OK) and (not path.is_dir() or os.access(path, os.X_OK))
+
+
+def _entered(folder: Path, warnings: list[str]) -> Path:
+    """The folder, or the only one in it when that is the repository (tar czf model.tar.gz model_repository)."""
+    try:
+        inner = folders_in(folder)
+        if not is_model(folder) and len(inner) == 1 and not is_model(inner[0]) and has_a_model(inner[0]):
+            warnings.append(f"{folder} has no model but the folder '{inner[0].name}' of them: that is served")
+            return inner[0]
+    except OSError:
+        pass  # told below
+    return folder
+
+
+def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
+    """All models by name; raises LayoutError."""
+    models: dict[str, Path] = {}
+    mistakes: list[str] = []
+    for folder in folders:
+        try:
+            mistakes += _mistakes_at_root(folder)
+            found = [] if mistakes else folders_in(folder)
+            named = {path.name: path for path in found if is_model(path)}
+        except OSError as err:
+            mistakes.append(f"the model repository {folder} cannot be read: {err.strerror}")
+            continue
+        warnings += [f"{path} is ignored: it is no model" for path in found if path.name not in named]
+        mistakes += [f"two repositories have a model '{n}': {models[n]} and {named[n]}" for n in named if n in models]
+        models = named | models
+    if not models and not mistakes:
+        mistakes = [f"there is no model in {folder}: found {_found(folder)}" for folder in folders]
+    _refuse(mistakes, example)
+    return models
+
+
+def _mistakes_at_root(folder: Path) -> Iterator[str]:
+    if not folder.exists():
+        yield f"there is no model repository {folder}"
+    elif is_model(folder):
+        files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
+        name = _config_or_empty(folder, "", []).name or "MODEL"
+        yield (
+            f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in "
+            f"a folder of its own, whose name is the model's: mkdir {name} && mv {files} {name}/"
+        )
+
+
+def _absent(name: str, load: Sequence[str], models: Iterable[str], folders: Sequence[Path]) -> str:
+    variable = "SERVE_LOAD_MODELS" if name in load else "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+    where = ", ".join(map(str, folders))
+    return f"{variable} names '{name}', and there is no folder of that name in {where}; its models are: {_list(models)}"
+
+
+def _with_parts(names: Iterable[str], models: Mapping[str, Path], device: str, unreadable: list[str]) -> dict[str, Any]:
+    """The configurations of these models and of all that they call; None of one that there is not."""
+    configs: dict[str, Any] = {}
+    left = list(names)
+    while left:
+        name = left.pop(0)
+        if name not in configs:
+            configs[name] = _config_or_empty(models[name], device, unreadable) if name in models else None
+            left += parts_of(configs[name]) if name in models else []
+    return configs
+
+
+def _config_or_empty(model: Path, device: str, unreadable: list[str]) -> Any:
+    try:
+        return read_config(model, device)
+    except Unreadable as err:
+        unreadable.append(str(err))
+        return ModelConfig()
+
+
+def _mistakes_of_loaded(configs: Mapping[str, Any], models: Mapping[str, Path]) -> Iterator[str]:
+    for name, config in configs.items():
+        if config is None:
+            user = next(user for user, other in configs.items() if other is not None and name in parts_of(other))
+            yield f"the model '{user}' calls '{name}', and there is no such model; there are {_list(models)}"
+        elif not versions(models[name]):
+            yield _without_version(name, models[name], backend_of(config) == ENSEMBLE)
+
+
+def _without_version(name: str, folder: Path, ensemble: bool) -> str:
+    if ensemble:
+        return f"the ensemble '{name}' has no version: make an empty folder {folder}/1 (Triton needs one)"
+    return (
+        f"the model '{name}' has no version: found {_found(folder)} in {folder}; expected a folder named by a "
+        "number from 1 with the model file in it"
+    )
+
+
+def _found(folder: Path) -> str:
+    return _list(path.name + ("/" if path.is_dir() else "") for path in sorted(folder.iterdir()))
+
+
+def _list(names: Iterable[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found[:LISTED]) + (f" and {len(found) - LISTED} more" if len(found) > LISTED else "") or "nothing"

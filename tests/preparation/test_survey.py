@@ -1,0 +1,94 @@
+"""What PID 1 is told of the models before anything starts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.host.tritonserver import backend_directory
+from serving.preparation.survey import survey
+from serving.repository.facts import Facts, ModelFacts
+from serving.settings.table import Settings
+from tests.repository.test_model_config import ONNX, X, Y, write
+from tests.support.harness import ROOT
+
+PLAIN = ModelFacts(version="1", backend="onnxruntime")
+
+
+def look(repository: Path, **more: str) -> Facts:
+    variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu"} | more
+    return survey(Settings.from_env(variables), backend_directory())
+
+
+@pytest.mark.parametrize(
+    ("config", "facts"),
+    [
+        (ONNX, PLAIN),
+        ("version_policy { specific { versions: [1] } }", ModelFacts()),
+        ("version_policy { all { } }", ModelFacts(version="1")),
+        ("parameters { key: 'client' value { string_value: 'resnet' } }", ModelFacts(version="1", client=True)),
+        (f"{ONNX} # key: 'client', specific", PLAIN),
+        (f"{ONNX} sequence_batching {{ }}", replace(PLAIN, sequences=True)),
+        (f"{ONNX} model_transaction_policy {{ decoupled: true }}", replace(PLAIN, decoupled=True)),
+    ],
+)
+def test_what_a_configuration_says(config: str, facts: ModelFacts, tmp_path: Path) -> None:
+    write(tmp_path / "net", config)
+    assert look(tmp_path).models == {"net": facts}
+
+
+def test_the_latest_version_answers(tmp_path: Path) -> None:
+    for version in ("2", "10", "01"):
+        (write(tmp_path / "net", ONNX) if version == "2" else tmp_path / "net").joinpath(version).mkdir()
+    assert look(tmp_path).models["net"].version == "10"
+
+
+def test_a_client_is_found_in_the_folder_or_by_the_model_s_name(tmp_path: Path) -> None:
+    for name in ("own", "bert", "plain"):
+        write(tmp_path / name, ONNX)
+    (tmp_path / "own/client.py").touch()
+    assert {name for name, model in look(tmp_path).models.items() if model.client} == {"own", "bert"}
+    assert not look(tmp_path, SERVE_MODEL_CLIENTS="false").models["own"].client
+
+
+def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
+    write(tmp_path / "net", 'platform: "tensorrt_plan"')
+    (tmp_path / "other").mkdir()
+    facts = look(tmp_path)
+    assert Facts.from_json(facts.to_json()) == facts
+    assert (facts.plans, facts.default, facts.complete) == ((0,), "net", False)
+    assert f"{tmp_path}/other is ignored: it is no model" in facts.warnings
+
+
+def test_mistakes_are_told_and_those_of_configurations_apart(tmp_path: Path) -> None:
+    assert look(tmp_path).mistakes[0] == f"there is no model in {tmp_path}: found nothing"
+    write(tmp_path / "net", "no protobuf")
+    facts = look(tmp_path)
+    assert (facts.mistakes, len(facts.unreadable), list(facts.models)) == ((), 1, ["net"])
+
+
+def test_triton_completes_nothing_where_all_models_say_all(tmp_path: Path) -> None:
+    assert look(ROOT / "model_repository").complete
+    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    assert look(tmp_path).complete
+    write(tmp_path / "bare", ONNX)
+    assert not look(tmp_path).complete
+    assert not look(tmp_path, SERVE_LOAD_MODELS="net").complete, "the other may be loaded later, through gRPC"
+
+
+@pytest.mark.parametrize("platform", ["tensorrt_plan", "tensorflow_savedmodel"])
+def test_backends_that_are_not_python_complete_more_than_what_is_missing(platform: str, tmp_path: Path) -> None:
+    write(tmp_path / "net", f'platform: "{platform}" {X} {Y}')
+    assert not look(tmp_path, SERVE_TENSORRT="off").complete
+
+
+def test_models_that_may_come_later_may_leave_things_out(tmp_path: Path) -> None:
+    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    assert not look(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--model-control-mode=poll").complete
+
+
+def test_one_that_is_not_loaded_and_cannot_be_read_is_left_to_triton(tmp_path: Path) -> None:
+    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    write(tmp_path / "bad", "no protobuf")
+    facts = look(tmp_path, SERVE_LOAD_MODELS="net")
+    assert (facts.unreadable, facts.complete) == ((), False)

@@ -1,0 +1,98 @@
+"""How a config.pbtxt is read, and which ones say all that Triton must know."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.repository.model_config import Unreadable, backend_of, is_complete, parse_config, read_config
+from tests.support.harness import ROOT
+
+X = 'input { name: "x" data_type: TYPE_FP32 dims: [1] }'
+Y = 'output [ { name: "y" data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } ]'
+ONNX = 'platform: "onnxruntime_onnx"'
+
+
+def write(model: Path, config: str | None, code: str = "") -> Path:
+    (model / "1").mkdir(parents=True)
+    if config is not None:
+        (model / "config.pbtxt").write_text(config)
+    if code:
+        (model / "1/model.py").write_text(code)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("config", "backend"),
+    [
+        ('platform: "onnxruntime_onnx"', "onnxruntime"),
+        ("backend: 'tensorrt'", "tensorrt"),
+        ('platform: "ensemble"', "ensemble"),
+        ("ensemble_scheduling { step { model_name: 'part' } }", "ensemble"),
+        ("# platform: 'ensemble'", ""),
+    ],
+)
+def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: str) -> None:
+    assert backend_of(parse_config(config)) == backend
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2 : Message type"), (b"\xff", "'utf-8' codec")]
+)
+def test_what_cannot_be_read_is_told_with_file_and_place(text: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_bytes(text)
+    with pytest.raises(Unreadable) as caught:
+        read_config(tmp_path, "gpu")
+    assert str(caught.value).startswith(f"{tmp_path}/config.pbtxt cannot be read: {reason}")
+
+
+def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second() -> None:
+    code = (
+        "import sys, serving.repository.model_config\n"
+        "assert 'grpc' not in sys.modules\n"
+        "import tritonclient.grpc\n"
+        "assert tritonclient.grpc.model_config_pb2.ModelConfig is serving.repository.model_config.ModelConfig"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def complete_on(model: Path, device: str = "cpu") -> bool:
+    return is_complete(model, read_config(model, device))
+
+
+@pytest.mark.parametrize(
+    ("config", "complete"),
+    [
+        (f"{ONNX} {X} {Y}", True),
+        (f'backend: "python"\n{X}{X.replace("x", "z")}\n{Y} # input {{ }}', True),
+        (f"{ONNX} {X.replace('input {', 'input: [ {').replace('}', '} ]')} {Y}", True),
+        (f'{ONNX} {X} {Y} parameters {{ key: "a" value {{ string_value: "input {{ }}" }} }}', True),
+        (None, False),
+        ("", False),
+        (ONNX, False),
+        (f"{X} {Y}", False),
+        (f"{ONNX} {X}", False),
+        (f"{ONNX} {X} output [ ]", False),
+        (f"{ONNX} {X} {Y.replace('dims: [1]', '')}", False),
+        (f"{ONNX} {X} {Y.replace('data_type: TYPE_FP32', '')}", False),
+        (f"platform: 'ensemble' ensemble_scheduling {{ step {{ }} }} {X} {Y}", True),
+        (f"ensemble_scheduling {{ step {{ }} }} {X} {Y}", False),
+    ],
+)
+def test_a_configuration_is_complete_with_a_backend_inputs_and_outputs(
+    config: str | None, complete: bool, tmp_path: Path
+) -> None:
+    assert complete_on(write(tmp_path / "net", config)) == complete
+
+
+def test_a_model_that_completes_its_configuration_itself_is_never_complete(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n"
+    assert not complete_on(write(tmp_path / "net", f'backend: "python" {X} {Y}', code))
+
+
+def test_the_configuration_for_a_cpu_counts_on_a_cpu(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", ONNX)
+    (model / "configs").mkdir()
+    (model / "configs/cpu.pbtxt").write_text(f"{ONNX} {X} {Y}")
+    assert (complete_on(model), complete_on(model, "gpu")) == (True, False)
