@@ -28,6 +28,8 @@ AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
 
+# Rewriting and compiling 150 files of tests takes 10 s of each process that may not keep the result.
+unit: export PYTHONDONTWRITEBYTECODE =
 unit:
 	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers $(PYTEST_ARGS)
 
