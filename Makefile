@@ -24,12 +24,15 @@ test: setup models $(if $(FILE),,lint)
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
 AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
-# Two things at once: lint, and the tests that start no server. tests/support/calls.py tells which these are.
+# Two things at once: lint, and the tests that start no server, which tests/support/calls.py tells. Those that build
+# engines take minutes of processor time: `make test FILE=tests/build_engines`.
 check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
 
+# Rewriting and compiling 150 files of tests takes 10 s of each process that may not keep the result.
+unit: export PYTHONDONTWRITEBYTECODE =
 unit:
-	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers --ignore=tests/build_engines --ignore=tests/image $(PYTEST_ARGS)
 
 # Compares with other servers, each in an environment of its own below .cache/bench (3 GB); docs/benchmarks.md is what
 # `bench` writes, `bench-quick` takes two minutes and writes .cache/bench/quick.md.
