@@ -12,7 +12,7 @@ from typing import TypeVar
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from build_engines import tritonserver
+from build_engines.tuning import tritonserver
 from tests.harness import free_port
 
 Feed = TypeVar("Feed")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import requests
-from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams
 
 from serving.supervisor.nginx import direct_megabytes_of, lengths_below
+from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 FLOATS = [0.123456789] * 150_000
