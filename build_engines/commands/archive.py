@@ -63,7 +63,7 @@ def with_parts(name: str, repository: Path) -> list[Path]:
 
 
 def _write(target: Path, folders: list[Path], ending: str) -> Path:
-    """The archive under a temporary name first."""
+    """Writes the archive under a temporary name, then renames it."""
     total = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     handle, part = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
@@ -83,7 +83,7 @@ def _write(target: Path, folders: list[Path], ending: str) -> Path:
 
 
 def _add(tar: tarfile.TarFile, folder: Path, names: Mapping[str, str]) -> Iterator[int]:
-    """Adds the folder under its new name; the sizes of its files, as they are done."""
+    """Adds the folder under its new name; yields the size of each file after it is added."""
     tar.addfile(_entry(names[folder.name], tarfile.DIRTYPE))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -107,14 +107,15 @@ def _entry(name: str, kind: bytes) -> tarfile.TarInfo:
 
 
 def _contents(path: Path, folder: Path, names: Mapping[str, str]) -> Any:
-    """The file; a configuration of a copy as that copy needs it."""
+    """The open file; a copy's configuration with the copy's names."""
     if path.suffix == ".pbtxt" and names[folder.name] != folder.name:
         return io.BytesIO(renamed(path.read_text(encoding="utf-8"), folder.name, names).encode())
     return path.open("rb")
 
 
 def renamed(text: str, name: str, names: Mapping[str, str]) -> str:
-    """A config.pbtxt of model `name` for its copy: its own name, those of its steps, the client that its name meant."""
+    """The config.pbtxt of model `name` for its copy: its own name, those of its steps, and the client that
+    the old name stood for."""
     config = parse_config(text)
     if config.name:
         config.name = names[name]

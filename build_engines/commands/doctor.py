@@ -31,7 +31,7 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Fact:
-    """One line: whether it is there, what it is, what that means."""
+    """One line of the report: whether a thing is there, its name, and its version or what to do."""
 
     there: bool
     name: str
@@ -50,7 +50,7 @@ def run(_: argparse.Namespace) -> int:
 
 
 def facts() -> Iterator[Fact]:
-    """All that is looked at, without the network."""
+    """Everything that is checked; nothing asks the network."""
     yield from (_package(name, purpose) for name, purpose in PACKAGES.items())
     yield from (_tensorrt(), _gpu(), _triton())
     yield from (_backend(platform) for platform in ("onnxruntime", "pytorch", "python", "dali"))

@@ -23,7 +23,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def report(stored: StoredModel) -> Iterator[str]:
-    """Lines of `inspect`."""
+    """The lines that `inspect` prints."""
     model, config = stored.model, stored.config
     yield f"model       {stored.folder.name} ({stored.folder})"
     yield f"client      {model.parameters.get('client') or 'none: it takes tensors'}"

@@ -43,7 +43,7 @@ def bound_to() -> dict[str, str]:
 
 
 def _faster(model_spec: ModelSpec, folder: Path, request: Request, facts: dict[str, str]) -> Engine:
-    """INT8 where it is faster here and keeps within the family's limits, else fp32; says why."""
+    """INT8 where it is faster here and within the limits of its kind, else fp32; prints why."""
     reference = folder / "1" / "model.onnx"
     try:
         model = quantized(model_spec, folder, request)

@@ -91,7 +91,7 @@ def _dynamic(source: Path, target: Path) -> None:
 def _untie(path: Path) -> None:
     """Gives each Gemm a matrix of its own: the quantiser transposes it in place, whoever else reads it.
 
-    So it is with BERT's word embeddings, which are its language model's last matrix too.
+    BERT's word embeddings, for example, are also its language model's last matrix.
     """
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
@@ -117,7 +117,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the quantiser's advice to prepare the model, which is done, on the root logger."""
+    """Hides the quantiser's advice, on the root logger, to prepare the model: it is prepared."""
     logging.disable(logging.WARNING)
     try:
         yield

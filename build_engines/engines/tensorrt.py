@@ -61,7 +61,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def bound_to() -> dict[str, str]:
-    """What of the machine decides whether an engine is up to date; nothing where there is no GPU."""
+    """What of the machine a plan depends on; nothing where there is no GPU."""
     found = this_hardware()
     return {"gpu": found.gpu, "tensorrt": found.tensorrt} if found else {}
 

@@ -1,1 +1,1 @@
-"""Models of Triton's that call others, one module each: which parts they have and how those are connected."""
+"""Models of Triton that call other models, one module each: their parts, and how those are connected."""

@@ -5,7 +5,7 @@
 Triton has no TensorFlow any more (since 25.03): the network is an ONNX file that keeps the TensorFlow graph's names,
 layout and classes. --weights takes random (nonsense at the true speed), a checkpoint of torchvision's (.pth), an ONNX
 file of one image input, or, where the image still has the backend, a frozen graph (.pb, .graphdef) or a saved model.
---set decoder=dali decodes on DALI everywhere; python does so nowhere; auto, the default, on GPU machines only.
+--set decoder=dali decodes on DALI everywhere, decoder=python nowhere, decoder=auto (the default) on GPU machines.
 """
 
 import shutil
@@ -96,7 +96,7 @@ def _exported(path: Path | None, target: Path) -> Path:
 
 
 def _copy_tensorflow(request: Request, path: Path, batch: int) -> tuple[Path, bool]:
-    """The file as it is, with a configuration; Triton's own TensorFlow backend has to serve it."""
+    """Copies the file and writes a configuration for Triton's TensorFlow backend."""
     platform, file = TENSORFLOW["" if path.is_dir() else path.suffix]
     folder = request.repository / request.name
     model_spec = ModelSpec(
@@ -126,7 +126,7 @@ def _tensorflow_config(model_spec: ModelSpec) -> str:
 
 
 def _check(inputs: Specs, outputs: Specs) -> None:
-    """BuildError when it is no network of batches of one square RGB image, with one score per class."""
+    """BuildError unless the network takes batches of one square RGB image and gives one score per class."""
     right = len(inputs) == 1 and inputs[0].shape in {(-1, *shape) for shape in LAYOUTS}
     if not right or len(outputs) != 1 or len(outputs[0].shape) != 2:
         found = "; ".join(f"{spec.name} {list(spec.shape)}" for spec in (*inputs, *outputs))
@@ -137,14 +137,14 @@ def _check(inputs: Specs, outputs: Specs) -> None:
 
 
 def _read_network(folder: Path) -> Network:
-    """As its configuration says."""
+    """The classifier, read from its configuration."""
     config = read_config(folder)
     pixels, scores = specs(config.input)[0], specs(config.output)[0]
     return Network(folder.name, pixels, scores, LAYOUTS[pixels.shape])
 
 
 def _write_decoder(folder: Path, decoder: str, network: Network, batch: int) -> bool:
-    """One folder for both: config.pbtxt is taken on GPU machines, configs/cpu.pbtxt on others."""
+    """Writes one folder for both decoders: config.pbtxt is for GPU machines, configs/cpu.pbtxt for others."""
     inputs = (TensorSpec(ENCODED, "UINT8", (-1,)),)
     outputs = (replace(network.pixels, name=PIXELS),)
     parameters = {"size": str(SIDE), "mean": LEVEL, "std": LEVEL, "layout": network.layout}

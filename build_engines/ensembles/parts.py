@@ -33,7 +33,7 @@ class Step:
 
 
 def write_model(folder: Path, files: Mapping[str, Path | str]) -> bool:
-    """A model folder with these files (a path: its copy) and version 1; False when it is there already, equal.
+    """Writes a model folder with these files (a path is copied) and version 1; False when an equal one is there.
 
     BuildError when `serve --check` would refuse it.
     """
@@ -62,7 +62,7 @@ def python_config(inputs: Specs, outputs: Specs, batch: int, parameters: Mapping
 
 
 def dali_config(inputs: Specs, outputs: Specs, batch: int) -> str:
-    """config.pbtxt of a part on Triton's DALI backend, on the processor; samples of all lengths make a batch."""
+    """config.pbtxt of a part on Triton's DALI backend, on the processor; its batches may mix lengths."""
     config = _config(ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform=""))
     config.backend = "dali"
     for tensor in config.input:
@@ -87,7 +87,7 @@ def _config(model_spec: ModelSpec) -> Any:
 
 
 def batch_size(request: Request) -> int:
-    """What the ensemble and all its parts take at most."""
+    """The largest batch of the ensemble and all its parts."""
     return MAX_BATCH_SIZE if request.max_batch_size < 1 else request.max_batch_size
 
 

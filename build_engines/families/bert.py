@@ -71,14 +71,14 @@ def _checkpoint(request: Request, checkpoint: Path, folder: Path) -> ModelSpec:
 
 
 def _task(config: Mapping[str, Any]) -> str:
-    """What the checkpoint was saved for; a bare encoder makes embeddings."""
+    """The task that the checkpoint was saved for; embedding for a bare encoder."""
     return next(
         (ARCHITECTURES[name] for name in config.get("architectures") or () if name in ARCHITECTURES), "embedding"
     )
 
 
 def _pooling(checkpoint: Path) -> dict[str, str]:
-    """Where a sentence encoder differs from the client's own way, the mean, scaled to length 1."""
+    """The client's settings where a sentence encoder does not use the mean, scaled to length 1."""
     pooling, modules = checkpoint / "1_Pooling" / "config.json", checkpoint / "modules.json"
     settings = {}
     if pooling.is_file() and json.loads(pooling.read_text(encoding="utf-8")).get("pooling_mode_cls_token"):
@@ -105,7 +105,7 @@ def _bert_base(request: Request, folder: Path) -> ModelSpec:
 def _finish(
     request: Request, folder: Path, model: onnx.ModelProto, task: str, settings: Mapping[str, str]
 ) -> ModelSpec:
-    """Everything but the tokenizer."""
+    """Writes everything but the tokenizer."""
     onnx.save(model, folder / "1" / "model.onnx")
     (folder / "example.txt").write_text(f"{EXAMPLES[task]}\n")
     labels = write_labels(folder / LABELS, (), request.labels)
@@ -180,7 +180,7 @@ def _load_weights(checkpoint: Path) -> dict[str, NDArray[Any]]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """The tokenizer's files that are there."""
+    """Copies those of the tokenizer's files that exist."""
     target.mkdir(exist_ok=True)
     for name in TOKENIZER_FILES:
         if (source / name).exists():

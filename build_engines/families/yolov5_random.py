@@ -25,7 +25,7 @@ def network(size: str, classes: int, anchor_free: bool = False) -> YoloV5 | Yolo
 
 
 def _with_boxes(made: YoloV5) -> YoloV5:
-    """Set so that on a page some boxes pass and are worth suppressing."""
+    """Sets norms and biases so that on a page some boxes pass and overlap."""
     from build_engines.digits.held_out_pages import held_out_pages
     from build_engines.digits.pages import letterboxed
 

@@ -34,7 +34,7 @@ ALL_BOXES = {"confidence": 0.001, "iou": 0.6}  # what average precision is measu
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value and the least that it may be; without a limit it is told only."""
+    """A measured value and its least allowed value; None: it is printed and never fails."""
 
     name: str
     value: float

@@ -1,4 +1,4 @@
-"""Instances to calibrate INT8 with and to compare engines on: the bundled generators' or a user's own.
+"""Instances to calibrate INT8 with and to compare engines on: bundled ones or a user's.
 
 Calibration and comparison never share an instance: training digits for the one, held-out ones for the other.
 """
@@ -52,7 +52,7 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One instance, and what is true of it where that is known: a class id, or boxes."""
+    """One instance and its truth where that is known: a class id, or boxes."""
 
     instance: Any
     truth: Any = None
@@ -84,7 +84,7 @@ def _bundled(family: str) -> Iterator[Any]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """The bundled generators need packages that building alone does not."""
+    """Says what to do where a package of the bundled generators is missing."""
     try:
         yield
     except ModuleNotFoundError as err:
@@ -95,7 +95,7 @@ def _explained() -> Iterator[None]:
 
 
 def for_comparison(client: ModelClient, family: str, source: Path | None, count: int) -> list[Sample]:
-    """At most `count` instances to compare engines on; with the truth where the model reads digits."""
+    """At most `count` instances to compare engines on, with the truth where the model reads digits."""
     if source:
         return [Sample(instance) for instance in islice(_users_instances(family, source), count)]
     if family == "bert":

@@ -56,7 +56,7 @@ def _run(path: Path, feed: Tensors, words: list[str]) -> list[str]:
 
 
 def _shapes(path: Path, feed: Tensors) -> str:
-    """Of the inputs that vary; of all where that is not known."""
+    """The shapes of the inputs that vary; of all inputs where that is not known."""
     built = fingerprint.read(path.parent)
     varying = set(built.build.profile) if built else set(feed)
     named = {name: "x".join(map(str, array.shape)) for name, array in feed.items() if name in varying}
@@ -64,7 +64,7 @@ def _shapes(path: Path, feed: Tensors) -> str:
 
 
 def _inputs(path: Path, feed: Tensors) -> Tensors:
-    """Without what is no input of the model; trtexec refuses it."""
+    """The feed without tensors that the model does not take: trtexec refuses those."""
     onnx = path.with_suffix(".onnx")
     if not onnx.is_file():
         return feed

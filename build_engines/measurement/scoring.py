@@ -1,4 +1,4 @@
-"""How well predictions fit: top-1 agreement, cosine, and COCO's average precision of detections."""
+"""How well predictions fit: cosine of vectors, and COCO's average precision of detections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ RECALLS = np.linspace(0, 1, 101)  # where COCO reads precision
 
 @dataclass(frozen=True)
 class Boxes:
-    """What one image has: corners [n,4] in pixels, class ids [n], scores [n] (of truths: any)."""
+    """The boxes of one image: corners [n,4] in pixels, class ids [n], scores [n] (of truths: any)."""
 
     corners: NDArray[Any]
     classes: NDArray[Any]

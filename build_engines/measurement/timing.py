@@ -17,7 +17,7 @@ LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
 
 
 def threads() -> int:
-    """As many as the backend uses: the processors that this process may."""
+    """The number of threads that the backend uses: this process's processors."""
     return max(1, round(cpu_quota()))
 
 

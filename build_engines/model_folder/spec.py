@@ -1,4 +1,4 @@
-"""What must be known of a model whose files lie in a folder: a family says it, engines and config.pbtxt need it.
+"""What a family knows of the model that it has written, and what engines and config.pbtxt are made from.
 
 weights --family--> ModelSpec --engine--> 1/model.onnx or 1/model.plan --config--> config.pbtxt
 """
@@ -49,7 +49,7 @@ class ModelSpec:
 
     @property
     def cpu_instances(self) -> int:
-        """On a CPU: one process where the backend makes the requests that wait into runs of all processors."""
+        """Instances on a CPU: 1 where the backend merges waiting requests into runs on all processors."""
         return 1 if self.platform == ONNX and self.max_batch_size and not self.controls else 2
 
     @property
@@ -58,7 +58,7 @@ class ModelSpec:
         return MODEL_FILES[self.platform]
 
     def profile(self) -> dict[str, Shapes]:
-        """By input: what an engine with fixed bounds, such as TensorRT's, is made for."""
+        """The shapes of each input that an engine with fixed bounds, such as TensorRT's, is made for."""
         return {spec.name: self._shapes(spec) for spec in self.inputs}
 
     def _shapes(self, spec: TensorSpec) -> Shapes:

@@ -1,4 +1,4 @@
-"""What `tune` tries, what it found, what it chooses, and what it writes."""
+"""The candidates of `tune`, their figures, the choice among them, and how it is written."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ SEPARATE = {TOGETHER: "0", AT_ONCE: "1"}  # parameter separate_runs
 
 @dataclass(frozen=True)
 class Candidate:
-    """`threads` of a run, 0 for the machine's; `merged`: what the requests become that wait at the same time;
-    `delay`: microseconds that they wait for others."""
+    """One configuration: `threads` of a run, 0 for the machine's; `merged` says how waiting requests are run; a request
+    waits `delay` microseconds for others."""
 
     instances: int
     threads: int
@@ -36,7 +36,7 @@ class Candidate:
         return f"{self.instances} instance{'s' * (self.instances > 1)}, {threads}, {self.merged}{delay}"
 
     def applied(self, config: Any) -> Any:
-        """A copy of the ModelConfig that serves so; all else is as it was."""
+        """A copy of the ModelConfig with this candidate's values; everything else is kept."""
         made = model_config_pb2.ModelConfig()
         made.CopyFrom(config)
         group = made.instance_group[0] if made.instance_group else made.instance_group.add()
@@ -67,7 +67,7 @@ class Figures:
 
     @staticmethod
     def best(figures: "list[Figures]") -> "Figures":
-        """Of the same candidate: the better of each."""
+        """The better of each of one candidate's figures."""
         return Figures(
             latency=min(f.latency for f in figures),
             throughput=max(f.throughput for f in figures),
@@ -77,7 +77,7 @@ class Figures:
 
 
 def candidates(processors: int) -> list[Candidate]:
-    """Instances in powers of two, of all threads or of their share; what waits, each of its own or in one run."""
+    """Instances in powers of two, each with all threads or a share; waiting requests run alone or merged."""
     counts = [2**n for n in range(MOST_INSTANCES.bit_length()) if 2**n <= min(processors, MOST_INSTANCES)]
     shares = [(count, share) for count in counts for share in dict.fromkeys((0, processors // count * (count > 1)))]
     found = [Candidate(count, share, merged) for count, share in shares for merged in (TOGETHER, ALONE)]
@@ -95,7 +95,7 @@ def choose(found: Mapping[Candidate, Figures]) -> Candidate:
 
 
 def table(found: Mapping[Candidate, Figures], limit: Figures, callers: tuple[int, int]) -> Iterator[str]:
-    """Lines: each candidate's figures, in brackets their ratios to ONNX Runtime's in process."""
+    """Lines with each candidate's figures and, in brackets, their ratios to ONNX Runtime in process."""
     few, many = (f"{count} caller{'s' * (count > 1)}" for count in callers)
     yield f"{'':<41} {few + ', p50':>19} {many + ', per second':>23} {'p99':>8} {'memory':>9}"
     for candidate, f in found.items():

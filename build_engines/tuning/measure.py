@@ -2,8 +2,8 @@
 
     candidates --real tritonserver--> Figures of each --choose--> the configuration that this machine uses
 
-Each candidate answers one caller and several, one row per request, in two rounds in turns; what counts is the better
-round, since a machine is disturbed towards slower only.
+Each candidate answers one caller and several, one row per request, in two rounds in turns. The better round counts,
+for a disturbance only makes a machine slower.
 """
 
 import json
@@ -52,7 +52,7 @@ def check(stored: StoredModel) -> None:
 
 
 def measure(stored: StoredModel, candidates: Sequence[Candidate], callers: tuple[int, int]) -> dict[Candidate, Figures]:
-    """What each candidate does for the fewer and the more callers."""
+    """The figures of each candidate, for both numbers of callers."""
     feed = example_feed(stored.model, 1, LENGTH)
     found: dict[Candidate, list[Figures]] = {candidate: [] for candidate in candidates}
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def _closed_loop(run: Callable[[], object], callers: int, seconds: float) -> lis
 
 
 def _calls(run: Callable[[], object], end: float) -> Iterator[float]:
-    """Seconds of one call after another; one at the least."""
+    """The seconds that each call takes, one after another; at least one call."""
     while True:
         started = time.perf_counter()
         run()
@@ -110,8 +110,8 @@ def _calls(run: Callable[[], object], end: float) -> Iterator[float]:
 
 
 def in_process(stored: StoredModel) -> Figures:
-    """ONNX Runtime without a server: the lower latency and the higher throughput of one run at a time by all threads
-    and as many runs as threads by one each."""
+    """ONNX Runtime without a server: the lower latency and the higher throughput of two ways, one run at a time on all
+    threads and one run per thread."""
     feed = example_feed(stored.model, 1, LENGTH)
     loads = []
     for at_once in sorted({1, threads()}):

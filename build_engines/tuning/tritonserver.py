@@ -1,4 +1,4 @@
-"""A tritonserver for a measurement: on a free port of the loopback address, with no model loaded; ended afterwards."""
+"""A tritonserver for a measurement, on a free port of the loopback address, with no model loaded at first."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ CONTROL = ("--model-control-mode=explicit", "--exit-on-error=false", "--allow-me
 
 @dataclass(frozen=True)
 class Triton:
-    """A server that is ready: its process, which its backends' processes are children of, and its client."""
+    """A server that is ready: its process, whose children are its backends' processes, and its client."""
 
     pid: int
     client: InferenceServerClient
@@ -36,7 +36,7 @@ class Triton:
 
 
 def _kilobytes(file: Path) -> int:
-    """0 for a process that has ended meanwhile."""
+    """The memory (PSS) of a process; 0 when it has ended."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -63,7 +63,7 @@ def started(repository: Path) -> Iterator[Triton]:
 def start(
     repository: Path, backends: Path, log: Path, options: Sequence[str], **variables: str
 ) -> "subprocess.Popen[bytes]":
-    """In a process group of its own; `log` is what it and its backends' processes print."""
+    """Starts a server in its own process group; it and its backends' processes print into `log`."""
     try:
         command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
         environment = tritonserver.environment(os.environ) | variables

@@ -23,7 +23,7 @@ _BERT = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main"
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file of the network: where it is and the SHA-256 that it must have; `licence` where it binds its users."""
+    """A file of the network: where it is and its SHA-256; `licence` where one binds those who use it."""
 
     url: str
     sha256: str

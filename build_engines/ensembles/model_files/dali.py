@@ -1,4 +1,4 @@
-"""A step of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
+"""A part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
 
 Decode, turn by EXIF, resize, (pixel - mean) / std. It runs on the processor, on machines with and without a GPU;
 on a GPU, device_id=0 and device="mixed" for the decoder put all of it there.

@@ -1,6 +1,6 @@
-"""A step of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
+"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
 
-What build_engines/steps/dali.py does, where there is no DALI: decode, turn by EXIF, resize, (pixel - mean) / std.
+What dali.py beside it does, where there is no DALI: decode, turn by EXIF, resize, (pixel - mean) / std.
 Bytes behind the image's end are ignored, so that a batch can be padded with zeros. Triton's Python environment
 needs Pillow. config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and layout (HWC, CHW).
 """

@@ -1,4 +1,4 @@
-"""A step of an ensemble, on Triton's Python backend: last_hidden_state [n, s, h] and attention_mask [n, s] -> [n, h].
+"""A part of an ensemble, on Triton's Python backend: last_hidden_state [n, s, h] and attention_mask [n, s] -> [n, h].
 
 finaloutput is the mean of the tokens that are no padding, or the first token, scaled to length 1: config.pbtxt's
 parameters pooling (mean, cls) and normalize (true, false) decide.

@@ -1,4 +1,4 @@
-"""A step of an ensemble, on Triton's Python backend: INPUT0 STRING [n, 1] -> tokens [n, longest].
+"""A part of an ensemble, on Triton's Python backend: INPUT0 STRING [n, 1] -> tokens [n, longest].
 
 The outputs are those of input_ids, attention_mask and token_type_ids that config.pbtxt names, in its datatypes;
 the tokenizer is ../tokenizer/tokenizer.json. Triton's Python environment needs the package tokenizers.
