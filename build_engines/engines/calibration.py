@@ -1,6 +1,6 @@
 """What INT8 is calibrated with: the model's client, and its instances as ONNX Runtime's tools take them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from onnxruntime.quantization import CalibrationDataReader
@@ -36,12 +36,15 @@ def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
-    """The inputs of the calibration instances, one instance per batch, as ONNX Runtime reads them."""
+    """Inputs, one batch after another, as ONNX Runtime's tools read them."""
 
-    def __init__(self, client: ModelClient, family: str, request: Request) -> None:
-        self.batches: Iterator[Tensors] = iter(
-            over(instances.for_calibration(client, family, request.calibration), "calibrating")
-        )
+    def __init__(self, batches: Iterable[Tensors]) -> None:
+        self.batches = iter(batches)
 
     def get_next(self) -> Tensors | None:
         return next(self.batches, None)
+
+
+def calibration_batches(client: ModelClient, family: str, request: Request) -> Batches:
+    """The inputs of the calibration instances, one instance per batch."""
+    return Batches(over(instances.for_calibration(client, family, request.calibration), "calibrating"))

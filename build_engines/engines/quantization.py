@@ -17,7 +17,7 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from build_engines.engines.calibration import Batches, client_of
+from build_engines.engines.calibration import calibration_batches, client_of
 from build_engines.errors import BuildError
 from build_engines.measurement.runners import onnx_runner
 from build_engines.model_folder.spec import ModelSpec
@@ -36,7 +36,7 @@ def quantized(model_spec: ModelSpec, folder: Path, request: Request) -> Path:
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         client = client_of(model_spec, folder)
         if client and model_spec.client in STATIC:
-            batches = Batches(client, model_spec.client, request)
+            batches = calibration_batches(client, model_spec.client, request)
             _static(prepared, target, batches, keeps_head=model_spec.client in KEEPS_HEAD)
         else:
             _dynamic(prepared, target)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
-from build_engines.engines.calibration import Batches, client_of
+from build_engines.engines.calibration import calibration_batches, client_of
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder.spec import MODEL_FILES, ONNX, PLAN, Engine, ModelSpec
 from build_engines.request import Request
@@ -129,7 +129,7 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, program: 
     if client is None:
         raise UsageError("INT8 is calibrated on instances that a client reads: name one with --client, or take fp16")
     onnx, cache = folder / "1" / "model.onnx", folder / "1" / CALIBRATION
-    ranges = activation_ranges(onnx, Batches(client, model_spec.client, request))
+    ranges = activation_ranges(onnx, calibration_batches(client, model_spec.client, request))
     cache.write_text(calibration_cache(ranges, program.code), encoding="utf-8")
     return digest(cache)
 

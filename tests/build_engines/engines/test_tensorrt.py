@@ -17,6 +17,7 @@ import pytest
 
 from build_engines.commands.inspect import report
 from build_engines.commands.verify import verify
+from build_engines.engines.calibration import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.model_folder.stored import open_model
 from serving.preparation import trtexec
@@ -172,7 +173,7 @@ def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) ->
     batches: list[dict[str, Any]] = [
         {"x": np.random.default_rng(seed).normal(0, 5, (2, 4)).astype(np.float32)} for seed in range(5)
     ]
-    found = activation_ranges(tmp_path / "small.onnx", batches)
+    found = activation_ranges(tmp_path / "small.onnx", Batches(batches))
     for name in ("shifted", "positive"):
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
