@@ -71,7 +71,7 @@ def test_other_checkpoints_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert not [each for each in (tmp_path / "models").iterdir() if each.name.startswith("inception")]
+    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((299, 299, 3), "HWC"), ((3, 299, 299), "CHW")])
@@ -106,7 +106,7 @@ def test_a_network_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.Ca
     tiny_network(tmp_path / "tiny.onnx", (224, 224, 3))
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 1
     assert "image [-1, 224, 224, 3]" in capsys.readouterr().err
-    assert list((tmp_path / "models").iterdir()) == []
+    assert not (tmp_path / "models").exists()
 
 
 @pytest.mark.parametrize(
