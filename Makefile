@@ -90,5 +90,5 @@ clean:
 	@$(PIP) -r requirements/torch.txt
 	@touch $@
 
-model_repository/bert/1/model.onnx: build_engines/bert.py build_engines/bert_graph.py | .venv/.serving
+model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving
 	@$(BIN)/python -m build_engines build bert --for cpu

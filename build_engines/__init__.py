@@ -1,1 +1,1 @@
-"""Makes what Triton serves: `python -m build_engines MODEL` fills model_repository/MODEL."""
+"""Makes what Triton serves: `python -m build_engines build MODEL` fills model_repository/MODEL."""

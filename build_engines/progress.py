@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def over(items: Iterable[T], what: str) -> Iterator[T]:
-    """The same items, counted."""
+    """Yields the items and counts them."""
     yield from tqdm(items, desc=what, disable=None, leave=False)
 
 
 def of_bytes(what: str, total: int, start: int = 0) -> "tqdm[None]":
-    """To be updated by numbers of bytes; `total` 0 is not known."""
+    """A bar to be updated by numbers of bytes; `total` 0 means unknown."""
     return tqdm(desc=what, total=total or None, initial=start, unit="B", unit_scale=True, disable=None, leave=False)

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from build_engines.__main__ import main
 from tests.backends.triton_process import Server, serving
-from tests.build_engines.test_build_ensembles import tiny_network
+from tests.build_engines.ensembles.test_ensembles import tiny_network
 from tests.support.harness import wait_until
 
 SOURCE = """

@@ -11,7 +11,7 @@ from typing import TypeVar
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from build_engines import tritonserver
+from build_engines.tuning import tritonserver
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill, starts_a_server
 

@@ -16,8 +16,9 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from build_engines import bert, building
-from build_engines.recipes import Request
+from build_engines.building.model import export
+from build_engines.families import bert
+from build_engines.request import Request
 from clients.base import Model, TensorSpec
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest
@@ -85,14 +86,14 @@ def _specs(values: Any) -> tuple[TensorSpec, ...]:
 
 def serve(tmp: Path, task: str, changes: dict[str, Any] | None = None, **settings: str) -> Served:
     checkpoint = save_checkpoint(tmp / "checkpoint", task, **(changes or {}))
-    building.make_draft(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
+    export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
     return Served(tmp / "bert", task=task, **settings)
 
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("minilm") / "bert"
-    building.make_draft(Request("bert"), None, folder)
+    export(Request("bert"), None, folder)
     return Served(folder, task="embedding")
 
 

@@ -16,8 +16,8 @@ from transformers.models.convnext.image_processing_pil_convnext import ConvNextI
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from build_engines.digit_images import held_out
-from build_engines.digits import split
+from build_engines.digits.images import held_out
+from build_engines.digits.scans import split
 from clients.base import Model, TensorSpec
 from clients.resnet import Client, softmax
 from serving.codecs import IMAGE, Limits, encode_image

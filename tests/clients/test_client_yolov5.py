@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from build_engines.held_out_pages import held_out_pages
+from build_engines.digits.held_out_pages import held_out_pages
 from clients.base import Model, TensorSpec
 from clients.yolov5 import Client, class_colour
 from serving.errors import InferenceFailed, InvalidRequest

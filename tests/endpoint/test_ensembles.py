@@ -1,7 +1,6 @@
-"""Ensembles and the chain, as `python -m build_engines build` makes them, against their parts called one by one."""
+"""Ensembles, as `python -m build_engines build` makes them, against their parts called one by one."""
 
 import io
-import json
 import re
 import tarfile
 from base64 import b64encode
@@ -21,13 +20,13 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from build_engines.__main__ import main
-from build_engines.held_out_pages import held_out_pages
-from build_engines.inception_network import Probabilities, random_network
+from build_engines.digits.held_out_pages import held_out_pages
+from build_engines.families.inception_network import Probabilities, random_network
 from tests.support.harness import Server, free_port
 
 Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
-ENSEMBLES = ("text_embedding", "inception", "digits_reader")
+ENSEMBLES = ("text_embedding", "inception")
 
 
 @pytest.fixture(scope="module")
@@ -182,83 +181,9 @@ def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
     assert re.search(message, reply.json()["error"])
 
 
-def test_each_piece_that_the_chain_cuts_out_is_answered_as_the_classifier_answers_it(
-    server: Server, pages: list[Image.Image]
-) -> None:
-    (page,) = pages[:1]
-    query = {"model_name": "yolov5", "max_detections": "5"}
-    whole = server.post(params=query | {"model_name": "digits_reader", "top_k": "2"}, data=encoded(page, "PNG"))
-    alone = server.post(params=query, data=encoded(page, "PNG")).json()["predictions"][0]["detections"]
-    found = whole.json()["predictions"][0]["detections"]
-    assert len(found) == 5
-    for ours, theirs in zip(found, alone, strict=True):
-        piece = encoded(cut_out(page, theirs["box"], 0.2), "PNG")
-        classes = server.post("/invocations?model_name=resnet&top_k=2", data=piece).json()["predictions"][0]["classes"]
-        assert [each["label"] for each in ours.pop("classes")] == [each["label"] for each in classes]
-        assert ours == theirs
-
-
-def cut_out(page: Image.Image, box: dict[str, float], margin: float) -> Image.Image:
-    x, y = margin * (box["xmax"] - box["xmin"]), margin * (box["ymax"] - box["ymin"])
-    left, top = max(int(box["xmin"] - x), 0), max(int(box["ymin"] - y), 0)
-    right, bottom = (int(np.ceil(side)) for side in (box["xmax"] + x, box["ymax"] + y))
-    return page.crop((left, top, min(right, page.width), min(bottom, page.height)))
-
-
-def test_the_chain_reads_what_it_finds(server: Server, pages: list[Image.Image]) -> None:
-    body = {"model_name": "digits_reader", "instances": [{"b64": _base64(encoded(page, "PNG"))} for page in pages * 4]}
-    predictions = server.post(json=body).json()["predictions"]
-    read = [[(each["label"], each["classes"][0]["label"]) for each in p["detections"]] for p in predictions]
-    assert read[:3] == read[3:6] == read[9:]  # in order, past max_batch_size
-    pairs = [pair for each in read[:3] for pair in each]
-    assert len(pairs) > 10
-    assert sum(one == other for one, other in pairs) >= 0.85 * len(pairs)  # of the detector and the classifier
-
-
-def test_a_chain_that_finds_nothing_asks_nothing(server: Server, pages: list[Image.Image]) -> None:
-    reply = server.post("/invocations?model_name=digits_reader&confidence=1", data=encoded(pages[0]))
-    assert reply.json()["predictions"][0]["detections"] == []
-
-
-def test_a_chain_takes_the_parameters_of_both_models_and_names_them(server: Server, pages: list[Image.Image]) -> None:
-    described = next(m for m in requests_models(server) if m["name"] == "digits_reader")
-    assert {"confidence", "max_detections", "top_k"} <= {parameter["name"] for parameter in described["parameters"]}
-    assert described["then"] == "resnet"
-    for query, message in (
-        ("topk=3", "'digits_reader' takes: classes, confidence, iou, max_detections, top_k"),
-        ("top_k=0", "parameter 'top_k': 0 is not a whole number at least 1"),
-        ("iou=2", "parameter 'iou': 2.0 is not a number"),
-    ):
-        reply = server.post(f"/invocations?model_name=digits_reader&{query}", data=encoded(pages[0]))
-        assert reply.status_code == 400
-        assert message in reply.json()["error"]
-
-
-def requests_models(server: Server) -> list[dict[str, Any]]:
-    models: list[dict[str, Any]] = server.get("/models").json()["models"]
-    return models
-
-
-def test_a_chain_answers_lines_and_draws_pictures_as_its_detector_does(
-    server: Server, pages: list[Image.Image]
-) -> None:
-    lines = b"\n".join(json.dumps({"b64": _base64(encoded(page))}).encode() for page in pages)
-    reply = server.post(
-        "/invocations?model_name=digits_reader", data=lines, headers={"Content-Type": "application/jsonlines"}
-    )
-    answers = [json.loads(line) for line in reply.content.splitlines()]
-    assert len(answers) == 3
-    assert "classes" in str(answers[0])
-    picture = server.post(
-        "/invocations?model_name=digits_reader", data=encoded(pages[0]), headers={"Accept": "image/png"}
-    )
-    assert Image.open(io.BytesIO(picture.content)).size == pages[0].size
-
-
-@pytest.mark.parametrize("name", ["text_embedding", "digits_reader"])
-def test_building_again_changes_nothing(built: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_building_again_changes_nothing(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()}
-    assert main(["build", name, "--for", "cpu", "--out", str(built)]) == 0
+    assert main(["build", "text_embedding", "--for", "cpu", "--out", str(built)]) == 0
     assert "is up to date" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()} == before
 

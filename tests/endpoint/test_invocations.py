@@ -15,8 +15,8 @@ import requests
 from numpy.typing import NDArray
 from PIL import Image
 
-from build_engines.digit_images import held_out
-from build_engines.held_out_pages import held_out_pages
+from build_engines.digits.held_out_pages import held_out_pages
+from build_engines.digits.images import held_out
 from tests.support.harness import ROOT, Server
 from tests.support.load import Load
 

@@ -1,0 +1,1 @@
+"""One model from --weights to its published folder: family, engine, configuration, record."""

@@ -1,0 +1,160 @@
+"""The commands and their arguments; a command's module is imported when it runs, with the packages that it needs."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from build_engines.recipes import RECIPES
+from build_engines.request import PRECISIONS, REPOSITORY, TARGETS
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m build_engines", description="Makes what Triton serves.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_build(commands.add_parser("build", help="weights -> a model folder"))
+    commands.add_parser("list", help="the models that can be built by name").set_defaults(run=_list)
+    inspect = _stored(commands.add_parser("inspect", help="inputs, outputs, size, origin and speed here"), _inspect)
+    verify = _stored(
+        commands.add_parser("verify", help="the engine against its fp32 reference; 1 when a limit fails"), _verify
+    )
+    verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, when it is not in the cache")
+    verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
+    verify.add_argument("--count", type=_positive, default=0, help="how many samples; all or 100 pages by default")
+    tune = _stored(
+        commands.add_parser("tune", help="measures instances, threads and batching here; writes the best"), _tune
+    )
+    tune.add_argument(
+        "--callers",
+        type=_callers,
+        default=(1, 8),
+        metavar="N,N",
+        help="latency is that of the fewer, throughput that of the more; 1,8",
+    )
+    tune.add_argument("--dry-run", action="store_true", help="prints the choice and writes nothing")
+    archive = _stored(commands.add_parser("archive", help="NAME.tar.gz as SageMaker takes it"), _archive)
+    archive.add_argument("--copies", type=_positive, default=0, help="NAME-0.tar.gz …, each under a name of its own")
+    archive.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where to; dist")
+    inspect.epilog = "The speed is that of the file in this process, without Triton."
+    commands.add_parser("doctor", help="what this machine can build and run").set_defaults(run=_doctor)
+    return parser
+
+
+def _stored(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    parser.add_argument("model", metavar="MODEL", help="a folder of the repository")
+    parser.add_argument("--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_build)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="one of `list`, or a name of your own with --weights")
+    add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; the first of `list` by default")
+    add("--precision", choices=PRECISIONS, default="fp32", help="auto: what is fastest here and keeps the accuracy")
+    add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt where trtexec and a GPU are")
+    add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
+    add("--name", default="", help="the model's folder; MODEL, or MODEL_int8 for INT8 on a CPU")
+    add("--client", default="", help="of a model of your own: resnet, yolov5, bert; none: it takes tensors")
+    add("--task", default="", help="of BERT: embedding, fill-mask or text-classification")
+    add("--labels", type=Path, metavar="FILE", help="one label a line")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the client, a parameter of config.pbtxt; repeatable",
+    )
+    add("--size", type=_positive, default=0, help="height and width of the input, for what is exported here")
+    add(
+        "--boxes",
+        type=_count,
+        default=-1,
+        metavar="N",
+        help="of YOLOv5: the N likeliest leave the network; 1000; 0: all",
+    )
+    add("--max-batch-size", type=_count, default=-1, metavar="N", help="0: none, one instance at a time")
+    add("--input", action="append", default=[], metavar="[NAME:]DATATYPE:DIMS", help="of TorchScript: FP32:3,224,224")
+    add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
+    add("--force", action="store_true", help="build again what is up to date")
+    serving = parser.add_argument_group("config.pbtxt")
+    serving.add_argument("--instances", type=_positive, default=0)
+    serving.add_argument("--preferred-batch-sizes", type=_sizes, default=(), metavar="N,N")
+    serving.add_argument("--queue-delay", type=_count, default=0, metavar="MICROSECONDS")
+    serving.add_argument("--warm-up", action="store_true", help="Triton runs zeros when it loads the model")
+    serving.add_argument("--response-cache", action="store_true")
+    serving.add_argument("--versions", default="", metavar="POLICY", help="all, latest:2 or 1,3")
+    serving.add_argument(
+        "--sequence-control",
+        action="append",
+        default=[],
+        metavar="KIND=INPUT",
+        help="start, end, ready or corrid: sequence batching",
+    )
+    serving.add_argument("--sequence-idle", type=float, default=0.0, metavar="SECONDS")
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _callers(text: str) -> tuple[int, int]:
+    found = _sizes(text)
+    if len(found) != 2:
+        raise argparse.ArgumentTypeError(f"{text} is not two numbers as 1,8")
+    return min(found), max(found)
+
+
+def _build(parsed: argparse.Namespace) -> int:
+    from build_engines.commands import build
+
+    return build.run(parsed)
+
+
+def _list(_: argparse.Namespace) -> int:
+    for name, recipe in RECIPES.items():
+        print(f"{name:<11} {recipe.summary}; weights: {', '.join(recipe.weights)}")
+    print("NAME        your own: --weights PATH (ONNX, TorchScript, a checkpoint) or HUB-ID")
+    return 0
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    from build_engines.commands import inspect
+
+    return inspect.run(parsed)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from build_engines.commands import verify
+
+    return verify.run(parsed)
+
+
+def _tune(parsed: argparse.Namespace) -> int:
+    from build_engines.commands import tune
+
+    return tune.run(parsed)
+
+
+def _archive(parsed: argparse.Namespace) -> int:
+    from build_engines.commands import archive
+
+    return archive.run(parsed)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from build_engines.commands import doctor
+
+    return doctor.run(parsed)

@@ -1,0 +1,25 @@
+"""A network that was trained here and is committed with its model folder."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_engines.errors import BuildError
+from build_engines.weights.digests import digest
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The file and its SHA-256."""
+
+    path: Path
+    sha256: str
+
+    def copy(self, target: Path) -> None:
+        """Copies the file; BuildError when it is not the one that was trained."""
+        if not self.path.is_file() or digest(self.path) != self.sha256:
+            raise BuildError(
+                f"{self.path} is not the network that was trained: get it back (git checkout {self.path.name}), "
+                "or train it again with --weights train"
+            )
+        shutil.copyfile(self.path, target)

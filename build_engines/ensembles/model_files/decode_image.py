@@ -1,0 +1,49 @@
+"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
+
+What dali.py beside it does, where there is no DALI: decode, turn by EXIF, resize, (pixel - mean) / std.
+Bytes behind the image's end are ignored, so that a batch can be padded with zeros. Triton's Python environment
+needs Pillow. config.pbtxt's parameters are size (pixels), mean, std (of 0 to 255) and layout (HWC, CHW).
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+LARGEST = 89_000_000  # pixels
+
+
+class TritonPythonModel:
+    """The methods' names and arguments are Triton's."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        given = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
+        self.size, self.channels_first = int(given["size"]), given["layout"] == "CHW"
+        self.mean, self.std = np.float32(given["mean"]), np.float32(given["std"])
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request; an image that cannot be decoded fails its own request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        images = pb_utils.get_input_tensor_by_name(request, "DALI_INPUT_0").as_numpy()
+        try:
+            pixels = np.stack([self._pixels(image.tobytes()) for image in images])
+        except (OSError, ValueError, SyntaxError) as err:  # what Pillow raises for what is no image
+            error = pb_utils.TritonError(f"the image cannot be decoded: {err}", pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=error)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("DALI_OUTPUT_0", pixels)])
+
+    def _pixels(self, encoded: bytes) -> NDArray[np.float32]:
+        file = Image.open(io.BytesIO(encoded))
+        if file.width * file.height > LARGEST:
+            raise ValueError(f"it has {file.width}×{file.height} pixels, more than {LARGEST}")
+        image = ImageOps.exif_transpose(file).convert("RGB")
+        small = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        values = (np.asarray(small, np.float32) - self.mean) / self.std
+        return np.ascontiguousarray(values.transpose(2, 0, 1)) if self.channels_first else values

@@ -1,0 +1,43 @@
+"""A part of an ensemble, on Triton's Python backend: last_hidden_state [n, s, h] and attention_mask [n, s] -> [n, h].
+
+finaloutput is the mean of the tokens that are no padding, or the first token, scaled to length 1: config.pbtxt's
+parameters pooling (mean, cls) and normalize (true, false) decide.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+LEAST_LENGTH = 1e-12  # as torch.nn.functional.normalize
+
+
+class TritonPythonModel:
+    """The methods' names and arguments are Triton's."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.mean = parameters["pooling"]["string_value"] == "mean"
+        self.normalize = parameters["normalize"]["string_value"] == "true"
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request."""
+        return [pb_utils.InferenceResponse([self._answer(request)]) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        hidden = (
+            pb_utils.get_input_tensor_by_name(request, "last_hidden_state").as_numpy().astype(np.float32, copy=False)
+        )
+        mask = pb_utils.get_input_tensor_by_name(request, "attention_mask").as_numpy().astype(np.float32)
+        vectors = self._pooled(hidden, mask)
+        if self.normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), LEAST_LENGTH)
+        return pb_utils.Tensor("finaloutput", vectors.astype(np.float32, copy=False))
+
+    def _pooled(self, hidden: NDArray[np.float32], mask: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self.mean:
+            return hidden[:, 0]
+        return np.asarray(np.einsum("nsh,ns->nh", hidden, mask) / mask.sum(axis=1, keepdims=True))

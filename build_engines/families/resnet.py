@@ -1,0 +1,126 @@
+"""ResNets (He et al. 2015, arXiv:1512.03385) as model folders, from a checkpoint of transformers or of torchvision.
+
+Random weights are for load tests: nonsense at the true speed. What needs torch is imported late.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from build_engines.families.onnx_file import with_tensors
+from build_engines.model_folder.labels import write_labels
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import REPOSITORY, Request
+from build_engines.weights import sources
+from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD
+
+MAX_BATCH_SIZE = 32
+HUB_MODEL = "microsoft/resnet-50"
+EXAMPLE = REPOSITORY / "resnet/example.png"
+RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
+
+
+def _joined(values: Sequence[float]) -> str:
+    return ",".join(map(str, values))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One network: the square RGB input (`side` pixels), what its client must know, and transformers' configuration
+    (`layers`) of a network that is made here."""
+
+    side: int = 224
+    labels: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Any] = field(default_factory=dict)
+
+
+# 25,557,032 parameters; the settings are those of the checkpoint microsoft/resnet-50.
+RESNET50 = Architecture(
+    side=224,
+    labels=tuple(f"class_{i}" for i in range(1000)),
+    settings={
+        "resize": "shortest",
+        "crop_pct": "0.875",
+        "interpolation": "bicubic",
+        "mean": _joined(IMAGENET_MEAN),
+        "std": _joined(IMAGENET_STD),
+    },
+    layers={
+        "layer_type": "bottleneck",
+        "depths": (3, 4, 6, 3),
+        "embedding_size": 64,
+        "hidden_sizes": (256, 512, 1024, 2048),
+    },
+)
+# What torchvision's weights for ImageNet were trained with, but for the resizing of the newer ones.
+TORCHVISION = {
+    "resize": "shortest",
+    "crop_pct": "0.875",
+    "interpolation": "bilinear",
+    "mean": _joined(IMAGENET_MEAN),
+    "std": _joined(IMAGENET_STD),
+}
+
+
+def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
+    """The model folder's files, from the hub, random weights or a checkpoint at `path`."""
+    if path is None and request.source == "pretrained":
+        path = sources.from_hub(HUB_MODEL)
+    return finish(request, folder, _write_network(request, path, folder / "1" / "model.onnx"))
+
+
+def _write_network(request: Request, path: Path | None, model: Path) -> Architecture:
+    """Random weights where `path` is None, else those of a checkpoint's folder or of a torchvision file."""
+    from build_engines.families import resnet_network
+
+    if path is None:
+        architecture = RESNET50
+        network = resnet_network.random_network(architecture.layers, len(architecture.labels))
+    elif path.is_dir():
+        network, architecture = resnet_network.from_checkpoint(path), architecture_of(path)
+    else:
+        network, architecture = resnet_network.from_torchvision(path), Architecture(settings=TORCHVISION)
+    side = request.size or architecture.side
+    resnet_network.write_onnx(network, side, model, batching=request.max_batch_size != 0)
+    return architecture
+
+
+def architecture_of(checkpoint: Path) -> Architecture:
+    """What config.json and preprocessor_config.json say of a checkpoint."""
+    config, given = (_json(checkpoint / name) for name in ("config.json", "preprocessor_config.json"))
+    names = {int(key): str(value) for key, value in config.get("id2label", {}).items()}
+    labels = tuple(names[index] for index in sorted(names))
+    size = given.get("size", 224)
+    side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height", 224)
+    return Architecture(
+        side=side,
+        labels=() if "LABEL_0" in labels else labels,
+        settings={
+            "resize": "shortest",
+            "crop_pct": str(given.get("crop_pct") or 0.875),
+            "interpolation": RESAMPLE[given.get("resample", 3)],
+            "mean": _joined(given.get("image_mean", IMAGENET_MEAN)),
+            "std": _joined(given.get("image_std", IMAGENET_STD)),
+        },
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def finish(request: Request, folder: Path, architecture: Architecture) -> ModelSpec:
+    """Writes the labels and the example; what Triton must know."""
+    labels = write_labels(folder / DEFAULT_LABELS, architecture.labels, request.labels)
+    shutil.copyfile(EXAMPLE, folder / "example.png")
+    model_spec = ModelSpec(
+        client="resnet",
+        max_batch_size=MAX_BATCH_SIZE,
+        settings=architecture.settings,
+        labels=DEFAULT_LABELS if labels else "",
+    )
+    return with_tensors(request, folder, model_spec)

@@ -1,0 +1,87 @@
+"""ResNets of transformers: made anew, from a checkpoint's folder or from a file of torchvision's, and exported."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from build_engines.errors import BuildError, first_line
+from build_engines.families.torch_checkpoint import load_state, read_state
+from build_engines.families.torch_export import export_onnx
+
+INPUT, OUTPUT = "input", "logits"
+_FIRST = {"conv1": "convolution", "bn1": "normalization"}
+_SHORTCUT = {"0": "convolution", "1": "normalization"}
+_INNER = {"conv": "convolution", "bn": "normalization"}
+
+
+def random_network(architecture: Mapping[str, Any], classes: int) -> ResNetForImageClassification:
+    """The network with random weights, the same ones every time."""
+    torch.manual_seed(0)
+    return ResNetForImageClassification(ResNetConfig(num_labels=classes, **architecture)).eval()
+
+
+def from_checkpoint(folder: Path) -> ResNetForImageClassification:
+    """A folder as save_pretrained writes it; BuildError when it is no ResNet."""
+    try:
+        return ResNetForImageClassification.from_pretrained(folder, local_files_only=True).eval()
+    except (OSError, ValueError, RuntimeError) as err:
+        raise BuildError(f"{folder} cannot be loaded as a ResNet: {first_line(err)}") from err
+
+
+def from_torchvision(path: Path) -> ResNetForImageClassification:
+    """A file of torchvision's weights for a ResNet, read by torch's own loader of nothing but tensors."""
+    state = read_state(path)
+    if "layer1.0.conv1.weight" not in state:
+        raise BuildError(f"{path} holds no ResNet of torchvision's: there is no tensor 'layer1.0.conv1.weight'")
+    network = ResNetForImageClassification(_config(state)).eval()
+    renamed = {transformers_name(name): tensor for name, tensor in state.items()}
+    load_state(network, renamed, path, "ResNet's structure")
+    return network
+
+
+def _config(state: Mapping[str, torch.Tensor]) -> ResNetConfig:
+    """The architecture, read off the tensors' names and shapes."""
+    bottleneck = "layer1.0.conv3.weight" in state
+    last = "conv3" if bottleneck else "conv2"
+    depths = [len({name.split(".")[1] for name in state if name.startswith(f"layer{i}.")}) for i in range(1, 5)]
+    return ResNetConfig(
+        layer_type="bottleneck" if bottleneck else "basic",
+        depths=depths,
+        embedding_size=state["conv1.weight"].shape[0],
+        hidden_sizes=[state[f"layer{i}.0.{last}.weight"].shape[0] for i in range(1, 5)],
+        num_labels=state["fc.bias"].shape[0],
+    )
+
+
+def transformers_name(name: str) -> str:
+    """torchvision's name of a tensor as transformers has it: layer1.0.conv2.weight -> resnet.encoder.stages.0.…"""
+    if found := re.fullmatch(r"(conv1|bn1)\.(.*)", name):
+        return f"resnet.embedder.embedder.{_FIRST[found[1]]}.{found[2]}"
+    if found := re.fullmatch(r"layer(\d)\.(\d+)\.downsample\.([01])\.(.*)", name):
+        place = f"resnet.encoder.stages.{int(found[1]) - 1}.layers.{found[2]}"
+        return f"{place}.shortcut.{_SHORTCUT[found[3]]}.{found[4]}"
+    if found := re.fullmatch(r"layer(\d)\.(\d+)\.(conv|bn)(\d)\.(.*)", name):
+        place = f"resnet.encoder.stages.{int(found[1]) - 1}.layers.{found[2]}"
+        return f"{place}.layer.{int(found[4]) - 1}.{_INNER[found[3]]}.{found[5]}"
+    return name.replace("fc.", "classifier.1.")
+
+
+class _Logits(torch.nn.Module):  # type: ignore[misc]
+    """The network as images -> logits, without the classes that transformers wraps results in."""
+
+    def __init__(self, network: ResNetForImageClassification) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.network(images, return_dict=False)[0]
+        return logits
+
+
+def write_onnx(network: ResNetForImageClassification, side: int, path: Path, batching: bool = True) -> None:
+    """input [N,3,side,side] -> logits [N,classes]."""
+    export_onnx(_Logits(network), (3, side, side), path, (INPUT, OUTPUT), batching)

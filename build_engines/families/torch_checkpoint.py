@@ -1,0 +1,26 @@
+"""A file of torch.save as a state_dict, read by torch's own loader of nothing but tensors, and put into a network."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from build_engines.errors import BuildError, first_line
+
+
+def read_state(path: Path) -> Mapping[str, Any]:
+    """Names -> tensors; empty when the file holds something else. BuildError when it cannot be read."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as err:  # pickle's errors have no base of their own
+        raise BuildError(f"{path} cannot be read as a file of tensors: {first_line(err)}") from err
+    return state if isinstance(state, Mapping) else {}
+
+
+def load_state(network: torch.nn.Module, state: Mapping[str, Any], path: Path, structure: str) -> None:
+    """Every tensor into its place; BuildError where one is missing, too much, or of another shape."""
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as err:
+        raise BuildError(f"{path} does not fit {structure}: {' '.join(str(err).split())[:300]}") from err

@@ -1,0 +1,57 @@
+"""A torch network -> one ONNX file. The only module that calls torch's exporter; opset 17, which Triton 24.10 reads."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import torch
+
+OPSET = 17
+
+
+def export_onnx(
+    module: torch.nn.Module,
+    image: tuple[int, ...],
+    path: Path,
+    names: tuple[str, str],
+    batching: bool,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """`module` of one image input as `path`; the batch dimension is free when `batching`, else 1.
+
+    `image` is the input's shape without the batch; the shapes that the exporter leaves open are written into the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    example = torch.zeros(2 if batching else 1, *image, dtype=dtype)
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # sizes and anchors are meant as constants
+        warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster
+        shape = tuple(module.eval()(example).shape)
+        _trace(module, example, path, names, batching)
+    _name_shapes(path, {names[0]: (0 if batching else 1, *image), names[1]: (0 if batching else 1, *shape[1:])})
+
+
+def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, names: tuple[str, str], batching: bool) -> None:
+    torch.onnx.export(
+        module,
+        (example,),
+        str(path),
+        input_names=[names[0]],
+        output_names=[names[1]],
+        dynamic_axes={name: {0: "batch"} for name in names} if batching else None,
+        opset_version=OPSET,
+        dynamo=False,
+    )
+
+
+def _name_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Writes each tensor's dimensions into the file; 0 is the batch's, free."""
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        dimensions = value.type.tensor_type.shape
+        del dimensions.dim[:]
+        for size in shapes[value.name]:
+            dimensions.dim.add(**({"dim_value": size} if size else {"dim_param": "batch"}))
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)

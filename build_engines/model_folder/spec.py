@@ -1,0 +1,81 @@
+"""What a family knows of the model that it has written, and what engines and config.pbtxt are made from.
+
+weights --family--> ModelSpec --engine--> 1/model.onnx or 1/model.plan --config--> config.pbtxt
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clients.base import TensorSpec
+
+ONNX, TORCHSCRIPT, PLAN = "onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan"  # Triton's platforms
+MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of one input that an engine is made for, the batch dimension included."""
+
+    minimum: tuple[int, ...]
+    optimum: tuple[int, ...]
+    maximum: tuple[int, ...]
+
+
+def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
+    """The tensor's shape with `batch` in front, 0 for none, and `length` where a dimension varies."""
+    return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model whose folder has 1/model.onnx in fp32 (or 1/model.pt), labels and an example already.
+
+    `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters` tell it;
+    `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the most that a dimension of -1
+    is. `note` is a comment for config.pbtxt, `controls` are the inputs that sequence batching fills: {kind as Triton
+    names it: input}.
+    """
+
+    client: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch_size: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    platform: str = ONNX
+    lengths: tuple[int, int, int] = (1, 128, 512)
+    labels: str = ""
+    note: str = ""
+    controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @property
+    def cpu_instances(self) -> int:
+        """Instances on a CPU: 1 where the backend merges waiting requests into runs on all processors."""
+        return 1 if self.platform == ONNX and self.max_batch_size and not self.controls else 2
+
+    @property
+    def file(self) -> str:
+        """The name of the model's file."""
+        return MODEL_FILES[self.platform]
+
+    def profile(self) -> dict[str, Shapes]:
+        """The shapes of each input that an engine with fixed bounds, such as TensorRT's, is made for."""
+        return {spec.name: self._shapes(spec) for spec in self.inputs}
+
+    def _shapes(self, spec: TensorSpec) -> Shapes:
+        batches = (1, max(self.max_batch_size // 2, 1), self.max_batch_size) if self.max_batch_size else ()
+        shapes = [full_shape(spec, *each) for each in zip(batches or (0, 0, 0), self.lengths, strict=True)]
+        return Shapes(minimum=shapes[0], optimum=shapes[1], maximum=shapes[2])
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine builder made of 1/model.onnx.
+
+    `facts` go into build.json as "engine": what the engine is bound to. `cpu_only`: it is for a CPU wherever it runs.
+    """
+
+    platform: str
+    precision: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    preferred_batch_sizes: tuple[int, ...] = ()
+    cpu_only: bool = False

@@ -1,0 +1,82 @@
+"""What an ONNX file says of its tensors, and which other files hold its weights."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from build_engines.errors import BuildError
+from clients.base import TensorSpec
+
+DATATYPES = {
+    TensorProto.FLOAT: "FP32",
+    TensorProto.DOUBLE: "FP64",
+    TensorProto.FLOAT16: "FP16",
+    TensorProto.BFLOAT16: "BF16",
+    TensorProto.INT8: "INT8",
+    TensorProto.INT16: "INT16",
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.UINT8: "UINT8",
+    TensorProto.UINT16: "UINT16",
+    TensorProto.UINT32: "UINT32",
+    TensorProto.UINT64: "UINT64",
+    TensorProto.BOOL: "BOOL",
+    TensorProto.STRING: "BYTES",
+}
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """The graph, without weights that lie in other files; BuildError when it is no ONNX file."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError) as err:
+        raise BuildError(f"{path} cannot be read as an ONNX file: {err}") from err
+    if not model.graph.node:
+        raise BuildError(f"{path} is no ONNX file: it has no graph")
+    return model
+
+
+def specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs as the file has them, the first dimension included; -1 where one varies."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    return _specs(inputs), _specs(model.graph.output)
+
+
+def _specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
+    return tuple(_spec(value) for value in values)
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    if tensor.elem_type not in DATATYPES:
+        raise BuildError(f"tensor '{value.name}' has a type that Triton does not have (ONNX type {tensor.elem_type})")
+    if not tensor.HasField("shape"):
+        raise BuildError(f"tensor '{value.name}' has no shape in the ONNX file; export it with shapes")
+    shape = tuple(dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.shape.dim)
+    return TensorSpec(value.name, DATATYPES[tensor.elem_type], shape)
+
+
+def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The same tensors without their first dimension."""
+    return tuple(TensorSpec(spec.name, spec.datatype, spec.shape[1:]) for spec in tensors)
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
+    """The files beside the graph that hold weights; BuildError where one is missing or lies outside of `folder`."""
+    names = {
+        entry.value
+        for tensor in model.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location" and tensor.data_location == TensorProto.EXTERNAL
+    }
+    files = [folder / name for name in sorted(names)]
+    for file in files:
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise BuildError(f"the ONNX file names weights outside of its folder: {file}")
+        if not file.is_file():
+            raise BuildError(f"the ONNX file has its weights in {file}, which is not there; lay it beside the file")
+    return files

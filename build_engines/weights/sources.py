@@ -1,0 +1,114 @@
+"""What --weights names: a word of the recipe, a file or folder, or a model of the Hugging Face hub."""
+
+import hashlib
+import re
+import zipfile
+from pathlib import Path
+
+from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.request import Request
+from build_engines.weights.digests import digest
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILES = [
+    "config.json",
+    "*.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "preprocessor_config.json",
+    "1_Pooling/config.json",
+    "modules.json",
+]
+
+
+def find(request: Request) -> Path | None:
+    """The file or folder of the weights, fetched from the hub where they are there; None for a recipe's word.
+
+    UsageError when it is none of them.
+    """
+    source, recipe = request.source, request.recipe
+    if recipe and source in recipe.weights:
+        return None
+    path = Path(source).expanduser()
+    if source and path.exists():
+        return path
+    if HUB_ID.fullmatch(source) and not path.suffix:
+        return from_hub(source)
+    words = f"{', '.join(recipe.weights)}, " if recipe else ""
+    raise UsageError(f"--weights '{source}': there is no such file; it takes {words}a PATH or a HUB-ID (owner/name)")
+
+
+def kind(path: Path) -> str:
+    """onnx, torchscript, checkpoint (a folder as save_pretrained writes it) or tensors (a file of torch.save)."""
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return "checkpoint"
+        raise BuildError(f"there is no config.json in {path}; a checkpoint's folder is what save_pretrained writes")
+    if path.suffix == ".onnx":
+        return "onnx"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+        if "constants.pkl" in names:
+            return "torchscript"
+        if "data.pkl" in names:
+            return "tensors"
+    if path.suffix in (".pth", ".pt"):
+        return "tensors"
+    raise BuildError(
+        f"{path} is none of: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
+        "as save_pretrained writes it"
+    )
+
+
+def identity(path: Path | None) -> str:
+    """SHA-256 of a file, or of a folder's weights and configuration; "" for a recipe's word."""
+    if path is None:
+        return ""
+    if path.is_file():
+        return digest(path)
+    files = sorted(
+        file for file in path.iterdir() if file.is_file() and file.suffix in (".json", ".safetensors", ".txt")
+    )
+    return hashlib.sha256("".join(f"{digest(file)} {file.name}\n" for file in files).encode()).hexdigest()
+
+
+def from_hub(model: str) -> Path:
+    """The folder of a hub's model, from the cache or the network, each file with the hash that the hub states."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, allow_patterns=HUB_FILES))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as err:
+        raise BuildError(
+            f"{model} cannot be fetched from the Hugging Face hub ({first_line(err)}). On a machine that can: "
+            f"`hf download {model} --local-dir FOLDER`; bring FOLDER here and name it: --weights FOLDER"
+        ) from err
+    _verify(model, folder)
+    return folder
+
+
+def _verify(model: str, folder: Path) -> None:
+    """Compares each file with the hub's own record of it; without a network the cache is taken as it was verified."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    try:
+        records = HfApi().get_paths_info(model, names, revision=folder.name)
+    except (OfflineModeIsEnabled, OSError):
+        return
+    for record in records:
+        path, lfs = folder / record.path, getattr(record, "lfs", None)
+        expected = lfs.sha256 if lfs else getattr(record, "blob_id", "")
+        if expected != (digest(path) if lfs else _git_hash(path)):
+            path.resolve().unlink()
+            raise BuildError(f"{record.path} of {model} is damaged (expected hash {expected}); removed, try again")
+
+
+def _git_hash(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

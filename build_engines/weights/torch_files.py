@@ -1,0 +1,193 @@
+"""Reads the tensors and plain values of a file of torch.save without running any code of it.
+
+A .pt file is a zip of a pickle and of raw storages. A pickle calls what it names; here it can name only the few
+things below, and every other class becomes a Placeholder that keeps its state and does nothing.
+"""
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_engines.errors import BuildError
+
+Array = NDArray[Any]
+STORAGES = {
+    "DoubleStorage": "f8",
+    "FloatStorage": "f4",
+    "HalfStorage": "f2",
+    "BFloat16Storage": "bf16",
+    "LongStorage": "i8",
+    "IntStorage": "i4",
+    "ShortStorage": "i2",
+    "CharStorage": "i1",
+    "ByteStorage": "u1",
+    "BoolStorage": "?",
+}
+LARGEST_PICKLE = 64 << 20  # bytes; that of YOLOv5x has 0.3 million
+
+
+class Placeholder:
+    """An object of a class that is not loaded: its state, and what it was made with."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.state: dict[str, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state if isinstance(state, dict) else {"state": state}
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Entries of an unknown mapping are dropped."""
+
+    def append(self, value: Any) -> None:
+        """Items of an unknown list are dropped."""
+
+    def extend(self, values: Any) -> None:
+        """As append."""
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """One raw storage, by its key in the zip."""
+
+    key: str
+    dtype: str
+
+
+def load(path: Path) -> Any:
+    """The object that was saved: plain values, arrays for tensors, Placeholders for objects of classes.
+
+    BuildError when it is no such file or its tensors do not fit their storages.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Unpickler(archive).load()
+    except zipfile.BadZipFile as err:
+        raise BuildError(
+            f"{path} is no checkpoint of torch 1.6 or newer (a zip); save it again with a newer torch"
+        ) from err
+    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as err:
+        raise BuildError(f"{path} cannot be read as a checkpoint: {err}") from err
+
+
+class _Unpickler(pickle.Unpickler):
+    """pickle's own machine, with nothing to name but what stands in `find_class`."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self.archive = archive
+        entry = next((info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None)
+        if entry is None:
+            raise BuildError(f"{archive.filename} holds no data.pkl: torch.save did not write it")
+        if entry.file_size > LARGEST_PICKLE:
+            raise BuildError(f"{archive.filename}: its data.pkl has {entry.file_size} bytes, too many for a checkpoint")
+        self.root = entry.filename.removesuffix("data.pkl")
+        super().__init__(io.BytesIO(archive.read(entry)), encoding="utf-8")
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A tensor's rebuilding, an OrderedDict, a storage's type; else a class that does nothing."""
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
+        return type(name, (Placeholder,), {"__module__": module})
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """("storage", type, key, location, size) as torch.save writes it."""
+        kind, dtype, key, *_ = pid
+        if kind != "storage" or dtype not in STORAGES.values():
+            raise pickle.UnpicklingError(f"a storage of an unknown kind: {kind} {dtype}")
+        return _Storage(str(key), dtype)
+
+    def array(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Array:
+        """A tensor as an array of its own, bounds checked."""
+        raw = self.archive.read(f"{self.root}data/{storage.key}")
+        values = _widened(raw) if storage.dtype == "bf16" else np.frombuffer(raw, np.dtype(storage.dtype))
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if min((offset, *size, *stride), default=0) < 0 or (0 not in size and last >= len(values)):
+            raise ValueError(f"a tensor {size} goes beyond its storage of {len(values)}")
+        steps = [step * values.itemsize for step in stride]
+        view: Array = np.lib.stride_tricks.as_strided(values[offset:], size, steps) if 0 not in size else np.empty(size)
+        return np.array(view)
+
+    def load(self) -> Any:
+        """The root object, its tensors as arrays."""
+        return _resolved(super().load(), self.array, {})
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor as the pickle describes it; read later, so that no shape is trusted before it is checked."""
+
+    storage: _Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Tensor:
+    """torch._utils._rebuild_tensor_v2."""
+    return _Tensor(storage, int(offset), tuple(map(int, size)), tuple(map(int, stride)))
+
+
+def _rebuild_parameter(data: Any, *_: Any) -> Any:
+    """torch._utils._rebuild_parameter."""
+    return data
+
+
+def _size(values: Any = ()) -> tuple[Any, ...]:
+    """torch.Size."""
+    return tuple(values)
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch", "Size"): _size,
+}
+
+
+def _widened(raw: bytes) -> Array:
+    """bfloat16 as float32: the upper half of its bits."""
+    return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _resolved(value: Any, array: Callable[..., Array], seen: dict[int, Any]) -> Any:
+    """The same object with arrays for tensors, in place for Placeholders; each object once."""
+    if isinstance(value, _Tensor):
+        return array(value.storage, value.offset, value.size, value.stride)
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, Placeholder):
+        seen[id(value)] = value
+        value.state = _resolved(value.state, array, seen)
+    elif isinstance(value, dict):
+        found: dict[Any, Any] = {}
+        seen[id(value)] = found
+        found.update({key: _resolved(each, array, seen) for key, each in value.items()})
+        return found
+    elif isinstance(value, list | tuple):
+        return type(value)(_resolved(each, array, seen) for each in value)
+    return value
+
+
+def tensors_of(module: Placeholder, prefix: str = "") -> Iterator[tuple[str, Array]]:
+    """(name, array) of every parameter and buffer of a torch module, named as its state_dict names them."""
+    for kind in ("_parameters", "_buffers"):
+        for name, value in _items(module.state.get(kind)):
+            if isinstance(value, np.ndarray):
+                yield f"{prefix}{name}", value
+    for name, child in _items(module.state.get("_modules")):
+        if isinstance(child, Placeholder):
+            yield from tensors_of(child, f"{prefix}{name}.")
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    return iter(value.items()) if isinstance(value, Mapping) else iter(())

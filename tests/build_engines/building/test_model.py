@@ -1,0 +1,118 @@
+"""Builds are done once, whole or not at all, and leave alone what is not theirs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from build_engines.building.model import build
+from build_engines.errors import BuildError
+from build_engines.model_folder.publish import SCRATCH, scratch_folder
+from build_engines.model_folder.record import read_record
+from build_engines.request import Request
+from tests.build_engines.models import save_scale
+from tests.support.harness import ROOT, wait_until
+
+
+def request(tmp_path: Path, **options: object) -> Request:
+    file = tmp_path / "scale.onnx"
+    if not file.exists():
+        save_scale(file)
+    return Request("own", str(file), repository=tmp_path / "models", **options)  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_build_that_was_done_is_not_done_again(tmp_path: Path) -> None:
+    folder, made = build(request(tmp_path))
+    assert (folder, made) == (tmp_path / "models/own", True)
+    before = folder.stat().st_ino
+    assert build(request(tmp_path)) == (folder, False)
+    assert folder.stat().st_ino == before
+
+
+def test_force_builds_again_and_gives_the_same_files(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    before = files(folder)
+    assert build(request(tmp_path), force=True) == (folder, True)
+    assert files(folder) == before
+
+
+def test_another_request_other_weights_or_a_changed_file_is_built(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    assert build(request(tmp_path, max_batch_size=4))[1]
+    save_scale(tmp_path / "scale.onnx", ("batch", 5))
+    assert build(request(tmp_path, max_batch_size=4))[1]
+    assert not build(request(tmp_path, max_batch_size=4))[1]
+    (folder / "config.pbtxt").write_text("")
+    assert build(request(tmp_path, max_batch_size=4))[1]
+    assert (folder / "config.pbtxt").stat().st_size > 100
+
+
+def test_the_record_says_what_was_made_from_what_and_nothing_of_this_machine(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    record = read_record(folder)
+    assert record["made_from"]["weights"] == "scale.onnx"
+    assert record["source_sha256"] == record["files"]["1/model.onnx"]
+    assert str(tmp_path) not in (folder / "build.json").read_text()
+
+
+def test_a_failed_build_leaves_the_model_that_was_there(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    before = files(folder)
+    with pytest.raises(BuildError):
+        build(request(tmp_path, client="yolov5"))
+    assert files(folder) == before
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["own"]
+
+
+def test_what_a_user_laid_into_the_folder_stays(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    (folder / "2").mkdir()
+    (folder / "2/model.onnx").write_bytes((folder / "1/model.onnx").read_bytes())
+    (folder / "notes.txt").write_text("mine")
+    assert build(request(tmp_path, max_batch_size=2))[1]
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "2/model.onnx").is_file()
+
+
+def test_what_is_replaced_does_not_change_under_its_readers(tmp_path: Path) -> None:
+    folder, _ = build(request(tmp_path))
+    os.link(folder / "config.pbtxt", tmp_path / "linked")
+    before = (tmp_path / "linked").read_text()
+    build(request(tmp_path, max_batch_size=2))
+    assert (tmp_path / "linked").read_text() == before != (folder / "config.pbtxt").read_text()
+
+
+def test_what_a_killed_build_left_goes_after_a_day(tmp_path: Path) -> None:
+    old, young = tmp_path / f"{SCRATCH}old", tmp_path / f"{SCRATCH}young"
+    for folder in (old, young):
+        folder.mkdir()
+    os.utime(old, (time.time() - 100_000,) * 2)
+    with scratch_folder(tmp_path):
+        assert (old.exists(), young.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Path) -> None:
+    """The recipe that takes longest: it trains."""
+    repository = tmp_path / "models"
+    command = [sys.executable, "-m", "build_engines", "build", "resnet", "--weights", "train", "--out", str(repository)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), "the build has begun")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    # CPython itself ends by the signal where one fell into an exec(), as in the making of a dataclass
+    assert process.returncode in (130, -number), errors
+    assert errors.strip().splitlines()[-1] == "build_engines: interrupted; nothing was changed"
+    assert "Traceback" not in errors
+    assert not repository.exists()

@@ -1,0 +1,151 @@
+"""Archives as SageMaker takes them: the same bytes every time, copies with names of their own, ensembles whole."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from build_engines.commands.archive import archive, renamed
+from build_engines.errors import BuildError
+from serving.repository.model_config import parse_config
+from tests.build_engines.models import save_scale
+from tests.support.harness import ROOT, Server
+
+TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
+MODEL = f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: KIND_CPU count: 1 }}\n'
+
+
+def step(model: str, source: str, target: str) -> str:
+    maps = f'input_map {{ key: "x" value: "{source}" }} output_map {{ key: "y" value: "{target}" }}'
+    return f'step {{ model_name: "{model}" model_version: -1 {maps} }}\n'
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An ensemble `twice` of `scale`, called two times by way of an inner ensemble, and the bundled resnet."""
+    folder = tmp_path / "models"
+    save_scale(folder / "scale/1/model.onnx")
+    (folder / "scale/config.pbtxt").write_text(f'name: "scale"\n{MODEL}')
+    for name, inner in (("twice", ("scale", "once")), ("once", ("scale",))):
+        (folder / name / "1").mkdir(parents=True)
+        tensors = ["x", *(f"between_{i}" for i in range(len(inner) - 1)), "y"]
+        steps = "".join(step(*each) for each in zip(inner, tensors[:-1], tensors[1:], strict=True))
+        text = f'platform: "ensemble"\nmax_batch_size: 8\n{TENSORS}ensemble_scheduling {{\n{steps}}}\n'
+        (folder / name / "config.pbtxt").write_text(text)
+    shutil.copytree(ROOT / "model_repository/resnet", folder / "resnet")
+    return folder
+
+
+def names(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        return tar.getnames()
+
+
+def test_an_archive_holds_the_model_in_its_folder(repository: Path, tmp_path: Path) -> None:
+    (path,) = archive("resnet", repository, tmp_path / "out")
+    assert path == tmp_path / "out/resnet.tar.gz"
+    found = names(path)
+    assert {"resnet", "resnet/config.pbtxt", "resnet/configs/cpu.pbtxt", "resnet/1/model.onnx"} <= set(found)
+    assert found == sorted(found)
+    unpacked = tmp_path / "unpacked"
+    subprocess.run(["tar", "xzf", path, "-C", unpacked.parent, "--one-top-level=unpacked"], check=True)
+    for file in (repository / "resnet").rglob("*"):
+        if file.is_file():
+            assert (unpacked / "resnet" / file.relative_to(repository / "resnet")).read_bytes() == file.read_bytes()
+
+
+def test_the_same_model_gives_the_same_bytes(repository: Path, tmp_path: Path) -> None:
+    digests = set()
+    for number, moment in enumerate((0, 1_000_000_000)):
+        for file in repository.rglob("*"):
+            os.utime(file, (moment, moment))
+            file.chmod(0o700 if number else 0o755)
+        (path,) = archive("resnet", repository, tmp_path / f"out{number}")
+        digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_entries_have_no_time_and_no_owner(repository: Path, tmp_path: Path) -> None:
+    with tarfile.open(archive("resnet", repository, tmp_path)[0]) as tar:
+        for entry in tar:
+            assert (entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname) == (0, 0, 0, "", "")
+            assert entry.mode == (0o755 if entry.isdir() else 0o644)
+
+
+def test_what_is_no_part_of_the_model_is_left_out(repository: Path, tmp_path: Path) -> None:
+    for name in (".hidden", "1/__pycache__/model.pyc", "1/model.onnx.part", ".git/config"):
+        (repository / "resnet" / name).parent.mkdir(exist_ok=True)
+        (repository / "resnet" / name).write_text("x")
+    found = names(archive("resnet", repository, tmp_path)[0])
+    assert not [name for name in found if "hidden" in name or "pyc" in name or ".part" in name or "git" in name]
+
+
+def test_an_ensemble_comes_with_its_parts_and_its_empty_version(repository: Path, tmp_path: Path) -> None:
+    found = names(archive("twice", repository, tmp_path)[0])
+    assert {"twice/1", "twice/config.pbtxt", "once/1", "scale/1/model.onnx"} <= set(found)
+    assert not [name for name in found if name.startswith("resnet")]
+
+
+def test_copies_have_names_of_their_own_and_so_have_their_parts(repository: Path, tmp_path: Path) -> None:
+    paths = archive("twice", repository, tmp_path / "out", 3)
+    assert [path.name for path in paths] == ["twice-0.tar.gz", "twice-1.tar.gz", "twice-2.tar.gz"]
+    tops = [{name.partition("/")[0] for name in names(path)} for path in paths]
+    assert tops[1] == {"twice_1", "once_1", "scale_1"}
+    with tarfile.open(paths[1]) as tar:
+        texts = {n: tar.extractfile(f"{n}/config.pbtxt").read().decode() for n in tops[1]}  # type: ignore[union-attr]
+    steps = parse_config(texts["twice_1"]).ensemble_scheduling.step
+    assert [each.model_name for each in steps] == ["scale_1", "once_1"]
+    assert parse_config(texts["scale_1"]).name == "scale_1"
+
+
+def test_a_copy_keeps_the_client_that_its_name_meant() -> None:
+    config = parse_config(renamed("# a comment\nmax_batch_size: 1", "resnet", {"resnet": "resnet_0"}))
+    assert config.parameters["client"].string_value == "resnet"
+    assert "# a comment\n" in renamed("# a comment\nmax_batch_size: 1", "resnet", {"resnet": "resnet_0"})
+    named = renamed('parameters { key: "client" value: { string_value: "bert" } }', "resnet", {"resnet": "resnet_0"})
+    assert parse_config(named).parameters["client"].string_value == "bert"
+    assert not parse_config(renamed("max_batch_size: 1", "own", {"own": "own_0"})).parameters
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda r: shutil.rmtree(r / "scale"), "there is no model 'scale'"),
+        (lambda r: shutil.rmtree(r / "once/1"), "has no version"),
+        (lambda r: (r / "twice/config.pbtxt").write_text("nonsense {"), "cannot be read"),
+        (lambda r: (r / "twice/config.pbtxt").unlink(), "has no config.pbtxt"),
+    ],
+)
+def test_an_incomplete_model_is_not_archived(break_it: object, message: str, repository: Path, tmp_path: Path) -> None:
+    break_it(repository)  # type: ignore[operator]
+    with pytest.raises(BuildError, match=message):
+        archive("twice", repository, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_archives_are_loaded_and_answer_in_multi_model_mode(repository: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models_root"
+    paths = [*archive("twice", repository, tmp_path / "out", 2), *archive("resnet", repository, tmp_path / "out")]
+    for number, path in enumerate(paths):
+        with tarfile.open(path) as tar:
+            tar.extractall(root / f"id{number}" / "model", filter="data")
+    server = Server(tmp_path, tmp_path, SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root)).wait_ready()
+    try:
+        for number, path in enumerate(paths):
+            call = {"model_name": path.name, "url": f"{root}/id{number}/model"}
+            reply = server.post("/models", json=call)
+            assert reply.status_code == 200, reply.text
+        tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": np.arange(4.0).tolist()}
+        for name in ("twice-0.tar.gz", "twice-1.tar.gz"):
+            reply = server.post(f"/models/{name}/invoke", json={"inputs": [tensor]})
+            assert reply.json()["outputs"][0]["data"] == [0, 4, 8, 12], reply.text
+        example = (ROOT / "model_repository/resnet/example.png").read_bytes()
+        reply = server.post("/models/resnet.tar.gz/invoke", data=example, headers={"Content-Type": "image/png"})
+        assert reply.json()["predictions"][0]["classes"][0]["label"] == "6", reply.text
+    finally:
+        assert server.stop() == 0

@@ -1,0 +1,226 @@
+"""INT8 for a CPU: smaller, as accurate as promised, readable by Triton 24.10; and what `verify` says of a bad one."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import transformers
+from onnx import numpy_helper
+
+from build_engines.__main__ import main
+from build_engines.building.model import build
+from build_engines.building.references import reference_folder
+from build_engines.commands.verify import verify
+from build_engines.engines.quantization import heads
+from build_engines.errors import BuildError, UsageError
+from build_engines.measurement.runners import onnx_runner, runner_of
+from build_engines.measurement.scoring import cosine
+from build_engines.measurement.timing import example_feed
+from build_engines.model_folder.stored import StoredModel, open_model
+from build_engines.request import Request
+from clients.base import TensorSpec
+from tests.build_engines.models import save_classifier, save_scale
+from tests.support.harness import ROOT
+
+MODELS = ("resnet", "yolov5", "bert")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The three bundled models in INT8; their references are in a cache beside them."""
+    folder = tmp_path_factory.mktemp("int8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUILD_ENGINES_CACHE", str(folder / "cache"))
+        for name in MODELS:
+            build(Request(name, precision="int8", repository=folder / "models"))
+    return folder / "models"
+
+
+@pytest.fixture
+def references(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILD_ENGINES_CACHE", str(repository.parent / "cache"))
+
+
+def scores(repository: Path, name: str, count: int = 0) -> dict[str, Any]:
+    return {score.name: score for score in verify(open_model(name, repository), None, None, count)}
+
+
+def size(stored: StoredModel) -> int:
+    return stored.file.stat().st_size
+
+
+def test_the_bundled_resnet_keeps_its_accuracy_within_half_a_point(repository: Path, references: None) -> None:
+    found = scores(repository, "resnet_int8")
+    assert all(score.passed for score in found.values())
+    assert found["accuracy"].limit == pytest.approx(0.9944 - 0.005, abs=1e-4)
+    assert "359 samples" in found["top-1 agreement"].note
+    assert size(open_model("resnet_int8", repository)) < 1_000_000
+
+
+def test_the_bundled_yolov5_keeps_its_map50_within_2_points(repository: Path, references: None) -> None:
+    found = scores(repository, "yolov5_int8", 40)
+    assert all(score.passed for score in found.values())
+    assert found["mAP50"].value > 0.95
+    assert found["mAP50-95"].limit is None
+    reference = float(found["mAP50-95"].note.removeprefix("fp32 "))
+    assert abs(found["mAP50-95"].value - reference) < 0.02
+
+
+def test_the_bundled_bert_keeps_its_embeddings(repository: Path, references: None) -> None:
+    found = scores(repository, "bert_int8")
+    assert found["cosine"].passed
+    assert found["cosine"].value > 0.985
+    assert size(open_model("bert_int8", repository)) < 25_000_000
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_triton_24_10s_onnx_runtime_knows_what_is_in_the_file(name: str, repository: Path) -> None:
+    model = onnx.load(open_model(f"{name}_int8", repository).file)
+    assert model.ir_version <= 10
+    assert {entry.domain for entry in model.opset_import} <= {"", "com.microsoft"}
+    assert max(entry.version for entry in model.opset_import if not entry.domain) <= 21
+    onnxruntime.InferenceSession(model.SerializeToString())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_engine_for_a_cpu_is_for_a_cpu_on_every_machine(name: str, repository: Path) -> None:
+    stored = open_model(f"{name}_int8", repository, "")
+    assert [group.Kind.Name(group.kind) for group in stored.config.instance_group] == ["KIND_CPU"]
+    assert not (stored.folder / "configs").exists()
+    assert stored.record["precision"] == "int8"
+    assert stored.record["engine"] == {"onnxruntime": onnxruntime.__version__}
+
+
+def test_weights_are_quantised_per_channel(repository: Path) -> None:
+    model = onnx.load(open_model("resnet_int8", repository).file)
+    scales = [numpy_helper.to_array(t) for t in model.graph.initializer if t.name.endswith("weight_scale")]
+    assert scales
+    assert all(scale.ndim == 1 and len(scale) > 1 for scale in scales)
+
+
+def test_a_detectors_last_convolutions_stay_in_fp32(repository: Path) -> None:
+    model = onnx.load(open_model("yolov5_int8", repository).file)
+    weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    heads = [n for n in model.graph.node if n.op_type == "Conv" and weights.get(n.input[1]) == onnx.TensorProto.FLOAT]
+    assert len(heads) == 3
+    assert sum(node.op_type == "Conv" for node in model.graph.node) == 60
+
+
+def test_heads_are_the_last_convolutions_and_all_behind_them(tmp_path: Path) -> None:
+    graph = onnx.load(save_classifier(tmp_path / "c.onnx")).graph
+    assert heads(graph) == ["flat", "last", "matrix", "mean"]
+
+
+def test_verify_ends_with_1_where_an_engine_is_not_what_it_was(
+    repository: Path, references: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(repository / "resnet_int8", tmp_path / "resnet_int8")
+    file = tmp_path / "resnet_int8/1/model.onnx"
+    model = onnx.load(file)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("weight_quantized"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[::-1].copy(), tensor.name))
+    onnx.save(model, file)
+    arguments = ["verify", "resnet_int8", "--repository"]
+    assert main([*arguments, str(tmp_path), "--count", "40"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+    assert main([*arguments, str(repository), "--count", "40"]) == 0
+    assert "FAILED" not in capsys.readouterr().out
+
+
+def test_verify_says_what_to_do_without_the_reference(repository: Path) -> None:
+    with pytest.raises(BuildError, match=r"build it again with --force, or name it with --reference ONNX"):
+        verify(open_model("resnet_int8", repository), None, None, 10)
+
+
+def test_a_language_models_last_matrix_may_be_its_word_embeddings(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", *"abcdefgh."]
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
+    request = Request("words", str(tmp_path / "checkpoint"), precision="int8", repository=tmp_path / "models")
+    folder, _ = build(request)
+    stored = open_model(folder.name, tmp_path / "models")
+    reference = onnx_runner(reference_folder(stored.record["source_sha256"]) / "model.onnx")
+    feed = example_feed(stored.model, 2)
+    assert cosine(runner_of(stored)(feed)["logits"], reference(feed)["logits"]) > 0.98
+    weights = {tensor.name: tensor.data_type for tensor in onnx.load(stored.file).graph.initializer}
+    assert sum(kind == onnx.TensorProto.INT8 for kind in weights.values()) >= 8
+
+
+def test_fp16_is_refused_on_a_cpu_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no faster than fp32 on a CPU"):
+        build(Request("resnet", precision="fp16", repository=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("fp32", "int8", "expected"), [(3.0, 1.0, "int8"), (1.0, 1.0, "fp32")])
+def test_auto_takes_int8_where_it_is_faster_here(
+    fp32: float, int8: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stopwatch is a stand-in: how fast this machine is differs from minute to minute."""
+    monkeypatch.setattr("build_engines.measurement.timing.latencies", lambda runs: [fp32, int8])
+    folder, _ = build(Request("resnet", precision="auto", repository=tmp_path))
+    assert folder.name == ("resnet_int8" if expected == "int8" else "resnet")
+    assert open_model(folder.name, tmp_path).record["precision"] == expected
+    assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
+
+
+def test_auto_stays_with_fp32_where_int8_is_not_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = Request("own", str(save_scale(tmp_path / "s.onnx")), precision="auto", repository=tmp_path / "models")
+    assert build(request)[0].name == "own"
+    assert "this model has none" in capsys.readouterr().out
+
+
+def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    shutil.copy(ROOT / "model_repository/resnet/example.png", images / "one.png")
+    file = save_classifier(tmp_path / "c.onnx")
+    request = Request(
+        "own", str(file), precision="int8", client="resnet", calibration=images, repository=tmp_path / "models"
+    )
+    folder, _ = build(request)
+    stored = open_model(folder.name, tmp_path / "models")
+    assert stored.model.inputs == (TensorSpec("images", "FP32", (3, 16, 16)),)
+    found = verify(stored, None, images, 1)
+    assert found[0].value == 1.0
+
+
+@pytest.mark.parametrize(("make", "message"), [(None, "is no folder of images"), ("empty", "there is no image in")])
+def test_calibration_without_images_is_refused(make: str | None, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    if make:
+        folder.mkdir()
+    request = Request(
+        "own",
+        str(save_classifier(tmp_path / "c.onnx")),
+        precision="int8",
+        client="resnet",
+        calibration=folder,
+        repository=tmp_path / "models",
+    )
+    with pytest.raises(UsageError, match=message):
+        build(request)
+
+
+def test_a_model_without_a_client_is_compared_by_its_tensors(tmp_path: Path) -> None:
+    request = Request(
+        "own", str(save_classifier(tmp_path / "c.onnx")), precision="int8", repository=tmp_path / "models"
+    )
+    folder, _ = build(request)
+    found = {score.name: score for score in verify(open_model(folder.name, tmp_path / "models"), None, None, 0)}
+    assert found["cosine of 'logits'"].passed
+    feed = {"images": np.ones((2, 3, 16, 16), np.float32)}
+    assert runner_of(open_model(folder.name, tmp_path / "models"))(feed)["logits"].shape == (2, 3)

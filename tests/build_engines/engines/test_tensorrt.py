@@ -1,0 +1,191 @@
+"""`build --for tensorrt` from the command line. trtexec and nvidia-smi are stand-ins (tests/support/stand_ins), but for
+one test, which runs the real trtexec where there is one."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from build_engines.commands.inspect import report
+from build_engines.commands.verify import verify
+from build_engines.engines.calibration import Batches
+from build_engines.engines.tensorrt import activation_ranges, calibration_cache
+from build_engines.model_folder.stored import open_model
+from serving.preparation import trtexec
+from serving.repository import fingerprint
+from serving.repository.fingerprint import Hardware, source_sha256, this_hardware
+from tests.support.harness import ROOT
+from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
+
+
+def build(out: Path, environ: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "build_engines", "build", *arguments, "--for", "tensorrt", "--out", str(out)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("STAND_IN_")}
+    environ = {**clean, "BUILD_ENGINES_CACHE": str(out.parent / "cache"), **environ}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path) -> Nvidia:
+    return Nvidia(tmp_path / "nvidia")
+
+
+def test_the_folder_has_the_plan_its_fingerprint_the_onnx_file_and_both_configurations(
+    tmp_path: Path, nvidia: Nvidia
+) -> None:
+    done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "fp16")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "models/resnet"
+    assert sorted(path.name for path in (folder / "1").iterdir()) == ["fingerprint.json", "model.onnx", "model.plan"]
+    made = fingerprint.read(folder / "1")
+    assert made is not None
+    assert made.hardware == Hardware(GPU, CAPABILITY, "10.8.0", "12.8.0", DRIVER)
+    assert (made.build.precision, made.build.source_sha256) == ("fp16", source_sha256(folder / "1/model.onnx"))
+    assert made.build.profile == {"input": ((1, 3, 64, 64), (16, 3, 64, 64), (32, 3, 64, 64))}
+    gpu, cpu = ((folder / name).read_text() for name in ("config.pbtxt", "configs/cpu.pbtxt"))
+    assert 'platform: "tensorrt_plan"' in gpu and "KIND_GPU" in gpu and "preferred_batch_size: [16, 32]" in gpu
+    assert 'platform: "onnxruntime_onnx"' in cpu and "KIND_CPU" in cpu
+    assert json.loads((folder / "build.json").read_text())["engine"]["gpu"] == GPU
+
+
+def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidia) -> None:
+    other = Nvidia(tmp_path / "other", gpu="Stand-in A10G")
+    assert "built" in build(tmp_path / "models", nvidia.environ, "resnet").stdout
+    assert "is up to date" in build(tmp_path / "models", nvidia.environ, "resnet").stdout
+    assert "for Stand-in A10G" in build(tmp_path / "models", other.environ, "resnet").stdout
+    made = fingerprint.read(tmp_path / "models/resnet/1")
+    assert made is not None and made.hardware.gpu == "Stand-in A10G"
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_verify_and_inspect_run_what_this_machine_serves(
+    tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """The plan where there is a GPU, the ONNX file where there is none."""
+    assert build(tmp_path / "models", nvidia.environ, "resnet").returncode == 0
+    for name, value in nvidia.environ.items() if gpu else ():
+        monkeypatch.setenv(name, value)
+    stored = open_model("resnet", tmp_path / "models")
+    shown, scores = "\n".join(report(stored)), verify(stored, stored.version / "model.onnx", None, 1)
+    assert scores[0].value == 1.0
+    assert f"gpu {GPU}" in shown and "tensorrt 10.8.0" in shown
+    assert ("speed       batch 8: 1.25 ms, 6400 per second (on the GPU)" in shown) == gpu
+    assert (scores[-1].note.startswith("1.25 ms, fp32 on the CPU ")) == gpu
+    assert len([each for each in nvidia.runs() if "loadInputs" in each]) == (1 if gpu else 0)
+
+
+def test_texts_have_a_profile_of_lengths(tmp_path: Path, nvidia: Nvidia) -> None:
+    assert build(tmp_path / "models", nvidia.environ, "bert").returncode == 0
+    (run,) = nvidia.runs()
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    assert run["minShapes"] == ",".join(f"{name}:1x1" for name in names)
+    assert run["optShapes"] == ",".join(f"{name}:16x128" for name in names)
+    assert run["maxShapes"] == ",".join(f"{name}:32x512" for name in names)
+
+
+def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> None:
+    done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "int8")
+    assert done.returncode == 0, done.stderr
+    (run,) = nvidia.runs()
+    assert {"int8", "fp16", "calib"} < run.keys()
+    first, *ranges = (tmp_path / "models/resnet/1/calibration.cache").read_text().splitlines()
+    assert first == "TRT-100800-EntropyCalibration2"
+    names = {line.partition(":")[0] for line in ranges}
+    graph = onnx.load(tmp_path / "models/resnet/1/model.onnx").graph
+    assert {node.output[0] for node in graph.node if node.op_type in ("Conv", "Relu")} | {"input"} <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (
+            ("resnet",),
+            {"STAND_IN_FAULT": "Error Code 2: OutOfMemory"},
+            "trtexec failed (status 1): Error Code 2: OutOfM",
+        ),
+        (("bert",), {"STAND_IN_TENSORRT": "8601"}, "'input_ids' is INT64, which TensorRT 8.6.1 does not have"),
+        (("resnet", "--precision", "fp16"), {"STAND_IN_TENSORRT": "110000"}, "has no --fp16"),
+    ],
+)
+def test_a_build_that_fails_says_why_and_leaves_nothing(
+    tmp_path: Path, nvidia: Nvidia, arguments: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    done = build(tmp_path / "models", nvidia.environ | environ, *arguments)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "models").exists()
+
+
+def test_without_a_gpu_it_says_where_to_build(tmp_path: Path, nvidia: Nvidia) -> None:
+    (nvidia.folder / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    done = build(tmp_path / "models", nvidia.environ, "resnet")
+    assert done.returncode == 1
+    assert "there is no GPU that nvidia-smi knows of" in done.stderr
+    assert "docker run --gpus all" in done.stderr
+
+
+def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to_do(tmp_path: Path) -> None:
+    done = build(tmp_path / "models", {}, "resnet", "--precision", "fp16")
+    program, hardware = trtexec.find(os.environ), this_hardware()
+    if program and hardware:
+        assert done.returncode == 0, done.stderr
+        made = fingerprint.read(tmp_path / "models/resnet/1")
+        assert made is not None
+        assert not list(made.differences(hardware, made.build.source_sha256))
+        plan = tmp_path / "models/resnet/1/model.plan"
+        loaded = subprocess.run([program, f"--loadEngine={plan}", "--shapes=input:4x3x64x64"], check=False)
+        assert loaded.returncode == 0
+    else:
+        assert done.returncode == 1
+        assert ("there is no GPU" if program else "there is no trtexec here") in done.stderr
+        assert "docker run --gpus all" in done.stderr
+
+
+def small_model(path: Path) -> onnx.ModelProto:
+    """y = relu(x - 2) * 3."""
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Sub", ["x", "two"], ["shifted"]),
+        helper.make_node("Relu", ["shifted"], ["positive"]),
+        helper.make_node("Mul", ["positive", "three"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(name, kind, ["batch", 4]) for name in ("x", "y")]
+    weights = [helper.make_tensor("two", kind, [1], [2.0]), helper.make_tensor("three", kind, [1], [3.0])]
+    graph = helper.make_graph(nodes, "small", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return model
+
+
+def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) -> None:
+    """Against a session that gives every tensor."""
+    model = small_model(tmp_path / "small.onnx")
+    batches: list[dict[str, Any]] = [
+        {"x": np.random.default_rng(seed).normal(0, 5, (2, 4)).astype(np.float32)} for seed in range(5)
+    ]
+    found = activation_ranges(tmp_path / "small.onnx", Batches(batches))
+    for name in ("shifted", "positive"):
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    for name in names:
+        largest = max(float(np.abs(session.run([name], batch)[0]).max()) for batch in batches)
+        assert found[name] == pytest.approx(largest, rel=1e-6), name
+    assert found["x"] == pytest.approx(max(float(np.abs(batch["x"]).max()) for batch in batches), rel=1e-6)
+
+
+def test_a_scale_is_written_as_the_bytes_of_its_float() -> None:
+    """3c010204 is 0.0078740…: 1/127, as TensorRT writes it for values up to 1."""
+    text = calibration_cache({"x": 1.0, "nothing": 0.0}, 8601)
+    assert text == "TRT-8601-EntropyCalibration2\nx: 3c010204\n"
+    assert struct.unpack(">f", bytes.fromhex("3c010204"))[0] == pytest.approx(1 / 127)

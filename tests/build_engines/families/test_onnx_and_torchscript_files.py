@@ -1,0 +1,192 @@
+# mypy: allow-subclassing-any
+"""A user's own ONNX and TorchScript files: what Triton must know follows from the file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from build_engines.building.model import build
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.torchscript_file import parse_inputs
+from build_engines.measurement.runners import runner_of
+from build_engines.model_folder.stored import StoredModel, open_model
+from build_engines.request import Request
+from build_engines.weights.onnx_files import DATATYPES
+from clients.base import TensorSpec
+from serving.triton.tensors import numpy_dtype
+from tests.build_engines.models import save, save_classifier, save_scale
+
+
+def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
+    """The model folder `own` of a file."""
+    build(Request("own", str(file), repository=tmp_path / "models", **options))
+    return open_model("own", tmp_path / "models")
+
+
+def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
+    stored = made(tmp_path, save_scale(tmp_path / "scale.onnx"))
+    assert stored.model.max_batch_size == 8
+    assert stored.model.inputs == (TensorSpec("x", "FP32", (4,)),)
+    assert stored.config.HasField("dynamic_batching")
+    assert stored.client() is None
+    assert runner_of(stored)({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((1, 4), (1, 4)), ((3, "n"), (3, -1)), ((2,), (2,))])
+def test_a_fixed_first_dimension_makes_none(shape: Any, dims: tuple[int, ...], tmp_path: Path) -> None:
+    stored = made(tmp_path, save_scale(tmp_path / "scale.onnx", shape))
+    assert stored.model.max_batch_size == 0
+    assert stored.model.inputs == (TensorSpec("x", "FP32", dims),)
+    assert not stored.config.HasField("dynamic_batching")
+
+
+def test_the_batch_size_is_the_flags(tmp_path: Path) -> None:
+    file = save_scale(tmp_path / "scale.onnx")
+    assert made(tmp_path, file, max_batch_size=64).model.max_batch_size == 64
+    assert made(tmp_path, file, max_batch_size=0).model.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+    with pytest.raises(UsageError, match="fixed first dimension"):
+        made(tmp_path, save_scale(tmp_path / "fixed.onnx", (1, 4)), max_batch_size=2)
+
+
+@pytest.mark.parametrize("kind", [k for k in DATATYPES if k not in (TensorProto.STRING, TensorProto.BOOL)])
+def test_every_datatype_is_tritons(kind: int, tmp_path: Path) -> None:
+    stored = made(tmp_path, save_scale(tmp_path / "scale.onnx", kind=kind))
+    assert stored.model.inputs[0].datatype == DATATYPES[kind]
+    if DATATYPES[kind] != "BF16":
+        assert helper.tensor_dtype_to_np_dtype(kind) == numpy_dtype(DATATYPES[kind])
+
+
+def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
+    stored = made(tmp_path, save_scale(tmp_path / "source/scale.onnx", external=True))
+    assert sorted(path.name for path in stored.version.iterdir()) == ["model.onnx", "weights.bin"]
+    assert runner_of(stored)({"x": np.ones((1, 4), np.float32)})["y"].tolist() == [[2.0] * 4]
+
+
+def test_weights_that_are_missing_or_lie_elsewhere_are_refused(tmp_path: Path) -> None:
+    file = save_scale(tmp_path / "source/scale.onnx", external=True)
+    (tmp_path / "source/weights.bin").rename(tmp_path / "weights.bin")
+    with pytest.raises(BuildError, match="which is not there"):
+        made(tmp_path, file)
+    model = onnx.load(file, load_external_data=False)
+    model.graph.initializer[0].external_data[0].value = "../weights.bin"
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(BuildError, match="outside of its folder"):
+        made(tmp_path, file)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\x08"])
+def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(content)
+    with pytest.raises(BuildError, match=r"bad\.onnx"):
+        made(tmp_path, tmp_path / "bad.onnx")
+    assert not (tmp_path / "models").exists()
+
+
+def test_weights_that_old_files_list_among_the_inputs_are_no_inputs(tmp_path: Path) -> None:
+    file = save_scale(tmp_path / "scale.onnx")
+    model = onnx.load(file)
+    model.graph.input.append(helper.make_tensor_value_info("two", TensorProto.FLOAT, [1]))
+    onnx.save(model, file)
+    assert [spec.name for spec in made(tmp_path, file).model.inputs] == ["x"]
+
+
+def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("cat\ndog\n\nfox\n")
+    stored = made(
+        tmp_path,
+        save_classifier(tmp_path / "c.onnx"),
+        client="resnet",
+        labels=tmp_path / "names",
+        settings={"mean": "0", "std": "1"},
+    )
+    client = stored.client()
+    assert client
+    assert client.labels == ["cat", "dog", "fox"]  # type: ignore[attr-defined]
+    assert (client.options["mean"], client.options["std"]) == ((0.0,), (1.0,))
+    assert stored.config.output[0].label_filename == "labels.txt"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client": "yolov5"}, "less than two dimensions"),
+        ({"client": "resnet", "settings": {"mean": "x"}}, "parameter 'mean'"),
+        ({"client": "resnet", "labels": Path(__file__)}, "labels"),
+        ({"client": "nobody"}, "the clients are bert, resnet, yolov5"),
+        ({"client": "bert"}, "tokenizer"),
+    ],
+)
+def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=message):
+        made(tmp_path, save_classifier(tmp_path / "c.onnx"), **options)
+    assert not (tmp_path / "models").exists() or list((tmp_path / "models").iterdir()) == []
+
+
+def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:
+    ports = {"x": TensorProto.FLOAT, "START": TensorProto.FLOAT, "ID": TensorProto.UINT64}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["ID"], ["id"], to=TensorProto.FLOAT),
+            helper.make_node("Sum", ["x", "START", "id"], ["y"]),
+        ],
+        "counter",
+        [helper.make_tensor_value_info(name, kind, ["batch", 1]) for name, kind in ports.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
+    )
+    stored = made(tmp_path, save(graph, tmp_path / "counter.onnx"), controls=("start=START", "corrid=ID"))
+    assert [spec.name for spec in stored.model.inputs] == ["x"]
+    assert [control.name for control in stored.config.sequence_batching.control_input] == ["START", "ID"]
+    with pytest.raises(UsageError, match="start, end, ready or corrid"):
+        made(tmp_path, tmp_path / "counter.onnx", controls=("start=NOWHERE",))
+
+
+# --- TorchScript ---
+
+
+class Twice(torch.nn.Module):
+    """[batch, n] and [batch, 3] -> [batch, n], [batch]."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 2 * x, y.sum(1)
+
+
+def script(path: Path) -> Path:
+    torch.jit.script(Twice()).save(str(path))
+    return path
+
+
+def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
+    stored = made(tmp_path, script(tmp_path / "twice.pt"), inputs=("FP32:-1", "FP32:3"))
+    assert stored.config.platform == "pytorch_libtorch"
+    assert stored.model.inputs == (TensorSpec("INPUT__0", "FP32", (-1,)), TensorSpec("INPUT__1", "FP32", (3,)))
+    assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1,)), TensorSpec("OUTPUT__1", "FP32", (1,)))
+    found = runner_of(stored)({"INPUT__0": np.ones((2, 5), np.float32), "INPUT__1": np.ones((2, 3), np.float32)})
+    assert found["OUTPUT__0"].tolist() == [[2.0] * 5] * 2
+
+
+def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
+    file = script(tmp_path / "twice.pt")
+    with pytest.raises(UsageError, match="--input FP32:3,224,224"):
+        made(tmp_path, file)
+    with pytest.raises(BuildError, match="does not run on zeros"):
+        made(tmp_path, file, inputs=("FP32:3",))
+    with pytest.raises(UsageError, match="export it as ONNX"):
+        made(tmp_path, file, inputs=("FP32:3", "FP32:3"), precision="int8")
+
+
+@pytest.mark.parametrize("text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"])
+def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--input"):
+        parse_inputs([text])
+
+
+def test_an_input_may_have_a_name_and_no_dimension() -> None:
+    assert parse_inputs(["x:INT64:-1,2", "BOOL:"]) == (
+        TensorSpec("x", "INT64", (-1, 2)),
+        TensorSpec("INPUT__1", "BOOL", ()),
+    )

@@ -1,0 +1,209 @@
+"""ResNets from random weights, a checkpoint of transformers or a file of torchvision's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+from google.protobuf import text_format
+from torch.nn import functional
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from build_engines.building.model import build, export
+from build_engines.demos.resnet import DIGITS
+from build_engines.errors import BuildError
+from build_engines.families.resnet import RESNET50, architecture_of
+from build_engines.families.resnet_network import from_torchvision, random_network, write_onnx
+from build_engines.model_folder.stored import open_model
+from build_engines.request import Request
+from clients.resnet import Client
+from serving.codecs import IMAGE, Limits
+from tests.support.harness import ROOT
+
+FOLDER = ROOT / "model_repository" / "resnet"
+WEIGHTS = FOLDER / "1" / "model.onnx"
+
+
+def config_of(path: Path) -> ModelConfig:
+    return text_format.Parse(path.read_text(), ModelConfig())
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options)
+
+
+@pytest.fixture(scope="session")
+def resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, _ = build(Request("resnet50", "random", repository=tmp_path_factory.mktemp("repository")))
+    return folder
+
+
+def test_an_exported_network_equals_torchs_with_its_statistics_in_use(tmp_path: Path) -> None:
+    network = random_network(DIGITS.layers, 10)
+    network.train()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(16, 3, 64, 64, generator=generator)
+    with torch.no_grad():
+        network(images)  # moves the running means of the batch norms away from 0 and 1
+        expected = network.eval()(images).logits.numpy()
+    write_onnx(network, 64, tmp_path / "1" / "model.onnx")
+    actual = session(tmp_path / "1" / "model.onnx").run(["logits"], {"input": images.numpy()})[0]
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    assert [path.name for path in (tmp_path / "1").iterdir()] == ["model.onnx"]
+
+
+def test_resnet50_has_the_size_of_the_original(resnet50: Path) -> None:
+    assert sum(p.numel() for p in random_network(RESNET50.layers, 1000).parameters()) == 25_557_032
+    assert 100e6 < (resnet50 / "1" / "model.onnx").stat().st_size < 105e6
+    assert len((resnet50 / "labels.txt").read_text().splitlines()) == 1000
+
+
+def test_resnet50_answers_through_its_client_and_equals_torch(resnet50: Path) -> None:
+    client = open_model("resnet50", resnet50.parent).client()
+    assert client
+    image = IMAGE.from_bytes((resnet50 / "example.png").read_bytes(), Limits())
+    inputs = client.preprocess([image, image.rotate(90)])
+    assert inputs["input"].shape == (2, 3, 224, 224)
+    logits = session(resnet50 / "1" / "model.onnx").run(["logits"], inputs)[0]
+    with torch.inference_mode():
+        expected = random_network(RESNET50.layers, 1000)(torch.from_numpy(inputs["input"])).logits.numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-3)
+    predictions = client.postprocess({"logits": logits}, inputs, [image, image], {"top_k": 5})
+    assert [len(p["classes"]) for p in predictions] == [5, 5]
+    assert predictions[0]["classes"][0]["label"].startswith("class_")
+
+
+def test_resnet50s_configuration_is_parsed_and_its_settings_are_the_clients(resnet50: Path) -> None:
+    known = {p.name for p in (*Client.settings, *Client.parameters)} | {"client"}
+    for folder in (resnet50, FOLDER):
+        for name in ("config.pbtxt", "configs/cpu.pbtxt"):
+            assert set(config_of(folder / name).parameters) <= known
+
+
+SMALL = {"embedding_size": 8, "hidden_sizes": (16, 24, 32, 40), "depths": (2, 1, 1, 1)}
+
+
+def torchvision_forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """A ResNet by torchvision's names and its published structure (v1.5: the stride is in the 3×3 convolution)."""
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        w, b, mean, var = (state[f"{name}.{k}"] for k in ("weight", "bias", "running_mean", "running_var"))
+        return functional.batch_norm(x, mean, var, w, b)
+
+    def block(place: str, x: torch.Tensor, stride: int) -> torch.Tensor:
+        kernels = [k for k in (1, 2, 3) if f"{place}.conv{k}.weight" in state]
+        strided = 2 if len(kernels) == 3 else 1
+        y = x
+        for k in kernels:
+            weight = state[f"{place}.conv{k}.weight"]
+            y = functional.conv2d(y, weight, stride=stride if k == strided else 1, padding=weight.shape[-1] // 2)
+            y = norm(f"{place}.bn{k}", y)
+            y = y.relu() if k != kernels[-1] else y
+        if f"{place}.downsample.0.weight" in state:
+            x = norm(
+                f"{place}.downsample.1", functional.conv2d(x, state[f"{place}.downsample.0.weight"], stride=stride)
+            )
+        return (x + y).relu()
+
+    x = norm("bn1", functional.conv2d(x, state["conv1.weight"], stride=2, padding=3)).relu()
+    x = functional.max_pool2d(x, 3, 2, 1)
+    for stage in range(1, 5):
+        for index in range(9):
+            if f"layer{stage}.{index}.conv1.weight" in state:
+                x = block(f"layer{stage}.{index}", x, 2 if stage > 1 and index == 0 else 1)
+    return x.mean((2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+
+
+def torchvision_state(bottleneck: bool) -> dict[str, torch.Tensor]:
+    """Random tensors under torchvision's names: stages of 2, 1, 1 and 1 blocks, 7 classes."""
+    torch.manual_seed(0)
+    state: dict[str, torch.Tensor] = {}
+
+    def convolution(name: str, out: int, into: int, kernel: int) -> None:
+        state[f"{name}.weight"] = torch.randn(out, into, kernel, kernel) / (into * kernel * kernel) ** 0.5
+
+    def norm(name: str, n: int) -> None:
+        values = {
+            "weight": torch.rand(n) + 0.5,
+            "bias": torch.randn(n),
+            "running_mean": torch.randn(n) / 9,
+            "running_var": torch.rand(n) + 0.5,
+            "num_batches_tracked": torch.tensor(3),
+        }
+        state.update({f"{name}.{key}": value for key, value in values.items()})
+
+    convolution("conv1", 8, 3, 7)
+    norm("bn1", 8)
+    into = 8
+    for stage, width in enumerate((16, 24, 32, 40), 1):
+        for index in range(2 if stage == 1 else 1):
+            place, inner = f"layer{stage}.{index}", width // 4 if bottleneck else width
+            kernels = [(inner, into, 1), (inner, inner, 3), (width, inner, 1)]
+            for k, (out, deep, size) in enumerate(kernels if bottleneck else [(width, into, 3), (width, width, 3)], 1):
+                convolution(f"{place}.conv{k}", out, deep, size)
+                norm(f"{place}.bn{k}", out)
+            if index == 0:
+                convolution(f"{place}.downsample.0", width, into, 1)
+                norm(f"{place}.downsample.1", width)
+            into = width
+    state["fc.weight"], state["fc.bias"] = torch.randn(7, 40), torch.randn(7)
+    return state
+
+
+@pytest.mark.parametrize("bottleneck", [True, False])
+def test_torchvisions_weights_answer_as_torchvisions_structure_does(bottleneck: bool, tmp_path: Path) -> None:
+    state = torchvision_state(bottleneck)
+    torch.save(state, tmp_path / "resnet.pth")
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        ours = from_torchvision(tmp_path / "resnet.pth")(images).logits
+        torch.testing.assert_close(ours, torchvision_forward(state, images), atol=1e-4, rtol=1e-4)
+
+
+def test_a_torchvision_file_becomes_a_model_folder_of_the_size_asked_for(tmp_path: Path) -> None:
+    torch.save(torchvision_state(True), tmp_path / "resnet.pth")
+    labels = tmp_path / "names.txt"
+    labels.write_text("".join(f"name {number}\n" for number in range(7)))
+    request = Request(
+        "birds", str(tmp_path / "resnet.pth"), client="resnet", labels=labels, size=96, repository=tmp_path / "models"
+    )
+    folder, _ = build(request)
+    config = config_of(folder / "config.pbtxt")
+    assert [list(config.input[0].dims), list(config.output[0].dims)] == [[3, 96, 96], [7]]
+    assert config.parameters["interpolation"].string_value == "bilinear"
+    assert (folder / "labels.txt").read_text() == labels.read_text()
+
+
+def test_a_checkpoints_labels_and_preparation_are_read(tmp_path: Path) -> None:
+    config = transformers.ResNetConfig(**SMALL, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
+    transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint/preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "crop_pct": 0.9,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.2, 0.2, 0.2],
+                "resample": 2,
+                "size": {"shortest_edge": 64},
+            }
+        )
+    )
+    found = architecture_of(tmp_path / "checkpoint")
+    assert found.labels == ("cat", "dog")
+    assert (found.side, found.settings["crop_pct"], found.settings["interpolation"]) == (64, "0.9", "bilinear")
+    model_spec = export(Request("own"), tmp_path / "checkpoint", tmp_path / "model")
+    assert (model_spec.client, model_spec.inputs[0].shape, model_spec.outputs[0].shape) == ("resnet", (3, 64, 64), (2,))
+    assert model_spec.settings["mean"] == "0.5,0.5,0.5"
+
+
+@pytest.mark.parametrize("content", [{"layer1.0.conv1.weight": torch.zeros(1)}, {"fc.weight": torch.zeros(1)}, 3])
+def test_another_file_of_tensors_is_refused(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "other.pth")
+    with pytest.raises((BuildError, KeyError)):
+        from_torchvision(tmp_path / "other.pth")

@@ -1,0 +1,115 @@
+"""config.pbtxt as it is written: golden files, and Triton's own parser over all of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from build_engines.errors import UsageError
+from build_engines.model_folder.config import data_type, model_config, render
+from build_engines.model_folder.spec import TORCHSCRIPT, ModelSpec
+from build_engines.request import ServingOptions
+from build_engines.weights.onnx_files import DATATYPES
+from clients.base import TensorSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+IMAGE = ModelSpec(
+    "resnet",
+    (TensorSpec("input", "FP32", (3, 224, 224)),),
+    (TensorSpec("logits", "FP32", (1000,)),),
+    32,
+    {"mean": "0.5", "std": "0.25"},
+    labels="labels.txt",
+    note="A comment\nof two lines.",
+)
+TEXT = ModelSpec(
+    "bert",
+    tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask")),
+    (TensorSpec("last_hidden_state", "FP32", (-1, 384)),),
+    16,
+    {"task": "embedding"},
+)
+TENSORS = ModelSpec(
+    "", (TensorSpec("INPUT__0", "FP16", (1, 4)),), (TensorSpec("OUTPUT__0", "BYTES", (-1,)),), 0, platform=TORCHSCRIPT
+)
+COUNTER = ModelSpec(
+    "",
+    (TensorSpec("x", "FP32", ()),),
+    (TensorSpec("y", "FP32", ()),),
+    4,
+    controls={
+        "start": TensorSpec("START", "INT32", (1,)),
+        "end": TensorSpec("END", "BOOL", (1,)),
+        "ready": TensorSpec("READY", "FP32", (1,)),
+        "corrid": TensorSpec("ID", "UINT64", (1,)),
+    },
+)
+CASES: dict[str, tuple[ModelSpec, str, str, ServingOptions]] = {
+    "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", ServingOptions(queue_delay=500)),
+    "image_tensorrt": (
+        IMAGE,
+        "tensorrt_plan",
+        "KIND_GPU",
+        ServingOptions(preferred_batch_sizes=(8, 32), queue_delay=100),
+    ),
+    "text_warm": (TEXT, "onnxruntime_onnx", "KIND_CPU", ServingOptions(instances=4, warm_up=True, response_cache=True)),
+    "torchscript": (TENSORS, TORCHSCRIPT, "KIND_CPU", ServingOptions(versions="latest:2", warm_up=True)),
+    "sequences": (COUNTER, "onnxruntime_onnx", "KIND_CPU", ServingOptions(sequence_idle=5, versions="1,3")),
+    "all_versions": (TENSORS, TORCHSCRIPT, "KIND_CPU", ServingOptions(versions="all")),
+}
+
+
+def rendered(name: str) -> str:
+    model_spec, platform, kind, serving = CASES[name]
+    return render(model_config(model_spec, platform, kind, 2, serving), model_spec.note)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_configuration_is_the_golden_one(name: str) -> None:
+    """After a change that is meant: python -m tests.build_engines.model_folder.test_config"""
+    assert rendered(name) == (GOLDEN / f"{name}.pbtxt").read_text()
+
+
+def test_there_is_no_golden_file_without_a_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.pbtxt")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_triton_reads_what_was_meant(name: str) -> None:
+    model_spec, platform, kind, serving = CASES[name]
+    config: Any = text_format.Parse(rendered(name), ModelConfig())
+    assert config == model_config(model_spec, platform, kind, 2, serving)
+    assert [tuple(tensor.dims) for tensor in config.input] == [spec.shape or (1,) for spec in model_spec.inputs]
+    assert [tensor.data_type for tensor in config.output] == [data_type(spec.datatype) for spec in model_spec.outputs]
+
+
+def test_every_datatype_of_onnx_is_one_of_triton() -> None:
+    assert len({data_type(datatype) for datatype in DATATYPES.values()}) == len(DATATYPES)
+
+
+@pytest.mark.parametrize("versions", ["latest", "latest:x", "newest", "1,x", ":", ","])
+def test_a_version_policy_that_cannot_be_read_is_refused(versions: str) -> None:
+    with pytest.raises(UsageError, match=r"all, latest:2, 1,3"):
+        model_config(TENSORS, TORCHSCRIPT, "KIND_CPU", 1, ServingOptions(versions=versions))
+
+
+def test_a_control_input_of_another_datatype_is_refused() -> None:
+    wrong = replace(COUNTER, controls={"start": TensorSpec("START", "INT64", (1,))})
+    with pytest.raises(UsageError, match="FP32, INT32 and BOOL"):
+        model_config(wrong, "onnxruntime_onnx", "KIND_CPU", 1, ServingOptions())
+
+
+def test_a_profile_has_the_batch_and_the_lengths() -> None:
+    image, text, fixed = IMAGE.profile()["input"], TEXT.profile()["input_ids"], TENSORS.profile()["INPUT__0"]
+    assert (image.minimum, image.optimum, image.maximum) == ((1, 3, 224, 224), (16, 3, 224, 224), (32, 3, 224, 224))
+    assert (text.minimum, text.optimum, text.maximum) == ((1, 1), (8, 128), (16, 512))
+    assert fixed.minimum == fixed.maximum == (1, 4)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for case in CASES:
+        (GOLDEN / f"{case}.pbtxt").write_text(rendered(case))
