@@ -14,7 +14,8 @@ from build_engines.errors import UsageError
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import ServingOptions
 from clients.base import TensorSpec
-from serving.repository.model_config import datatype_name, parse_config
+from serving.repository.model_config import parse_config
+from serving.triton.config import datatype_name
 
 HEADER = "# Written by python -m build_engines.\n"
 CONTROLS = {
