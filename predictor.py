@@ -89,7 +89,9 @@ def metrics() -> Response:
     except (TritonUnavailable, TritonTimeout):
         triton = None
     in_nginx = incoming().headers.get(NGINX_WRITING, type=int)
-    return Response(services().metrics.render(triton, in_nginx), content_type=CONTENT_TYPE)
+    return Response(
+        services().metrics.render(triton, services().in_flight.total(), in_nginx), content_type=CONTENT_TYPE
+    )
 
 
 def execution_parameters() -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gunicorn.glogging import Logger
 
-from serving.front import logs, metrics
+from serving.front import logs
 from serving.front.services import Services
 
 
@@ -23,7 +23,6 @@ logger_class = JsonLogger
 
 
 def on_starting(server: Any) -> None:
-    metrics.forget_work()
     _services(server).gateway.shared_memory.bury()
 
 
@@ -36,7 +35,6 @@ def post_worker_init(worker: Any) -> None:
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
     _services(worker).in_flight.end_worker(worker.age)
-    metrics.forget_work()
     _services(worker).gateway.shared_memory.bury(worker.pid)
 
 

@@ -56,10 +56,6 @@ class Health:
         if not self.registry.gateway.is_live():
             raise TritonUnavailable("tritonserver answers but is not live")
 
-    def start(self) -> None:
-        """Loads the clients and runs the canary in the background, before the first request comes."""
-        self._start_canary(self._generation())
-
     def report(self, error: Exception) -> None:
         """What a request ended with. After a BackendDied the supervisor is asked to restart tritonserver, which goes
         on without that backend's process. Several workers may ask at once, and some too late: each names the start

@@ -1,6 +1,7 @@
 """How many requests are in work, in all of gunicorn's workers: counted by those who do the work."""
 
 import threading
+import time
 from array import array
 from mmap import mmap
 
@@ -16,6 +17,7 @@ class InFlight:
         self._counts = memoryview(mmap(-1, SLOTS * array("i").itemsize)).cast("i")
         self._lock = threading.Lock()
         self._slot = 0
+        self.last_active = 0.0  # when a request of this worker began or ended (time.monotonic)
 
     def begin_worker(self, number: int) -> None:
         """In a new worker, whose number no other one has."""
@@ -29,11 +31,19 @@ class InFlight:
     def enter(self) -> bool:
         """Whether another request may be worked on; then `leave` follows."""
         with self._lock:
-            if self._counts[self._slot] >= self._most or sum(self._counts) >= self.limit:
+            if self._counts[self._slot] >= self._most or self.total() >= self.limit:
                 return False
-            self._counts[self._slot] += 1
+            self._change(1)
             return True
 
     def leave(self) -> None:
         with self._lock:
-            self._counts[self._slot] -= 1
+            self._change(-1)
+
+    def total(self) -> int:
+        """Of all workers."""
+        return sum(self._counts)
+
+    def _change(self, by: int) -> None:
+        self._counts[self._slot] += by
+        self.last_active = time.monotonic()

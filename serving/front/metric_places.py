@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO
 
 from prometheus_client import values
-from prometheus_client.multiprocess import mark_process_dead
 
 
 class Places:
@@ -32,12 +31,6 @@ class Places:
             self._own = {pid: next((number, file) for number in count() if (file := self._take(number)))}
         return self._own[pid][0]
 
-    def forget_work(self) -> None:
-        """What processes that have ended had in work is in work no more; what they counted stays."""
-        for place in self._folder.glob("*.place"):
-            if file := self._take(int(place.stem)):
-                file.close()
-
     def _take(self, number: int) -> IO[str] | None:
         """The locked file; None where another process has the place."""
         file = (self._folder / f"{number}.place").open("a")
@@ -46,5 +39,4 @@ class Places:
         except BlockingIOError:
             file.close()
             return None
-        mark_process_dead(number, self._folder)
         return file

@@ -7,12 +7,11 @@ test, one process) they are kept in memory.
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -51,7 +50,6 @@ class Metrics:
     def __init__(self, status_file: Path | None = None) -> None:
         self._status_file = status_file
         self._registry = registry = CollectorRegistry()
-        self.last_active = 0.0  # when a request began or ended (time.monotonic)
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         if folder := os.environ.get(MULTIPROCESS):
@@ -70,32 +68,17 @@ class Metrics:
         self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", SIZE_BUCKETS)
         self._loads = counter("serve_model_loads", "Loads of models, by result", "result")
         self._unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
-        self._in_flight = Gauge(
-            "serve_in_flight", "Requests in work in the Flask app", registry=registry, multiprocess_mode="livesum"
-        )
 
-    def started(self) -> None:
-        """A request is in work from now on."""
-        self.last_active = time.monotonic()
-        self._in_flight.inc()
-
-    def finished(self, request: Finished) -> None:
-        """The end of what `started` began."""
-        self.last_active = time.monotonic()
-        self._in_flight.dec()
-        self.count(request)
-
-    def count(self, request: Finished, times: int = 1) -> None:
-        """So many requests that were alike."""
+    def count(self, request: Finished) -> None:
+        """A request that was answered."""
         model, version = self._bounded(request.model, request.version)
-        self._requests.labels(model, version, str(request.status)).inc(times)
-        observed = [(self._seconds.labels(model), request.seconds), (self._received, request.received)]
-        observed += [(self._stages.labels(model, stage), seconds) for stage, seconds in request.stages.items()]
+        self._requests.labels(model, version, str(request.status)).inc()
+        self._seconds.labels(model).observe(request.seconds)
+        for stage, seconds in request.stages.items():
+            self._stages.labels(model, stage).observe(seconds)
+        self._received.observe(request.received)
         if request.sent is not None:
-            observed.append((self._sent, request.sent))
-        for histogram, value in observed:
-            for _ in range(times):
-                histogram.observe(value)
+            self._sent.observe(request.sent)
 
     def count_past_python(self, model: str, version: str, seconds: float, times: int) -> None:
         """So many requests that the door handed to Triton and that took equally long; their status is 200."""
@@ -113,13 +96,13 @@ class Metrics:
         """An unload of a model has ended: "ok", or the code of the ServingError."""
         self._unloads.labels(result).inc()
 
-    def render(self, triton: bytes | None, in_nginx: int | None = None) -> bytes:
-        """All of ours, then Triton's own text; None when it could not be had. `in_nginx` is what NGINX_WRITING says,
-        None where no nginx is."""
-        supervised = CollectorRegistry()
-        supervised.register(_Supervised(self._status_file, triton is not None, in_nginx))
+    def render(self, triton: bytes | None, in_flight: int, in_nginx: int | None = None) -> bytes:
+        """All of ours, then Triton's own text; None when it could not be had. `in_flight` is the number of requests in
+        work, `in_nginx` what NGINX_WRITING says, None where no nginx is."""
+        gauges = CollectorRegistry()
+        gauges.register(_Gauges(self._status_file, triton is not None, in_flight, in_nginx))
         ours = generate_latest(_all_workers() if MULTIPROCESS in os.environ else self._registry)
-        return ours + generate_latest(supervised) + (triton or b"")
+        return ours + generate_latest(gauges) + (triton or b"")
 
     def _bounded(self, model: str, version: str) -> tuple[str, str]:
         pair = (model, version)
@@ -130,13 +113,15 @@ class Metrics:
         return pair
 
 
-class _Supervised(Collector):
-    """What the supervisor, nginx and Triton say at the moment of the scrape."""
+class _Gauges(Collector):
+    """What is known at the moment of the scrape, and by whom: the workers, nginx, Triton, the supervisor."""
 
-    def __init__(self, status_file: Path | None, triton_up: bool, in_nginx: int | None) -> None:
-        self._status_file, self._triton_up, self._in_nginx = status_file, triton_up, in_nginx
+    def __init__(self, status_file: Path | None, triton_up: bool, in_flight: int, in_nginx: int | None) -> None:
+        self._status_file, self._triton_up = status_file, triton_up
+        self._in_flight, self._in_nginx = in_flight, in_nginx
 
     def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("serve_in_flight", "Requests in work in the Flask app", value=self._in_flight)
         if self._in_nginx is not None:
             others = max(0, self._in_nginx - 1)
             yield GaugeMetricFamily("serve_nginx_in_flight", "Requests in work, whoever works on them", value=others)
@@ -145,12 +130,6 @@ class _Supervised(Collector):
         for name, process in read_status(self._status_file).items():
             starts.add_metric([name], process.starts)
         yield starts
-
-
-def forget_work() -> None:
-    """What processes that have ended had in work is in work no more."""
-    if folder := os.environ.get(MULTIPROCESS):
-        Places(Path(folder)).forget_work()
 
 
 def _all_workers() -> CollectorRegistry:

@@ -32,7 +32,6 @@ class Observer:
         if source.endpoint in WATCHED_BY_OTHERS:
             return
         source.started = perf_counter()
-        self._metrics.started()
         source.is_in_flight = self._in_flight.enter()
         if not source.is_in_flight:
             raise Overloaded(
@@ -52,7 +51,7 @@ class Observer:
         def finish() -> None:
             if source.is_in_flight:
                 self._in_flight.leave()
-            self._metrics.finished(replace(facts, seconds=perf_counter() - started))
+            self._metrics.count(replace(facts, seconds=perf_counter() - started))
 
         if response.is_streamed:
             response.call_on_close(finish)

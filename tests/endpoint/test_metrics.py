@@ -15,6 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from predictor import create_app
+from serving.front.in_flight import InFlight
 from serving.front.incoming import incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
 from serving.settings.table import Settings
@@ -271,6 +272,7 @@ def finished(model: str, version: str = "1") -> Finished:
 def test_a_streamed_reply_is_in_work_until_its_last_part() -> None:
     app = create_app(Settings.from_env({}))
     metrics: Metrics = app.extensions["serving"].metrics
+    in_flight: InFlight = app.extensions["serving"].in_flight
 
     def stream() -> Response:
         timings = incoming().timings
@@ -287,10 +289,10 @@ def test_a_streamed_reply_is_in_work_until_its_last_part() -> None:
     with app.test_client().get("/stream", buffered=False) as reply:
         parts = iter(reply.response)
         assert next(parts) == b"one"
-        assert value(parse(metrics.render(None).decode()), "serve_in_flight") == 1
+        assert in_flight.total() == 1
         assert list(parts) == [b"two"]
-    shown = parse(metrics.render(None).decode())
-    assert value(shown, "serve_in_flight") == 0
+    assert in_flight.total() == 0
+    shown = parse(metrics.render(None, 0).decode())
     assert value(shown, "serve_requests_total", code="200") == 1
     assert value(shown, "serve_request_seconds_sum") >= 0.1
     assert value(shown, "serve_stage_seconds_sum", stage="triton") >= 0.1
@@ -299,8 +301,8 @@ def test_a_streamed_reply_is_in_work_until_its_last_part() -> None:
 def test_more_models_than_can_be_shown_share_a_name() -> None:
     metrics = Metrics()
     for number in range(MOST_MODELS + 50):
-        metrics.finished(finished(f"model-{number}"))
-    shown = parse(metrics.render(None).decode())
+        metrics.count(finished(f"model-{number}"))
+    shown = parse(metrics.render(None, 0).decode())
     models = {sample.labels["model"] for sample in shown["serve_requests"].samples}
     assert len(models) == MOST_MODELS + 1
     assert value(shown, "serve_requests_total", model=OTHER, version="", code="200") == 50
@@ -310,8 +312,8 @@ def test_more_models_than_can_be_shown_share_a_name() -> None:
 def test_any_model_name_gives_a_valid_text() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
-        metrics.finished(finished(name))
-        assert value(parse(metrics.render(None).decode()), "serve_requests_total", model=name) == 1
+        metrics.count(finished(name))
+        assert value(parse(metrics.render(None, 0).decode()), "serve_requests_total", model=name) == 1
 
 
 def test_loads_and_unloads_are_counted_by_result() -> None:
@@ -320,7 +322,7 @@ def test_loads_and_unloads_are_counted_by_result() -> None:
     metrics.count_load("ok")
     metrics.count_load("out_of_memory")
     metrics.count_unload("model_not_found")
-    shown = parse(metrics.render(None).decode())
+    shown = parse(metrics.render(None, 0).decode())
     assert value(shown, "serve_model_loads_total", result="ok") == 2
     assert value(shown, "serve_model_loads_total", result="out_of_memory") == 1
     assert value(shown, "serve_model_unloads_total", result="model_not_found") == 1

@@ -18,7 +18,7 @@ def door(tmp_path: Path) -> tuple[Path, Metrics, DoorLog]:
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    lines = metrics.render(None).decode().splitlines()
+    lines = metrics.render(None, 0).decode().splitlines()
     return {key: float(value) for key, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 

@@ -1,0 +1,43 @@
+"""What is in work is counted by all workers together, and ends with a worker."""
+
+import os
+
+from serving.front.in_flight import InFlight
+
+
+def in_worker(number: int, shared: InFlight, enters: int) -> list[bool]:
+    """What a forked worker is told, which ends without leaving."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        shared.begin_worker(number)
+        os.write(writer, bytes(shared.enter() for _ in range(enters)))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as told:
+        answers = [bool(answer) for answer in told.read()]
+    os.waitpid(pid, 0)
+    return answers
+
+
+def test_no_more_than_the_limit_are_in_work_in_all_workers() -> None:
+    shared = InFlight(limit=3, most=2)
+    assert in_worker(1, shared, 3) == [True, True, False]  # one of its threads is for /ping
+    assert in_worker(2, shared, 2) == [True, False]
+    assert shared.total() == 3
+
+
+def test_what_an_ended_worker_had_in_work_is_in_work_no_more() -> None:
+    shared = InFlight(limit=2, most=2)
+    assert in_worker(1, shared, 2) == [True, True]
+    shared.end_worker(1)
+    assert shared.total() == 0
+    assert in_worker(2, shared, 1) == [True]
+
+
+def test_who_leaves_makes_room() -> None:
+    alone = InFlight(limit=1, most=1)
+    assert [alone.enter(), alone.enter()] == [True, False]
+    alone.leave()
+    assert alone.enter()
+    assert alone.last_active > 0
