@@ -228,6 +228,20 @@ def test_no_body_ends_triton(server: Server, status: int, request_: dict[str, An
     assert server.pid("tritonserver") == before
 
 
+@pytest.mark.parametrize(("status", "request_"), HOSTILE.values(), ids=HOSTILE)
+def test_no_body_ends_triton_through_flask(server: Server, status: int, request_: dict[str, Any]) -> None:
+    """The door leaves a body of unknown length to Flask."""
+    before = server.pid("tritonserver")
+    prepared = requests.Request("POST", "http://x", **request_).prepare()
+    assert isinstance(prepared.body, bytes | str)
+    body = prepared.body.encode() if isinstance(prepared.body, str) else prepared.body
+    headers = {"Content-Type": str(prepared.headers["Content-Type"])}
+    assert server.post(data=iter([body]), headers=headers).status_code == status
+    assert server.post("/v2/models/scale/infer", data=iter([body])).status_code in (200, 400)
+    assert server.post(json=BODY).json()["outputs"][0]["data"] == [3, 6]
+    assert server.pid("tritonserver") == before
+
+
 @pytest.mark.parametrize(("path", "name"), [("/invocations", "find-me"), ("/v2/models/scale/infer", "me-too")])
 def test_the_log_has_a_line_with_id_model_and_time(server: Server, path: str, name: str) -> None:
     assert server.post(path, json=BODY, headers={INFERENCE_ID: name}).headers["X-Request-Id"] == name

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +214,21 @@ def test_more_requests_than_the_limit_are_told_to_come_back_while_ping_answers(s
         pings = [server.get("/ping") for _ in range(5)]
     assert {ping.status_code for ping in pings} == {200}
     assert set(load.answers) == {"200", "503 overloaded"}
+
+
+def test_callers_who_leave_do_not_take_more_threads_than_the_limit(start: Start) -> None:
+    """Accept names a stream, but the reply is none: the work goes on when its caller has left, and counts until its
+    end."""
+    server = start(SERVE_MAX_CONCURRENCY="4", SERVE_WORKERS="1", SERVE_STOP_TIMEOUT="1").wait_ready()
+    body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
+    head = "POST /invocations HTTP/1.1\r\nHost: x\r\nAccept: application/json, text/event-stream;q=0.1\r\n"
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as caller:
+            caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            # nginx sends the request on before it sees that the caller has left
+            wait_until(lambda: 0 < server.in_work() <= 4, "the request is in work, or refused")
+        assert server.get("/ping").status_code == 200
+    assert server.in_work() <= 4
 
 
 def test_the_default_model_answers_what_names_none(start: Start) -> None:
