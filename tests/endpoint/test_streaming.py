@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.support.harness import PATIENCE, Server, wait_until
-from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
+from tests.support.streaming_models import make_echo, make_prompt, make_reader, make_summer, make_teller
 
 EVENTS = {"Accept": "text/event-stream"}
 LINES = {"Accept": "application/jsonlines"}
@@ -20,7 +20,7 @@ TRITON_WAITS = "2"  # after calls of generate on its own port Triton waits in va
 
 def container(folder: Path, **variables: str) -> Server:
     repository = folder / "repository"
-    for make in (make_teller, make_reader, make_echo, make_summer):
+    for make in (make_teller, make_reader, make_echo, make_prompt, make_summer):
         make(repository)
     return Server(folder, repository, **variables).wait_ready()
 
@@ -290,6 +290,7 @@ SAME = {
     "nothing": ("teller", {"text_input": ""}),
     "a batch dimension": ("reader", {"text_input": "a b"}),
     "an ordinary model": ("echo", {"text_input": 'ä\n"b"'}),
+    "values of a declared shape": ("prompt", {"PROMPT": "hello world", "STREAM": False}),
     "several values": ("echo", {"text_input": ["a", "b"]}),
 }
 
@@ -317,7 +318,12 @@ def test_generate_stream_leaves_the_other_bodies_alone(generating: Server) -> No
 def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_path: Path) -> None:
     server = container(tmp_path, SAGEMAKER_TRITON_INFERENCE_TYPE="generate", SERVE_STOP_TIMEOUT=TRITON_WAITS)
     try:
-        for model, body in (("echo", {"text_input": "a"}), ("teller", {"text_input": ["a"], "delay": 0.5})):
+        prompt = {"PROMPT": "hello world", "STREAM": False}
+        for model, body in (
+            ("prompt", prompt),
+            ("echo", {"text_input": "a"}),
+            ("teller", {"text_input": ["a"], "delay": 0.5}),
+        ):
             theirs = requests.post(f"{server.triton_url}/v2/models/{model}/generate", json=body, timeout=10)
             assert ask(server, model, body).json() == theirs.json()
         refused = ask(server, "teller", {"text_input": "a b"})
