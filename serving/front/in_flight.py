@@ -9,11 +9,11 @@ SLOTS = 512  # more than gunicorn's workers, those that are ending among them
 
 
 class InFlight:
-    """Made before gunicorn's fork, so that the workers share the counts. `limit` is of all, `most` of one worker: one
-    of its threads is always free for /ping."""
+    """Made before gunicorn's fork, so that the workers share the counts. They have a thread more each than their parts
+    of the `limit`, and one whose threads are all busy accepts nothing: so a thread is always free for /ping."""
 
-    def __init__(self, limit: int, most: int) -> None:
-        self.limit, self._most = limit, most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._counts = memoryview(mmap(-1, SLOTS * array("i").itemsize)).cast("i")
         self._lock = threading.Lock()
         self._slot = 0
@@ -31,7 +31,7 @@ class InFlight:
     def enter(self) -> bool:
         """Whether another request may be worked on; then `leave` follows."""
         with self._lock:
-            if self._counts[self._slot] >= self._most or self.total() >= self.limit:
+            if self.total() >= self.limit:
                 return False
             self._change(1)
             return True

@@ -21,14 +21,14 @@ def in_worker(number: int, shared: InFlight, enters: int) -> list[bool]:
 
 
 def test_no_more_than_the_limit_are_in_work_in_all_workers() -> None:
-    shared = InFlight(limit=3, most=2)
-    assert in_worker(1, shared, 3) == [True, True, False]  # one of its threads is for /ping
+    shared = InFlight(limit=3)
+    assert in_worker(1, shared, 2) == [True, True]
     assert in_worker(2, shared, 2) == [True, False]
     assert shared.total() == 3
 
 
 def test_what_an_ended_worker_had_in_work_is_in_work_no_more() -> None:
-    shared = InFlight(limit=2, most=2)
+    shared = InFlight(limit=2)
     assert in_worker(1, shared, 2) == [True, True]
     shared.end_worker(1)
     assert shared.total() == 0
@@ -36,7 +36,7 @@ def test_what_an_ended_worker_had_in_work_is_in_work_no_more() -> None:
 
 
 def test_who_leaves_makes_room() -> None:
-    alone = InFlight(limit=1, most=1)
+    alone = InFlight(limit=1)
     assert [alone.enter(), alone.enter()] == [True, False]
     alone.leave()
     assert alone.enter()
