@@ -58,6 +58,7 @@ def transform(inference: Inference, served: ServedModel, request: Request) -> Re
     job = _Job(inference, served, request)
     for records in groups(map(job.read, job.body.lines()), job.group_size()):
         try:
+            request.deadline.left()
             job.written += job.answer(records)
         except (TritonTimeout, TooLate) as err:
             raise TritonTimeout(

@@ -70,7 +70,7 @@ def tensor(size: int) -> tuple[bytes, dict[str, str], int]:
     return head + numbers.tobytes(), headers, int(numbers.sum(dtype=np.int64))
 
 
-def test_a_large_body_is_held_once_in_a_worker_and_let_go(server: Server) -> None:
+def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory_and_let_go(server: Server) -> None:
     size = 90
     (worker,) = children(server.pid("gunicorn"))
     body, headers, total = tensor(1)
@@ -79,7 +79,7 @@ def test_a_large_body_is_held_once_in_a_worker_and_let_go(server: Server) -> Non
     body, headers, total = tensor(size)
     reply = server.post("/invocations?model_name=total", data=body, headers=headers)
     assert reply.json()["outputs"][0]["data"] == [total]
-    assert size <= status(worker, "VmHWM") - before < 1.3 * size
+    assert size <= status(worker, "VmHWM") - before < 2.3 * size  # the pages of shared memory count
     assert status(worker, "VmRSS") - before < 0.3 * size
 
 
