@@ -61,6 +61,7 @@ class TensorBody(Body):
                 raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
             yield Batch([raw_input(served, self.binary)], self._read)
             return
+        request_id(self.document)
         parameters = dict(an_object(self.document, "parameters"))
         parameters.pop("binary_data_output", None)
         flags = session.parameters() if session else {}
@@ -81,6 +82,8 @@ class TensorBody(Body):
         for given in objects(document, "inputs"):
             name, datatype, size = _described(given, len(rest))
             shape = check_shape(name, given.get("shape"), self.length)
+            if size is not None and "data" in given:
+                raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
             if size is None:
                 data = json_data(name, datatype, shape, given.get("data"))
             else:
@@ -94,7 +97,7 @@ class TensorBody(Body):
     def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
         document = self.document if self.document is not None else {"parameters": {"binary_data_output": True}}
         binary = {tensor.name for tensor in results[0].outputs if _is_binary(document, tensor.name)}
-        header = write_reply(served, results[0], str(document.get("id", "")), binary)
+        header = write_reply(served, results[0], request_id(document), binary)
         if not binary:
             return Reply(header, version=version)
         content = b"".join([header, *(tensor.data for tensor in results[0].outputs if tensor.name in binary)])
@@ -105,7 +108,7 @@ class TensorBody(Body):
     def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
         if self.document is None:
             raise InvalidRequest("raw binary input (json-header-size=0) cannot be streamed; send the JSON header too")
-        return write_reply(served, result, str(self.document.get("id", "")))
+        return write_reply(served, result, request_id(self.document))
 
 
 def json_data(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes | memoryview:
@@ -116,7 +119,7 @@ def json_data(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> by
     return to_raw(flat, datatype)
 
 
-def write_reply(served: ServedModel, reply: InferReply, request_id: str, binary: set[str] | None = None) -> bytes:
+def write_reply(served: ServedModel, reply: InferReply, own_id: str, binary: set[str] | None = None) -> bytes:
     """The JSON of a KServe v2 reply; `binary` outputs say how many bytes follow instead of their data."""
     outputs = [
         {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
@@ -127,7 +130,7 @@ def write_reply(served: ServedModel, reply: InferReply, request_id: str, binary:
         )
         for tensor in reply.outputs
     ]
-    document: dict[str, Any] = {"id": request_id} if request_id else {}
+    document: dict[str, Any] = {"id": own_id} if own_id else {}
     document |= {"model_name": served.name, "model_version": reply.version}
     document |= {"parameters": dict(reply.parameters)} if reply.parameters else {}
     return orjson.dumps({**document, "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -185,6 +188,14 @@ def _check_size(name: str, datatype: str, shape: tuple[int, ...], size: int) -> 
         raise InvalidRequest(
             f"input '{name}': {size} bytes of binary data do not fill its shape {list(shape)} of {datatype}"
         )
+
+
+def request_id(document: Mapping[str, Any]) -> str:
+    """The caller's own, which the reply repeats; raises InvalidRequest."""
+    given = document.get("id", "")
+    if not isinstance(given, str):
+        raise InvalidRequest(f"'id' must be a string, got {describe(given)}")
+    return given
 
 
 def _own_parameters(tensor: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,12 +74,23 @@ def shown(answer: Answer) -> str:
 
 
 def body_text(answer: Answer) -> str:
-    """JSON as it came; what is binary behind it in hexadecimal digits."""
+    """JSON, with parameters in the order of their names; what is binary behind it in hexadecimal digits."""
     size = re.search(r"json-header-size=(\d+)", answer.content_type)
     length = int(size[1]) if size else len(answer.body)
     binary = answer.body[length:]
-    text = answer.body[:length].decode("utf-8", "replace")
+    text = _with_ordered_parameters(answer.body[:length].decode("utf-8", "replace"))
     return _cut(text) + (f" + {len(binary)} bytes {_cut(binary.hex())}" if size else "")
+
+
+def _with_ordered_parameters(text: str) -> str:
+    """gRPC has no order of them; and 1e300 is 1e+300."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(document, dict) and isinstance(document.get("parameters"), dict):
+        document["parameters"] = dict(sorted(document["parameters"].items()))
+    return compact(document).decode()
 
 
 def _cut(text: str) -> str:

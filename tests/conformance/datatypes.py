@@ -80,7 +80,7 @@ ROWS = [
             b"".join(RAW[n] for n in VALUES),
         ),
     ),
-    Behaviour("5", "A number too large for INT8", _with("INT8", [1, 300])),
+    Behaviour("5", "A number too large for INT8", _with("INT8", [1, 300]), "400; native takes another number, 44"),
     Behaviour("5", "A negative number for UINT8", _with("UINT8", [1, -1]), MISTAKE),
     Behaviour("5", "A fraction for INT32", _with("INT32", [1.5, 2]), MISTAKE),
     Behaviour("5", "A number for BOOL", _with("BOOL", [1, 0]), MISTAKE),

@@ -36,7 +36,12 @@ STREAM = [
         post({"text_input": "one fail three"}),
         "the event is named, and has a code; its data still begin with the error",
     ),
-    Behaviour("4", "generate_stream: an optional input", post({"text_input": "one two", "delay": 0.01})),
+    Behaviour(
+        "4",
+        "generate_stream: an optional input",
+        post({"text_input": "one two", "delay": 0.01}),
+        "the shortest number that is the same FP32",
+    ),
 ]
 MANY = [
     Behaviour("4", "generate of a model that may give many responses: one", post({"text_input": "one"})),
