@@ -9,6 +9,14 @@ from tests.image.container import Container, build_image, podman
 from tests.support.readme import commands
 
 Start = Callable[..., Container]
+BUILD_SECONDS = 1200  # a cold build takes 85 s on two idle processors
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of the image waits for its build."""
+    for item in items:
+        if "tests/image/" in item.nodeid:
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ class Supervised:
 
     def pid(self, name: str) -> int:
         """0 while there is none."""
+        wait_until((self.folder / "status.json").exists, "the supervisor has told its processes")
         return int(json.loads((self.folder / "status.json").read_text())["processes"][name]["pid"] or 0)
 
     def stop(self) -> int:
