@@ -34,8 +34,8 @@ unit: export PYTHONDONTWRITEBYTECODE =
 unit:
 	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers --ignore=tests/build_engines --ignore=tests/image $(PYTEST_ARGS)
 
-# Compares with other servers, each in an environment of its own below .cache/bench (3 GB); docs/benchmarks.md is what
-# `bench` writes, `bench-quick` takes two minutes and writes .cache/bench/quick.md.
+# Compares with other servers, each in an environment of its own below .cache/bench (3 GB); `bench` writes
+# docs/benchmarks/results.md, `bench-quick` takes two minutes and writes .cache/bench/quick.md.
 bench: PART := run
 bench-quick: PART := quick
 bench bench-quick: setup models .venv/.dev

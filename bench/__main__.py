@@ -11,9 +11,9 @@ from bench.platform import end_on_sigterm
 from bench.repository import CACHE, ROOT, Unprepared
 from bench.scenarios import Scope
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs/benchmarks/results.md"
 COMMANDS = {
-    "run": "every server and scenario, about 16 minutes; writes docs/benchmarks.md",
+    "run": "every server and scenario, about 16 minutes; writes docs/benchmarks/results.md",
     "quick": "every server, five scenarios, about 2 minutes; writes .cache/bench/quick.md",
     "tiny": "ours, the limit and Triton, seconds: proves that the bench works; its figures mean nothing",
     "profile": "where the time of a request of ours goes",

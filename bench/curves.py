@@ -141,8 +141,8 @@ def point(x: float, found: Sample) -> Point:
 def lines(found: Mapping[str, Any], folder: str) -> Iterator[str]:
     """The page."""
     yield "# Cost against work\n"
-    yield "Made by `python -m bench curves`. Closed loop; rates are of replies without an error. What the curves show"
-    yield "stands in [benchmarks-notes.md](benchmarks-notes.md#cost-against-work).\n"
+    yield "Made by `python -m bench curves`. Closed loop; rates are of replies without an error."
+    yield "[README.md](README.md#cost-against-work) says what the curves show.\n"
     for curve in _found(found):
         yield f"## {curve.title}\n"
         header = [curve.axis]

@@ -24,7 +24,7 @@ TITLES = {"limit": "the limit", **{name: peer.title for name, peer in BY_NAME.it
 INTRODUCTION = """\
 # Benchmarks
 
-Made by `{command}` on {date}. How it is measured stands in [benchmarks-notes.md](benchmarks-notes.md).
+Made by `{command}` on {date}. [README.md](README.md) says how it is measured.
 
 {rounds} rounds of {seconds} s of every scenario, the servers taking turns (A B C A B C), each held still while
 another is measured; medians, and the lowest and highest round in brackets. Closed loop by wrk unless said otherwise,

@@ -23,7 +23,7 @@ INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
 # A JPEG is decoded at no less than so many times the size that it is resized to, so that 12 megapixels (4000×3000) come
-# at an eighth for 224. What that changes is less the larger this is; docs/benchmarks-notes.md has figures.
+# at an eighth for 224. What that changes is less the larger this is; docs/benchmarks has figures.
 AMPLE = 1.4
 
 

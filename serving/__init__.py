@@ -1,1 +1,1 @@
-"""What every model shares: settings, errors, codecs, the gateway to Triton, the registry."""
+"""What serves the models, in packages by who runs the code and what it knows: docs/architecture.md lists them."""

@@ -1,4 +1,4 @@
-"""python -m tests.conformance: asks both servers every row and writes docs/conformance.md."""
+"""python -m tests.conformance: asks both servers every row and writes conformance.md."""
 
 import sys
 
@@ -7,7 +7,6 @@ from tests.conformance.table import PAGE, observe, render
 
 def main() -> int:
     rows = observe()
-    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(render(rows), encoding="utf-8")
     wrong = [row for row in rows if row.verdict == "BUG"]
     for row in wrong:

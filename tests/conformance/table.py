@@ -1,4 +1,4 @@
-"""The table: every behaviour observed on both servers, and docs/conformance.md made of it."""
+"""The table: every behaviour observed on both servers, and conformance.md made of it."""
 
 import html
 import tempfile
@@ -13,7 +13,7 @@ from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.harness import ROOT
 from tests.support.started import starts_a_server
 
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "tests/conformance/conformance.md"
 AT_ONCE = 3  # scenarios
 INTRODUCTION = """\
 # Side by side with native Triton

@@ -1,4 +1,4 @@
-"""The README is true: its settings, errors and routes are complete, and what it says to run does what it shows."""
+"""The README and docs/ are true: settings, errors and routes are complete; commands do what the pages show."""
 
 import os
 import re
@@ -15,20 +15,23 @@ from serving.errors import ServingError
 from serving.settings.table import TABLE, Settings, markdown
 from tests.support.harness import PATIENCE, ROOT
 from tests.support.readme import (
-    BLOCKS,
     EXECUTED_BY,
     NEEDS,
     README,
-    SHELL,
     Block,
     Reader,
+    blocks,
     commands,
     compare,
     fresh_checkout,
     read_blocks,
+    shell,
 )
 
-TO_FOLLOW = [block for block in SHELL if not block.marker]
+TEXT = (ROOT / README).read_text()
+PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]  # and the guides
+SHELL = [(page, block) for page in PAGES for block in shell(page)]
+TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker]
 
 
 def leaves(kind: type[ServingError]) -> list[type[ServingError]]:
@@ -40,7 +43,7 @@ def test_the_page_of_settings_is_the_one_that_the_code_prints() -> None:
 
 
 def test_the_readme_has_ten_settings_with_their_defaults() -> None:
-    shown = README.split("<!-- settings -->\n")[1].split("<!-- end of settings -->")[0]
+    shown = TEXT.split("<!-- settings -->\n")[1].split("<!-- end of settings -->")[0]
     found = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", shown, re.MULTILINE))
     rows = {variable: row for row in TABLE for variable in row.variables}
     assert len(found) == 10
@@ -49,19 +52,24 @@ def test_the_readme_has_ten_settings_with_their_defaults() -> None:
 
 
 @pytest.mark.parametrize("kind", leaves(errors.ServingError), ids=lambda kind: kind.__name__)
-def test_every_error_code_stands_in_the_readme_with_its_status(kind: type[ServingError]) -> None:
-    assert re.search(rf"^\| [^|]*{kind.status}[^|]*\|[^|]*`{kind.code}`", README, re.MULTILINE)
+def test_every_error_code_stands_in_the_table_with_its_status(kind: type[ServingError]) -> None:
+    page = (ROOT / "docs/errors.md").read_text()
+    assert re.search(rf"^\| [^|]*{kind.status}[^|]*\|[^|]*`{kind.code}`", page, re.MULTILINE)
 
 
-def test_every_code_of_nginx_stands_in_the_readme() -> None:
+def test_every_code_of_nginx_stands_in_the_table() -> None:
+    page = (ROOT / "docs/errors.md").read_text()
     codes = set(re.findall(r'"code": "(\w+)"', (ROOT / "nginx.conf").read_text()))
     assert codes
-    assert not [code for code in codes if f"`{code}`" not in README]
+    assert not [code for code in codes if f"`{code}`" not in page]
 
 
-def test_every_route_stands_in_the_readme() -> None:
-    rules = {rule.rule for rule in create_app(Settings.from_env({})).url_map.iter_rules()}
-    assert not [rule for rule in rules if rule not in README]
+def test_every_route_stands_in_the_table() -> None:
+    page = (ROOT / "docs/calling.md").read_text()
+    rules = {rule.rule for rule in create_app(Settings.from_env({"SERVE_KSERVE": "true"})).url_map.iter_rules()}
+    routes = {rule.replace("/versions/<version>", "").replace("<name>", "M") for rule in rules}
+    assert "/v2/models/M/infer" in routes
+    assert not [route for route in routes if route not in page]
 
 
 @pytest.mark.parametrize("name", ["resnet", "yolov5", "bert"])
@@ -75,7 +83,7 @@ def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]+))?\)", page.read_text()):
             file = (page.parent / target).resolve() if target else page
@@ -90,18 +98,24 @@ def headings(page: str) -> set[str]:
 
 
 def test_the_readme_leads_from_the_first_run_to_the_endpoint() -> None:
-    order = ["Run", "Call", "Add your model", "Build for your GPU", "Image", "Deploy", "Simulate"]
-    assert re.findall(r"^## (.+)$", README, re.MULTILINE)[: len(order)] == order
-    assert {block.section for block in SHELL} == set(order)
+    order = ["Run", "Call", "Add your model", "Deploy", "Simulate"]
+    assert re.findall(r"^## (.+)$", TEXT, re.MULTILINE)[: len(order)] == order
+    assert {block.section for block in shell()} == set(order)
 
 
-@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.section)
-def test_every_block_of_commands_is_executed_or_says_what_it_needs(block: Block) -> None:
+def test_the_readme_names_every_page() -> None:
+    pages = [*PAGES[1:], *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*/README.md"))]
+    assert not [page for page in pages if f"]({page}) |" not in TEXT]
+
+
+@pytest.mark.parametrize(("page", "block"), SHELL, ids=[f"{page}: {block.section}" for page, block in SHELL])
+def test_every_block_of_commands_is_executed_or_says_what_it_needs(page: str, block: Block) -> None:
     if block.marker.startswith(EXECUTED_BY):
         place = ROOT / block.marker.removeprefix(EXECUTED_BY)
         files = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
         text = "".join(file.read_text() for file in files)
-        assert f'commands("{block.section}")' in text or all(command in text for command in block.commands)
+        called = f'commands("{block.section}")' if page == README else f'commands("{block.section}", "{page}")'
+        assert called in text or all(command in text for command in block.commands)
     else:
         assert block.marker in ("", *NEEDS)
 
@@ -110,7 +124,7 @@ def test_a_block_with_an_unknown_marker_is_neither_executed_nor_excused() -> Non
     (block,) = read_blocks("## Run\n\n<!-- needs luck -->\n```sh\ntrue\n```\n")
     assert block.marker == "needs luck"
     with pytest.raises(AssertionError):
-        test_every_block_of_commands_is_executed_or_says_what_it_needs(block)
+        test_every_block_of_commands_is_executed_or_says_what_it_needs(README, block)
 
 
 @pytest.mark.parametrize(
@@ -130,20 +144,26 @@ def test_an_output_that_is_another_one_is_noticed(language: str, shown: str, out
         compare(output, Block("", language, shown))
 
 
-def test_no_block_escapes_the_reader() -> None:
-    assert len(BLOCKS) == README.count("\n```") / 2
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_escapes_the_reader(page: str) -> None:
+    assert len(blocks(page)) == (ROOT / page).read_text().count("\n```") / 2
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    one = Reader(fresh_checkout(tmp_path_factory.mktemp("reader")))
-    yield one
-    one.leave()
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
+    """One for each page whose commands are run."""
+    pages = {page for page, _ in TO_FOLLOW}
+    made = {page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page)) for page in sorted(pages)}
+    yield made
+    for reader in made.values():
+        reader.leave()
 
 
-@pytest.mark.parametrize("block", TO_FOLLOW, ids=[f"{block.section}: {block.commands[0][:60]}" for block in TO_FOLLOW])
-def test_what_the_readme_says_to_run_gives_what_it_shows(reader: Reader, block: Block) -> None:
-    reader.follow(block)
+@pytest.mark.parametrize(
+    ("page", "block"), TO_FOLLOW, ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW]
+)
+def test_what_a_page_says_to_run_gives_what_it_shows(readers: dict[str, Reader], page: str, block: Block) -> None:
+    readers[page].follow(block)
 
 
 @pytest.mark.parametrize("command", [command for command in commands("Deploy") if "-m deploy" in command])
@@ -156,7 +176,7 @@ def test_deploy_takes_the_readme_s_command_lines(command: str) -> None:
 
 
 def test_the_readme_shows_an_answer_of_each_bundled_model() -> None:
-    calls = [f"{block.text}{after.language}" for block, after in pairwise(BLOCKS)]
+    calls = [f"{block.text}{after.language}" for block, after in pairwise(blocks())]
     assert {found[1] for call in calls if (found := re.search(r"model_name=(\w+).*json$", call, re.DOTALL))} == {
         "resnet",
         "yolov5",

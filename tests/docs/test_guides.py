@@ -14,12 +14,11 @@ import pytest
 from build_engines.__main__ import main as build_engines
 from deploy.commandline import main as deploy
 from tests.support.harness import ROOT
-from tests.support.readme import NEEDS, Block, Reader, fresh_checkout, read_blocks
+from tests.support.readme import AWS, GPU, NEEDS, Block, Reader, fresh_checkout, read_blocks
 
 FOLDER = ROOT / "docs/guides"
 INDEX = FOLDER / "README.md"
 GUIDES = sorted(page for page in FOLDER.glob("*.md") if page != INDEX)
-AWS, GPU = NEEDS
 
 
 def shell(page: Path) -> list[Block]:

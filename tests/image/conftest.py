@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def image() -> Iterator[str]:
-    build, _run = commands("Image")
+    build, _run = commands("Build and run", "docs/image.md")
     name = build_image(build)
     yield name
     podman("untag", name)  # of all its names; the layers stay, for the next time

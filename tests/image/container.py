@@ -71,7 +71,7 @@ def podman(*arguments: str) -> str:
 
 
 def build_image(command: str) -> str:
-    """Builds the working tree with a command of the README; the image's name."""
+    """Builds the working tree with a command of docs/image.md; the image's name."""
     name = f"localhost/test-{os.getpid()}"
     environ = (
         os.environ | podman_environment() | {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}

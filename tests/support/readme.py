@@ -1,9 +1,10 @@
-"""README.md or a guide as its reader takes it: files to write, commands to run, in order, in a checkout of one's own.
+"""README.md or a page of docs/ as its reader takes it: files to write, commands to run, in order, in a checkout of
+one's own.
 
 A block of commands is run as it stands unless the line above it says otherwise:
 
-    <!-- needs AWS -->, <!-- needs a GPU -->    it cannot be run here
-    <!-- executed by tests/… -->                a test of that folder or file runs what commands(SECTION) gives it
+    <!-- needs AWS -->, … (NEEDS)    it cannot be run here
+    <!-- executed by tests/… -->     a test of that folder or file runs what commands(SECTION, PAGE) gives it
 """
 
 import json
@@ -22,8 +23,9 @@ import requests
 from tests.support.harness import PATIENCE, ROOT, free_port, wait_until
 from tests.support.started import ends_with, kill, starts_a_server
 
-README = (ROOT / "README.md").read_text()
-NEEDS = ("needs AWS", "needs a GPU")
+README = "README.md"
+AWS, GPU = "needs AWS", "needs a GPU"
+NEEDS = (AWS, GPU, "needs AWS and a GPU", "needs files of yours")
 EXECUTED_BY = "executed by "
 OUTPUTS = ("json", "text")
 CUT = "…"
@@ -61,13 +63,18 @@ def read_blocks(page: str) -> Iterator[Block]:
             yield Block(section, part["language"], part["text"], part["marker"] or "", part["file"] or "")
 
 
-BLOCKS = list(read_blocks(README))
-SHELL = [block for block in BLOCKS if block.language == "sh"]
+def blocks(page: str = README) -> list[Block]:
+    """Those of a file of this project."""
+    return list(read_blocks((ROOT / page).read_text(encoding="utf-8")))
 
 
-def commands(section: str) -> list[str]:
+def shell(page: str = README) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "sh"]
+
+
+def commands(section: str, page: str = README) -> list[str]:
     """The commands of a section, for a test that its blocks name with "executed by"."""
-    return [command for block in SHELL if block.section == section for command in block.commands]
+    return [command for block in shell(page) if block.section == section for command in block.commands]
 
 
 @starts_a_server
@@ -79,7 +86,7 @@ class Reader:
     """
 
     checkout: Path
-    blocks: list[Block] = field(default_factory=lambda: BLOCKS)
+    blocks: list[Block]
     files: str = "model_repository"
     read: int = 0
     ports: dict[str, int] = field(default_factory=lambda: {port: free_port() for port in PORTS})

@@ -1,4 +1,4 @@
-"""The README's section on the image. podman stands for docker, and without a network for the published port."""
+"""docs/image.md is true: `make image` and what follows. podman stands for docker, no network for the published port."""
 
 import os
 import shlex
@@ -10,9 +10,9 @@ from tests.support.harness import ROOT
 from tests.support.readme import commands
 
 
-def test_the_image_is_made_and_served_as_the_readme_says(image: str, tmp_path: Path) -> None:
+def test_the_image_is_made_and_served_as_the_page_says(image: str, tmp_path: Path) -> None:
     """`image` has been built already: what is built here takes its layers."""
-    make, run = commands("Image")
+    make, run = commands("Build and run", "docs/image.md")
     environ = os.environ | podman_environment() | {"ENGINE": "podman"}
     done = subprocess.run([*SUDO, *shlex.split(make)], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
