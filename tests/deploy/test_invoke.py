@@ -137,7 +137,7 @@ def test_a_container_without_aws_is_asked_itself(
     assert aws.deploy("invoke", DIGIT, "--container", f"http://127.0.0.1:{free_port()}") == 1
     assert "no reply from http://127.0.0.1:" in capsys.readouterr().err
     assert aws.deploy("invoke", DIGIT, "--container", "http://[") == 1
-    assert "no answer from http://[/invocations" in capsys.readouterr().err
+    assert "no reply from http://[/invocations" in capsys.readouterr().err
     assert aws.calls == []
 
 
