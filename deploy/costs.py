@@ -104,12 +104,13 @@ def _introduction(prices: Prices) -> list[str]:
         "",
         "**The prices are examples; replace them.** AWS lists the current ones of each region at",
         "<https://aws.amazon.com/sagemaker/ai/pricing/> (Real-Time Inference). Storage, data transfer and logs are",
-        "left out; they are nearly the same both ways.",
+        "left out; they are nearly the same in both cases.",
         "",
-        "An endpoint is paid by the hour for each of its instances, called or not. So an endpoint of its own costs",
-        "at least its minimum of instances (two, to survive the loss of an availability zone), and what a model does",
-        "not use nobody else can. Models that share an endpoint share the minimum and the reserve. Once each model",
-        "fills instances of its own, sharing saves only what rounding up to whole instances costs.",
+        "An endpoint is paid by the hour for each of its instances, even when nobody calls it. So a model's own",
+        "endpoint costs at least its minimum of instances (two, to survive the loss of an availability zone), and",
+        "no other model can use what this one leaves free. Models that share an endpoint share the minimum and the",
+        "reserve. Once each model fills its own instances, sharing saves only the cost of rounding up to whole",
+        "instances.",
         "",
     ]
 

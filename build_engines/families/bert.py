@@ -1,7 +1,7 @@
 """BERT checkpoints -> model folders, without torch.
 
-A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it. It is a BERT or a
-sentence encoder, whose pooling is read too.
+A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it. It is a BERT
+or a sentence encoder, whose pooling is read too.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""transformers' ResNets: with random weights, from a checkpoint's folder or from a torchvision file; and their export."""
+"""transformers' ResNets: with random weights, from a checkpoint's folder or a torchvision file; and their export."""
 
 import re
 from collections.abc import Mapping
