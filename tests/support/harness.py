@@ -316,7 +316,7 @@ class Client(ModelClient):
 
 
 def make_sleeper(repository: Path) -> None:
-    """`sleeper`: on Triton's python backend, without a batch dimension, with a client.py of its own."""
+    """`sleeper`: on Triton's python backend, without a batch dimension, with its own client.py."""
     folder = repository / "sleeper"
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.py").write_text(SLEEPER)
