@@ -2,11 +2,11 @@
 
     python -m backends.install [DEST]
 
-DEST/python is Triton's own Python backend with the stub of the running Python; DEST/NAME is a copy of each
-folder here that has a model.py, and of what they share (_shared), for a backend sees its own folder only.
-Copies, because Triton refuses links that leave the backend's directory.
-Folders of DEST that are not ours stay as they are; a folder that is complete and equal is not touched; a
-folder that is replaced is built beside and renamed, so that an interrupted run leaves no half of one.
+DEST/python is Triton's own Python backend with the stub for the running Python. DEST/NAME is a copy of each folder
+here that has a model.py, together with _shared, because a backend sees only its own folder. These are copies because
+Triton refuses links out of the backend's directory.
+Folders in DEST that are not ours are kept, and so is a folder that is up to date. A new folder is built in a temporary
+place and renamed, so that an interrupted run leaves no incomplete backend.
 """
 
 import argparse
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def install(destination: Path) -> list[str]:
-    """Brings `destination` up to date; returns the names of the backends that had to be written.
+    """Brings `destination` up to date; returns the names of the backends that it wrote.
 
     FileNotFoundError when the package or its stub for this Python is missing, OSError when the folder
     cannot be written.
@@ -76,7 +76,7 @@ def own_backends(folder: Path = OURS) -> dict[str, dict[str, Path]]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Path below `folder` -> path, without bytecode."""
+    """{path relative to `folder`: path} of its files, without bytecode."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): p for p in paths if "__pycache__" not in p.parts}
 
@@ -106,7 +106,7 @@ def _replace(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 0, or 1 with the reason in the log."""
+    """The command line; returns 0, or 1 after logging what failed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m backends.install", description="Installs the backends.")
     parser.add_argument("destination", nargs="?", type=Path, default=tritonserver.backend_directory())
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         written = install(destination)
     except OSError as err:
-        log.error("Triton's backends cannot be installed: %s", err)
+        log.error("cannot install Triton's backends: %s", err)
         return 1
     log.info("%s: %s", destination, f"installed {', '.join(written)}" if written else "up to date")
     return 0

@@ -1,7 +1,7 @@
-/* Triton's SageMaker endpoint listens on every address of the machine and has no option for another. Preloaded into
- * tritonserver, this gives the port that LOOPBACK_PORT names the loopback address; every other bind stays as it is.
+/* Triton's SageMaker endpoint listens on all addresses of the machine and has no option to change that. This library,
+ * preloaded into tritonserver, binds the port in LOOPBACK_PORT to the loopback address. Other ports are not changed.
  *
- * Built by `make setup` with tcc. It needs no header: all that it takes from libc is declared here.
+ * `make setup` builds it with tcc. It needs no header: it declares what it uses from libc.
  */
 
 struct address { unsigned short family; unsigned char port[2]; unsigned char ip[4]; unsigned char zero[8]; };
@@ -16,7 +16,7 @@ extern long syscall(long number, ...);
 #elif defined(__aarch64__)
 #define SYS_bind 200
 #else
-#error "loopback.c knows x86-64 and arm64 only"
+#error "loopback.c supports only x86-64 and arm64"
 #endif
 
 int bind(int socket, const struct address *asked, unsigned length)

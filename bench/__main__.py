@@ -15,26 +15,26 @@ PAGE = ROOT / "docs/benchmarks/results.md"
 COMMANDS = {
     "run": "every server and scenario, about 16 minutes; writes docs/benchmarks/results.md",
     "quick": "every server, five scenarios, about 2 minutes; writes .cache/bench/quick.md",
-    "tiny": "ours, the limit and Triton, seconds: proves that the bench works; its figures mean nothing",
-    "profile": "where the time of a request of ours goes",
+    "tiny": "this server, the limit and Triton, in seconds: only tests that the bench works",
+    "profile": "where this server spends a request's time",
     "curves": "cost against body size, batch, callers and number of models",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or 1 with what to do."""
+    """The command line; returns 0, or 1 after printing what to do."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--out", type=page_name, help="the page to write, NAME.md; pictures lie in NAME")
+        command.add_argument("--out", type=page_name, help="the page to write, NAME.md; its pictures go into NAME")
         if name == "run":
             command.add_argument("--peers", nargs="+", choices=scenarios.EVERYONE, default=scenarios.EVERYONE)
             command.add_argument("--scenarios", nargs="+", choices=sorted(scenarios.BY_NAME), metavar="SCENARIO")
             command.add_argument("--rounds", type=int, default=scenarios.FULL.rounds)
-            command.add_argument("--seconds", type=int, default=scenarios.FULL.seconds, help="of a round")
+            command.add_argument("--seconds", type=int, default=scenarios.FULL.seconds, help="seconds per round")
         if name == "curves":
-            text = "of a page; the others stay as they were measured last"
+            text = "curves to measure; the page keeps the last figures of the others"
             command.add_argument("--curves", nargs="+", metavar="CURVE", help=text)
     options = parser.parse_args(arguments)
     end_on_sigterm()
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def page_name(text: str) -> Path:
-    """A page in markdown."""
+    """The path of a Markdown page."""
     if not text.endswith(".md"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end with .md")
     return Path(text)
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def scope_of(options: argparse.Namespace) -> Scope:
-    """What a command covers."""
+    """What a command measures."""
     if options.command != "run":
         return {"quick": scenarios.QUICK, "tiny": scenarios.TINY}[options.command]
     full, chosen = scenarios.FULL, options.scenarios
@@ -77,14 +77,14 @@ def scope_of(options: argparse.Namespace) -> Scope:
     followed = {scenarios.BY_NAME[name].rate_of for name in chosen or ()}
     rows = tuple(s for s in full.scenarios if not chosen or s.name in {*chosen, *followed})
     return Scope(
-        rows,
-        peers,
-        full.models,
-        max(1, options.rounds),
-        max(1, options.seconds),
-        full.starts,
-        0 if chosen else full.archives,
-        full.calls,
+        scenarios=rows,
+        peers=peers,
+        models=full.models,
+        rounds=max(1, options.rounds),
+        seconds=max(1, options.seconds),
+        starts=full.starts,
+        archives=0 if chosen else full.archives,
+        calls=full.calls,
     )
 
 

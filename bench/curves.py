@@ -34,7 +34,7 @@ Points = dict[str, list[dict[str, Any]]]  # a Point's fields, by server
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement; the 503 of an admission control count as errors, not as replies."""
+    """One measurement. A 503 of a full server counts as an error, not as a reply."""
 
     x: float
     rate: float
@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """What is asked, and by how many callers, by x."""
+    """The request and the number of callers for each x."""
 
     name: str
     title: str
@@ -78,7 +78,7 @@ NAMED = (*(curve.name for curve in CURVES), MODELS_CURVE)
 
 
 def curves(repository: Path, out: Path | None, chosen: Sequence[str] = NAMED) -> None:
-    """Writes a page with a table and a picture for each curve; those that are not chosen are kept as they were.
+    """Writes a page with a table and a picture for each curve; keeps the last figures of curves that are not chosen.
     Raises Unprepared for one that is none."""
     if unknown := set(chosen) - set(NAMED):
         raise Unprepared(f"no curve is called {', '.join(sorted(unknown))}; the curves are {', '.join(NAMED)}")
@@ -111,7 +111,7 @@ def _run(asked: Sequence[Curve], repository: Path, scratch: Path) -> dict[str, P
 
 
 def measured(curve: Curve, servers: Sequence[Server]) -> Points:
-    """The servers take turns at every x."""
+    """The points of each server; the servers take turns at every x."""
     points: Points = {server.peer.name: [] for server in servers}
     for x in curve.xs:
         work, callers = curve.ask(x)
@@ -124,7 +124,7 @@ def measured(curve: Curve, servers: Sequence[Server]) -> Points:
 
 
 def one(x: float, server: Server, drive: Callable[[], Sample]) -> Point:
-    """A server that takes no connections has a point without replies."""
+    """One point; without replies when the server accepts no connections."""
     try:
         return point(x, drive())
     except Wrong as err:
@@ -133,7 +133,7 @@ def one(x: float, server: Server, drive: Callable[[], Sample]) -> Point:
 
 
 def point(x: float, found: Sample) -> Point:
-    """Only what was answered rightly counts as throughput."""
+    """The point of a sample; only successful replies count as throughput."""
     good = max(0, found.replies - found.errors)
     return Point(x, good / found.seconds, found.p50, found.p99, found.errors)
 

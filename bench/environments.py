@@ -1,6 +1,6 @@
 """The peers' environments: `.cache/bench/NAME/venv`, made from the folder's requirements.lock with pip.
 
-`report` is not a peer: matplotlib, which draws the pictures.
+`report` is not a peer; it has matplotlib, which draws the pictures.
 """
 
 import subprocess
@@ -14,23 +14,23 @@ REPORT = "report"
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of that environment; ours for a peer that has none of its own."""
+    """The interpreter of that environment; this one for a peer without an environment."""
     return CACHE / name / "venv" / "bin" / "python" if name else Path(sys.executable)
 
 
 def lock_of(name: str) -> Path:
-    """The versions that the environment has."""
+    """The environment's lock file."""
     return ROOT / "bench" / "report.lock" if name == REPORT else LOCKS / name / "requirements.lock"
 
 
 def is_current(name: str) -> bool:
-    """Whether it is installed, with these versions."""
+    """Whether the environment is installed with the versions of its lock file."""
     done = CACHE / name / "installed"
     return not name or (done.is_file() and done.read_bytes() == lock_of(name).read_bytes())
 
 
 def install(name: str) -> None:
-    """Makes it anew unless it is current; Unprepared says why it cannot be."""
+    """Rebuilds the environment unless it is current; Unprepared says why that failed."""
     if is_current(name):
         return
     folder = CACHE / name / "venv"
@@ -47,6 +47,6 @@ def _run(command: list[str]) -> None:
 
 
 def versions(name: str) -> dict[str, str]:
-    """Package -> version, as the lock has them."""
+    """{package: version} from the lock file."""
     lines = (line for line in lock_of(name).read_text().splitlines() if "==" in line)
     return dict(line.split("==", 1) for line in lines)

@@ -1,4 +1,4 @@
-"""What comes of the samples: medians, ratios inside one run, and the targets with what was reached."""
+"""Figures computed from the samples: medians, ratios within one run, and the targets with their verdicts."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class Figure:
-    """Medians over the rounds, with the lowest and the highest."""
+    """Medians over the rounds; each range is the lowest and the highest."""
 
     rate: float
     rate_range: tuple[float, float]
@@ -26,24 +26,23 @@ class Figure:
 
 
 def figure(samples: Sequence[Sample]) -> Figure:
-    """Of one peer in one scenario."""
+    """The figure of one peer in one scenario."""
     rates, p50, p99 = [s.rate for s in samples], [s.p50 for s in samples], [s.p99 for s in samples]
     return Figure(
-        statistics.median(rates),
-        (min(rates), max(rates)),
-        statistics.median(p50),
-        statistics.median(p99),
-        (min(p50), max(p50)),
-        (min(p99), max(p99)),
-        sum(s.errors for s in samples),
-        statistics.median(s.cpu_ms for s in samples),
+        rate=statistics.median(rates),
+        rate_range=(min(rates), max(rates)),
+        p50=statistics.median(p50),
+        p99=statistics.median(p99),
+        p50_range=(min(p50), max(p50)),
+        p99_range=(min(p99), max(p99)),
+        errors=sum(s.errors for s in samples),
+        cpu_ms=statistics.median(s.cpu_ms for s in samples),
     )
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that is to be reached: at least `bound`, or at most; `measure` gives None where the run has no
-    such figure."""
+    """A target: at least `bound`, or at most. `measure` returns None when the run has no such figure."""
 
     text: str
     bound: float
@@ -61,8 +60,8 @@ Pick = Callable[[Sample], float]
 
 
 def ratio(scenario: str, peer: str, pick: Pick) -> Callable[[Results], float | None]:
-    """Ours / theirs, of each round for itself, so that what disturbs a round disturbs both; the median. None where
-    one of them has not answered every request with 200."""
+    """Our figure / the peer's: the median of the rounds' ratios, because a disturbance of a round hits both. None when
+    one of them did not answer every request with 200."""
 
     def measure(results: Results) -> float | None:
         found = results.samples.get(scenario, {})
@@ -78,7 +77,7 @@ def ratio(scenario: str, peer: str, pick: Pick) -> Callable[[Results], float | N
 
 
 def best_other(scenario: str, own_scenario: str) -> Callable[[Results], float | None]:
-    """Ours in one scenario / the best of the other fronts in another."""
+    """Our rate in one scenario / the best rate of the other fronts in another."""
 
     def measure(results: Results) -> float | None:
         own = results.samples.get(own_scenario, {}).get("ours")
@@ -101,8 +100,8 @@ def _light_p99(found: Sample) -> float:
 
 
 def _front_cost(scenario: str) -> Callable[[Results], float | None]:
-    """Milliseconds of processor time per request of nginx and gunicorn, less what decoding, preprocessing and
-    postprocessing take (`bench profile` has the stages)."""
+    """Processor time per request of nginx and gunicorn, in milliseconds, without decoding, preprocessing and
+    postprocessing (`bench profile` shows the stages)."""
 
     def measure(results: Results) -> float | None:
         samples = results.samples.get(scenario, {}).get("ours", [])
@@ -115,7 +114,7 @@ def _front_cost(scenario: str) -> Callable[[Results], float | None]:
 
 
 def decode_gain(results: Results) -> float | None:
-    """How much faster than the whole image ours is decoded."""
+    """The time to decode the image at full size / our time to decode it."""
     stages = results.stages.get("photo-12mp-1", {})
     return stages["whole_decode"] / stages["decode"] if stages.get("decode") else None
 
@@ -169,40 +168,42 @@ TARGETS = (
         best_other("resnet50-8", "resnet50-int8-8"),
     ),
     *_tensors(),
-    Target("The front's own processor time per image", 1.5, _front_cost("resnet50-8"), True, "ms"),
-    Target("The front's own processor time per text", 1.5, _front_cost("text-8-16"), True, "ms"),
+    Target("The front's own processor time per image", 1.5, _front_cost("resnet50-8"), at_most=True, unit="ms"),
+    Target("The front's own processor time per text", 1.5, _front_cost("text-8-16"), at_most=True, unit="ms"),
     Target("JPEG of 12 megapixels: whole decode / ours", 3.0, decode_gain),
-    Target("Short texts beside a busy YOLOv5n: p99 / Triton's", 2.0, ratio("saturated", "triton", _light_p99), True),
+    Target(
+        "Short texts beside a busy YOLOv5n: p99 / Triton's", 2.0, ratio("saturated", "triton", _light_p99), at_most=True
+    ),
     Target(
         "Start until /ping is 200, three bundled models",
         4.0,
         _of_start(lambda r: [s.ready for s in r.starts.get("ours", [])]),
-        True,
-        "s",
+        at_most=True,
+        unit="s",
     ),
     Target(
         "Idle memory (PSS), three bundled models",
         600,
         _of_start(lambda r: [s.memory / MEGABYTE for s in r.starts.get("ours", [])]),
-        True,
-        "MB",
+        at_most=True,
+        unit="MB",
     ),
     Target(
         "Multi-model: seconds of a load / Triton's",
         1.3,
         _multi(lambda r: r.multi_model["ours"].load / r.multi_model["sagemaker"].load),
-        True,
+        at_most=True,
     ),
     Target(
         "Multi-model: p99 of calls while others load / alone",
         1.5,
         _multi(lambda r: r.multi_model["ours"].loading_p99 / r.multi_model["ours"].quiet_p99),
-        True,
+        at_most=True,
     ),
     Target(
         "Multi-model: memory per loaded model / Triton's",
         1.1,
         _multi(lambda r: r.multi_model["ours"].per_model / r.multi_model["sagemaker"].per_model),
-        True,
+        at_most=True,
     ),
 )

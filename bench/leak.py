@@ -1,4 +1,4 @@
-"""Loads and unloads models in a loop and looks at what is left: memory, processes, files.
+"""Loads and unloads models in a loop and reports what is left: memory, processes, files.
 
 python -m bench.leak --models 1000
 """
@@ -18,8 +18,8 @@ from serving.host.process_memory import tree, used_by
 
 @dataclass(frozen=True)
 class Usage:
-    """What a container has: bytes of memory, processes, threads and open files of all, files about archives and
-    in shared memory."""
+    """What a container uses: bytes of memory, processes, threads, open files, and files for archives and in shared
+    memory."""
 
     memory: int
     processes: int
@@ -35,7 +35,7 @@ class Usage:
 
 
 def usage(pid: int, run_dir: Path) -> Usage:
-    """Of a `serve` and its run folder."""
+    """The usage of a `serve` and its run folder."""
     processes = list(tree(pid))
     return Usage(
         memory=used_by(pid),
@@ -47,7 +47,7 @@ def usage(pid: int, run_dir: Path) -> Usage:
 
 
 def _shared(pid: int) -> set[str]:
-    """Files of shared memory that a process has mapped."""
+    """The shared-memory files that a process maps."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -63,7 +63,7 @@ def _count(pid: int, kind: str) -> int:
 
 
 def cycle(platform: Platform, numbers: Sequence[int], at_once: int) -> list[tuple[float, float]]:
-    """Loads, calls and unloads each; (seconds of the load, seconds of the unload)."""
+    """Loads, calls and unloads each model; (seconds of each load, seconds of each unload)."""
     with ThreadPoolExecutor(at_once) as threads:
         return list(threads.map(lambda number: _one(platform, number), numbers))
 

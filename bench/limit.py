@@ -1,4 +1,4 @@
-"""The limit as a scenario sees it: ONNX Runtime in a process of its own, without a server (bench.peers.limit)."""
+"""The limit for the scenarios: ONNX Runtime in its own process, without a server (bench.peers.limit)."""
 
 import json
 import os
@@ -39,19 +39,19 @@ class Limit:
         return dict(json.loads(answer))
 
     def closed(self, work: Workload, callers: int, seconds: float) -> Sample:
-        """A round at the best setting, which `setting` then says."""
+        """A round with the best setting; sets `setting`."""
         found = self._order(work, callers=callers, measure=seconds)
         self.setting = found["setting"]
         return Sample(**found["sample"])
 
     def predict(self, work: Workload) -> list[Any]:
-        """What every server must answer."""
+        """The predictions that every server must return."""
         if work.tensor is not None:
             return [[float(work.tensor.mean())]]
         return list(self._order(work, predict=True)["predictions"])
 
     def decode_seconds(self, work: Workload) -> float:
-        """Of one image, wholly."""
+        """Seconds to decode one image at full size."""
         return float(self._order(work, decode=True)["seconds"])
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Load on an HTTP server: wrk in a closed loop, and threads for what wrk cannot do (mixes, an open loop)."""
+"""Load on an HTTP server: wrk for closed loops, threads for what wrk cannot do (mixes, open loops)."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.repository import Unprepared
 from bench.workload import Request
 
-TIMEOUT = 30  # seconds of one request
+TIMEOUT = 30  # seconds per request
 OPEN_CALLERS = 64
 SCRIPT = """\
 wrk.method = "POST"
@@ -33,15 +33,15 @@ end
 
 
 class Wrong(Exception):
-    """A server answered something else than the right thing, or nothing: no figure of it counts."""
+    """A server's answer is wrong or missing, so none of its figures count."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One round: replies, the seconds it took, latencies in milliseconds, what was not answered 200.
+    """One round: replies, duration in seconds, latencies in milliseconds, replies other than 200.
 
-    `cpu_ms`: the server's processor time per reply, `parts` the same by program; `light_*`: of the lighter
-    model of a mix.
+    `cpu_ms` is the server's processor time per reply, `parts` the same by program. `light_*` are the latencies of the
+    lighter model of a mix.
     """
 
     replies: int
@@ -61,22 +61,24 @@ class Sample:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so much of them do not exceed; 0 of none."""
+    """The value that `share` of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def sample(latencies: Sequence[float], seconds: float, errors: int, light: Sequence[float] = ()) -> Sample:
-    """Of latencies in seconds."""
+    """The sample of these latencies in seconds."""
     p50, p99, light50, light99 = (
         1000 * percentile(values, share) for values in (latencies, light) for share in (0.5, 0.99)
     )
-    return Sample(len(latencies), seconds, p50, p99, errors, light_p50=light50, light_p99=light99)
+    return Sample(
+        replies=len(latencies), seconds=seconds, p50=p50, p99=p99, errors=errors, light_p50=light50, light_p99=light99
+    )
 
 
-def filled_up(latencies: Sequence[float], interval: float) -> list[float]:
-    """As wrk 4.1 corrects what it measures: a wait of more than two usual intervals also stands for the callers
-    that would have come meanwhile, each an interval later."""
+def corrected(latencies: Sequence[float], interval: float) -> list[float]:
+    """wrk 4.1's correction: a latency of more than two intervals also stands for the requests that would have started
+    meanwhile, each one interval later."""
     added: list[float] = []
     for latency in latencies:
         if latency > 2 * interval > 0:
@@ -85,13 +87,13 @@ def filled_up(latencies: Sequence[float], interval: float) -> list[float]:
 
 
 def closed_sample(latencies: Sequence[float], callers: int, seconds: float, errors: int = 0) -> Sample:
-    """Of a closed loop, with wrk's percentiles."""
-    filled = filled_up(latencies, seconds * callers / len(latencies))
-    return replace(sample(filled, seconds, errors), replies=len(latencies))
+    """The sample of a closed loop, with wrk's percentiles."""
+    values = corrected(latencies, seconds * callers / len(latencies))
+    return replace(sample(values, seconds, errors), replies=len(latencies))
 
 
 def wrk(port: int, request: Request, callers: int, seconds: int) -> Sample:
-    """A closed loop of that one request, each caller on a connection of its own."""
+    """A closed loop of one request by wrk; each caller has its own connection."""
     binary = shutil.which("wrk")
     if not binary:
         raise Unprepared("wrk is missing: apt-get install wrk")
@@ -105,20 +107,20 @@ def wrk(port: int, request: Request, callers: int, seconds: int) -> Sample:
             [*command, f"http://127.0.0.1:{port}{request.path}"], capture_output=True, text=True, check=False
         )
     if done.returncode:
-        raise Wrong(f"wrk gives up: {done.stderr.strip() or done.stdout.strip()}")
+        raise Wrong(f"wrk failed: {done.stderr.strip() or done.stdout.strip()}")
     found = next(line for line in done.stdout.splitlines() if line.startswith("@@"))
     replies, duration, p50, p99, wrong, failed = json.loads(found[2:])
-    return Sample(replies, duration / 1e6, p50 / 1000, p99 / 1000, wrong + failed)
+    return Sample(replies=replies, seconds=duration / 1e6, p50=p50 / 1000, p99=p99 / 1000, errors=wrong + failed)
 
 
 class Connection:
-    """A caller's connection, made again when the server closes it."""
+    """A caller's connection; connects again after the server closed it."""
 
     def __init__(self, port: int) -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
 
     def post(self, request: Request) -> tuple[int, bytes, dict[str, str]]:
-        """Status (0: no reply), body, headers by their lower-case names."""
+        """(status, body, headers with names in lower case); status 0 means no reply."""
         try:
             self._http.request("POST", request.path, request.body, request.headers)
             reply = self._http.getresponse()
@@ -133,7 +135,7 @@ class Connection:
 
 @dataclass
 class _Noted:
-    """What the threads have seen; `light` of the requests marked so."""
+    """What the threads measured; `light` holds the latencies of the light requests."""
 
     latencies: list[float] = field(default_factory=list)
     light: list[float] = field(default_factory=list)
@@ -149,20 +151,20 @@ class _Noted:
 
 
 def patient(port: int, request: Request, callers: int, seconds: float) -> Sample:
-    """What `wrk` does, for slow replies: those under way at the end are waited for, and count."""
+    """A closed loop for slow replies: waits for the requests that run at the end, and counts them, unlike wrk."""
     noted, took = _take_turns(port, [[request]] * callers, "", seconds)
     return closed_sample(noted.latencies, callers, took, noted.errors)
 
 
 def mixed(port: int, decks: Sequence[Sequence[Request]], light: str, seconds: float) -> Sample:
-    """A closed loop of one caller for each deck, who goes through it again and again; requests whose path names
-    `light` are counted for themselves too."""
+    """A closed loop with one caller per deck of requests, which it repeats. Requests with `light` in their path are
+    also counted separately."""
     noted, took = _take_turns(port, decks, light, seconds)
     return sample(noted.latencies, took, noted.errors, light=noted.light)
 
 
 def _take_turns(port: int, decks: Sequence[Sequence[Request]], light: str, seconds: float) -> tuple[_Noted, float]:
-    """What each deck's caller noted, and the seconds until the last reply."""
+    """What the decks' callers measured, and the seconds until the last reply."""
     noted, deadline = _Noted(), time.monotonic() + seconds
 
     def call(deck: Sequence[Request]) -> None:
@@ -176,13 +178,13 @@ def _take_turns(port: int, decks: Sequence[Sequence[Request]], light: str, secon
         connection.close()
 
     begun = time.monotonic()
-    _together([threading.Thread(target=call, args=(deck,)) for deck in decks])
+    _run_all([threading.Thread(target=call, args=(deck,)) for deck in decks])
     return noted, time.monotonic() - begun
 
 
 def open_loop(port: int, request: Request, rate: float, seconds: float) -> Sample:
-    """Requests at random times (Poisson, `rate` per second) whether or not others are answered; a latency counts
-    from the moment at which the request was due."""
+    """Requests at random times (Poisson, `rate` per second), whether or not earlier ones are answered. A latency counts
+    from the time at which the request was due."""
     noted, lock, due = _Noted(), threading.Lock(), iter(_arrivals(rate, seconds))
     begun = time.monotonic() + 0.05
 
@@ -198,7 +200,7 @@ def open_loop(port: int, request: Request, rate: float, seconds: float) -> Sampl
             noted.add(status, time.monotonic() - begun - moment, False)
         connection.close()
 
-    _together([threading.Thread(target=call) for _ in range(OPEN_CALLERS)])
+    _run_all([threading.Thread(target=call) for _ in range(OPEN_CALLERS)])
     return sample(noted.latencies, time.monotonic() - begun, noted.errors)
 
 
@@ -208,7 +210,7 @@ def _arrivals(rate: float, seconds: float) -> Iterator[float]:
         yield moment
 
 
-def _together(threads: Sequence[threading.Thread]) -> None:
+def _run_all(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:

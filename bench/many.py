@@ -1,4 +1,4 @@
-"""How long a load, an unload and a call take while many models are loaded, and calls while loads are under way.
+"""Measures loads, unloads and calls while many models are loaded, and calls during loads.
 
 python -m bench.many --models 1 100 1000
 """
@@ -25,7 +25,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def calls_during_loads(platform: Platform, numbers: range) -> list[float]:
-    """Seconds of each call to model 0, while those others are loaded at once."""
+    """Seconds of each call to model 0 while the others are loaded at the same time."""
     waits: list[float] = []
     done = threading.Event()
 
@@ -43,7 +43,7 @@ def calls_during_loads(platform: Platform, numbers: range) -> list[float]:
 
 
 def measure(platform: Platform, extra: int) -> str:
-    """Figures with what is loaded now; models from `extra` on are loaded and unloaded."""
+    """Figures with the models that are loaded now; loads and unloads the models from `extra` on."""
     loads: list[float] = []
     unloads: list[float] = []
     for _ in range(ROUNDS):

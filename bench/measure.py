@@ -1,4 +1,4 @@
-"""One run: every peer is started, then the scenarios go round and round among them, A B C A B C."""
+"""One run: starts every peer, then measures each scenario in rounds in which the peers take turns (A B C A B C)."""
 
 import tempfile
 import time
@@ -18,13 +18,13 @@ from bench.scenarios import OPEN_SHARE, Driven, Scenario, Scope
 from bench.servers import Server
 from bench.workload import Workload, images, tensor, text
 
-STAGED = 5  # requests of a quiet caller
+STAGED = 5  # requests of a single caller, to measure the stages
 Say = Callable[[str], None]
 
 
 @dataclass
 class Start:
-    """Seconds until ready and until each model has answered; bytes of memory then."""
+    """Seconds until ready and until each model has answered; bytes of memory after that."""
 
     ready: float
     answered: float
@@ -36,17 +36,17 @@ class Results:
     """Samples by scenario and peer, and what was measured once; `missing` says why a peer has none."""
 
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)  # of the limit, by scenario
+    settings: dict[str, str] = field(default_factory=dict)  # {scenario: the limit's best setting}
     starts: dict[str, list[Start]] = field(default_factory=dict)
     loaded: dict[str, int] = field(default_factory=dict)  # bytes after the load
     missing: dict[str, str] = field(default_factory=dict)
-    wrong: dict[str, str] = field(default_factory=dict)  # scenario and peer -> what it answered
-    stages: dict[str, dict[str, float]] = field(default_factory=dict)  # ms of ours, by scenario
+    wrong: dict[str, str] = field(default_factory=dict)  # {"scenario, peer": its wrong answer}
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)  # {scenario: our milliseconds by stage}
     multi_model: dict[str, MultiModel] = field(default_factory=dict)
 
 
 def run(scope: Scope, say: Say) -> Results:
-    """All of it; Unprepared when ours cannot be measured."""
+    """Runs everything; Unprepared when our server cannot be measured."""
     models = repository.prepare({*scope.models, *scope.bundled}, CACHE / "repository")
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         bench = Run(scope, say, models, Path(name))
@@ -63,7 +63,7 @@ def run(scope: Scope, say: Say) -> Results:
 
 @dataclass
 class Run:
-    """What one run works with; a server that fails is missing from then on."""
+    """The state of one run; a server that fails is left out from then on."""
 
     scope: Scope
     say: Say
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def peers(self) -> list[Peer]:
-        """Those of the scope that are not missing."""
+        """The peers of the scope that are not missing."""
         return [peer for peer in PEERS if peer.name in self.scope.peers and peer.name not in self.results.missing]
 
     @property
@@ -87,7 +87,7 @@ class Run:
         return next(server for server in self.servers if server.peer.name == "ours")
 
     def install(self) -> None:
-        """The environments that are not there, or have other versions."""
+        """Installs the environments that are missing or have other versions."""
         for peer in self.peers:
             if not environments.is_current(peer.environment):
                 self.say(f"installing {peer.title}")
@@ -96,7 +96,7 @@ class Run:
 
     @contextmanager
     def _missing(self, peer: Peer, what: str = "") -> Iterator[None]:
-        """Notes why a peer has no figures; without ours there is nothing to compare."""
+        """Notes why a peer has no figures; raises for our server, without which there is nothing to compare."""
         try:
             yield
         except Unprepared as err:
@@ -105,7 +105,7 @@ class Run:
             self.results.missing[peer.name] = f"{what}{err}"
 
     def measure_starts(self) -> None:
-        """Starts each in turn with the bundled models, and ends it again."""
+        """Starts each peer with the bundled models, and ends it again."""
         for number in range(self.scope.starts):
             for peer in self.peers:
                 if peer.name != "sagemaker":
@@ -124,7 +124,7 @@ class Run:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Inside, all servers that start are there, held, and the limit; at the end their memory is noted."""
+        """Starts the limit and all servers, and pauses the servers; notes their memory at the end."""
         with ExitStack() as stack:
             self._limits.append(Limit(self.models))
             stack.callback(self.limit.end)
@@ -139,7 +139,7 @@ class Run:
             self.results.loaded = {server.peer.name: server.memory() for server in self.servers}
 
     def go_round(self, scenario: Scenario) -> None:
-        """The rounds of one scenario; a server whose answer is not the limit's, before or after, has no figures."""
+        """The rounds of one scenario; without figures for a server whose answers differ from the limit's."""
         works = scenario.works()
         answers = [(work, self.limit.predict(work)) for work in works]
         servers = [s for s in self.servers if s.peer.name in scenario.peers and self._is_right(scenario, answers, s)]
@@ -168,20 +168,20 @@ class Run:
 
     @contextmanager
     def _wrong(self, scenario: Scenario, server: Server) -> Iterator[None]:
-        """Notes what a server did instead of answering."""
+        """Notes a server's wrong answer."""
         try:
             yield
         except Wrong as err:
             self.results.wrong[f"{scenario.name}, {server.peer.name}"] = str(err)
 
     def _open_rate(self, scenario: Scenario) -> float:
-        """Requests per second of an open loop."""
+        """Requests per second for an open loop."""
         samples = self.results.samples.get(scenario.rate_of, {}).get("limit", [])
         return OPEN_SHARE * percentile([sample.rate for sample in samples], 0.5)
 
     def _note_stages(self, scenario: Scenario, work: Workload) -> None:
-        """Where a request of ours spends its time when it is alone (the median of a few), and how long the image
-        takes to decode as a whole."""
+        """Notes the stages of a single request to our server (the median of a few), and the time to decode the image at
+        full size."""
         with self.ours.awake():
             found = [stages(self.ours, work) for _ in range(STAGED)]
         names = dict.fromkeys(name for each in found for name in each)
@@ -192,12 +192,12 @@ class Run:
 
 
 def probe(model: str) -> Workload:
-    """What a server that has just started is asked of a model."""
+    """The first request to a model of a server that has just started."""
     return {"bert": text(8), "mean": tensor(4)}.get(model) or images(model)
 
 
 def stages(server: Server, work: Workload) -> dict[str, float]:
-    """Milliseconds by stage, out of Server-Timing; `total` as the caller saw it."""
+    """Milliseconds by stage from Server-Timing; `total` is measured by the caller."""
     request = server.peer.request(work)
     if request is None:
         return {}

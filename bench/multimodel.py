@@ -25,8 +25,8 @@ NAMES = ("ours", "sagemaker")
 
 @dataclass
 class MultiModel:
-    """`calls_per_second` with the loads that the calls made necessary; seconds of a load and an unload; the 99th
-    percentile of calls, in milliseconds, alone and while others are loaded; bytes per loaded model."""
+    """`calls_per_second` includes the loads for the calls; a load and an unload are in seconds; the 99th percentiles of
+    calls, alone and during loads, are in milliseconds; `per_model` is bytes per loaded model."""
 
     calls_per_second: float
     wrong: int
@@ -38,7 +38,7 @@ class MultiModel:
 
 
 def multi_model(archives: int, calls: int, scratch: Path) -> dict[str, MultiModel]:
-    """Of both, one after the other."""
+    """The figures of both, measured one after the other."""
     root = scratch / "archives"
     for number in range(archives + EXTRA):
         make_archive(root, number)
@@ -59,13 +59,13 @@ def _measured(name: str, root: Path, archives: int, calls: int, scratch: Path) -
         quiet = [seconds(lambda: platform.invoke(0, 1.0)) for _ in range(QUIET_CALLS)]
         during = calls_during_loads(platform, range(archives, archives + EXTRA))
         return MultiModel(
-            calls / took,
-            len(outcome.wrong),
-            statistics.median(loads),
-            statistics.median(unloads),
-            1000 * percentile(quiet, 0.99),
-            1000 * percentile(during, 0.99),
-            per_model,
+            calls_per_second=calls / took,
+            wrong=len(outcome.wrong),
+            load=statistics.median(loads),
+            unload=statistics.median(unloads),
+            quiet_p99=1000 * percentile(quiet, 0.99),
+            loading_p99=1000 * percentile(during, 0.99),
+            per_model=per_model,
         )
 
 
@@ -76,7 +76,9 @@ def _load_and_unload(platform: Platform, number: int) -> tuple[float, float]:
 @contextmanager
 def _running(name: str, root: Path, scratch: Path) -> Iterator[Server]:
     start = {"ours": _ours, "sagemaker": start_multi_model}[name]
-    peer = Peer(name, name, "", start, "/ping", lambda _: None, lambda _: [])
+    peer = Peer(
+        name=name, title=name, settings="", start=start, ready="/ping", request=lambda _: None, predictions=lambda _: []
+    )
     server = Server(peer, root, (), scratch)
     try:
         yield server.wait([])
@@ -97,7 +99,7 @@ def _ours(context: Context) -> Start:
 
 
 def memory_by_models(name: str, counts: Sequence[int], scratch: Path) -> dict[int, float]:
-    """Megabytes of all processes with so many archives loaded."""
+    """Megabytes of all processes for each number of loaded archives."""
     root = scratch / "archives"
     for number in range(max(counts)):
         make_archive(root, number)

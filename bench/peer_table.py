@@ -1,8 +1,8 @@
-"""The servers that are compared: how each is started, what it is asked, and its settings in words.
+"""The servers to compare: how to start each, what request it takes, and its settings in words.
 
-A peer is a row of PEERS; one that is not ours has a folder here with its server and a requirements.lock, which
-bench.environments installs into an environment of its own. All serve the models of BENCH_REPOSITORY that
-BENCH_MODELS names, on BENCH_PORT, with sessions of as many threads as there are processors, which do not spin.
+A peer is a row of PEERS. Each peer but ours has a folder with its server and a requirements.lock, which
+bench.environments installs into a separate environment. All serve the models in BENCH_REPOSITORY that BENCH_MODELS
+names, on BENCH_PORT. Their sessions have as many threads as there are processors, and the threads do not spin.
 """
 
 import json
@@ -20,8 +20,8 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Peer:
-    """`start` gives its command and variables, `ready` is a path that answers 200 when it is; `request` makes
-    what it is asked, None where it does not take that. `environment` is the folder of its requirements."""
+    """`start` gives the command and its variables, `ready` is a path that answers 200 once it is ready, `request` makes
+    the request or None for work that it does not support, `environment` is the folder of its requirements."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ def _bentoml(context: Context) -> Start:
 
 
 def instances(work: Workload) -> Request | None:
-    """{"instances": …} to /MODEL, which the three Python servers take here."""
+    """{"instances": …} to /MODEL, for the three Python servers."""
     if work.binary:
         return None
     return Request(f"/{work.model}", json.dumps({"instances": workload.instances_json(work)}).encode(), JSON)
@@ -58,7 +58,7 @@ def _predictions(body: bytes) -> list[object]:
 
 
 def _mlserver(work: Workload) -> Request | None:
-    """KServe v2; images as BYTES in base64, as its content types have them."""
+    """KServe v2; images are BYTES in base64, as MLServer's content types ask for."""
     path = f"/v2/models/{work.model}/infer"
     if work.binary:
         return None
@@ -76,66 +76,72 @@ def _kserve_predictions(body: bytes) -> list[object]:
 
 PEERS = (
     Peer(
-        "ours", "this project", "`serve` as it comes: all defaults", ours.start, "/ping", ours.request, ours.predictions
+        name="ours",
+        title="this project",
+        settings="`serve` with its defaults",
+        start=ours.start,
+        ready="/ping",
+        request=ours.request,
+        predictions=ours.predictions,
     ),
     Peer(
-        "triton",
-        "Triton, HTTP",
-        "images and texts: a BLS model of its python backend with our clients, 4 instances, before the same "
-        "network, whose instances and dynamic batching are those of our config.pbtxt",
-        triton.start,
-        "/v2/health/ready",
-        triton.request,
-        triton.predictions,
+        name="triton",
+        title="Triton, HTTP",
+        settings="images and texts: a BLS model on its python backend with our clients, 4 instances, in front of the "
+        "same network, with the instances and the dynamic batching of our config.pbtxt",
+        start=triton.start,
+        ready="/v2/health/ready",
+        request=triton.request,
+        predictions=triton.predictions,
     ),
     Peer(
-        "sagemaker",
-        "Triton, SageMaker endpoint",
-        "tensors only: it takes nothing else",
-        triton.start_sagemaker,
-        "/ping",
-        triton.request_sagemaker,
-        triton.predictions,
+        name="sagemaker",
+        title="Triton, SageMaker endpoint",
+        settings="tensors only",
+        start=triton.start_sagemaker,
+        ready="/ping",
+        request=triton.request_sagemaker,
+        predictions=triton.predictions,
     ),
     Peer(
-        "litserve",
-        "LitServe",
-        "2 workers per model; embeddings: batches of up to 16, 2 ms",
-        _module("litserve"),
-        "/health",
-        instances,
-        _predictions,
-        "litserve",
+        name="litserve",
+        title="LitServe",
+        settings="2 workers per model; embeddings: batches of up to 16, 2 ms",
+        start=_module("litserve"),
+        ready="/health",
+        request=instances,
+        predictions=_predictions,
+        environment="litserve",
     ),
     Peer(
-        "bentoml",
-        "BentoML",
-        "2 workers; embeddings: adaptive batching of up to 16",
-        _bentoml,
-        "/readyz",
-        instances,
-        _predictions,
-        "bentoml",
+        name="bentoml",
+        title="BentoML",
+        settings="2 workers; embeddings: adaptive batching of up to 16",
+        start=_bentoml,
+        ready="/readyz",
+        request=instances,
+        predictions=_predictions,
+        environment="bentoml",
     ),
     Peer(
-        "rayserve",
-        "Ray Serve",
-        "2 replicas per model; embeddings: batches of up to 16, 2 ms",
-        _module("rayserve"),
-        "/-/healthz",
-        instances,
-        _predictions,
-        "rayserve",
+        name="rayserve",
+        title="Ray Serve",
+        settings="2 replicas per model; embeddings: batches of up to 16, 2 ms",
+        start=_module("rayserve"),
+        ready="/-/healthz",
+        request=instances,
+        predictions=_predictions,
+        environment="rayserve",
     ),
     Peer(
-        "mlserver",
-        "MLServer",
-        "2 parallel workers; embeddings: adaptive batching of up to 16, 2 ms",
-        _module("mlserver"),
-        "/v2/health/ready",
-        _mlserver,
-        _kserve_predictions,
-        "mlserver",
+        name="mlserver",
+        title="MLServer",
+        settings="2 parallel workers; embeddings: adaptive batching of up to 16, 2 ms",
+        start=_module("mlserver"),
+        ready="/v2/health/ready",
+        request=_mlserver,
+        predictions=_kserve_predictions,
+        environment="mlserver",
     ),
 )
 BY_NAME = {peer.name: peer for peer in PEERS}

@@ -1,4 +1,4 @@
-"""Draws bars with their spread; runs in an environment of its own (matplotlib): python -m bench.pictures FOLDER < plan
+"""Draws bars with their spread; runs in the environment `report` (matplotlib): python -m bench.pictures FOLDER < plan
 
 The plan is {"titles": {name: title}, "charts": {name: {panel: [[label, value, lowest, highest], …]}}}; a panel whose
 rows have a fifth element is a curve: [label, [x], [y], x axis' name]. Prints the names of the pictures.

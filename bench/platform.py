@@ -1,4 +1,4 @@
-"""What the benches of multi-model mode share: archives of tiny models, a container, and SageMaker's part of it."""
+"""What the multi-model benches share: archives of tiny models, a container, and SageMaker's part."""
 
 import os
 import signal
@@ -47,23 +47,23 @@ def make_archive(root: Path, number: int) -> str:
 
 
 class Platform:
-    """What SageMaker does: loads a model at its first call, and evicts the least recently used on a 507."""
+    """Acts as SageMaker: loads a model at its first call, evicts the least recently used one on a 507."""
 
     def __init__(self, url: str, root: Path) -> None:
         self.url, self.root = url, root
         self.loads = self.unloads = self.refused = 0
-        self._used: OrderedDict[int, int] = OrderedDict()  # loaded models, with the calls each has in work
+        self._used: OrderedDict[int, None] = OrderedDict()  # loaded models, the least recently used first
         self._lock = threading.Lock()
         self._changing: dict[int, threading.Lock] = {}
 
     def call(self, number: int, x: float) -> requests.Response:
-        """A call's reply, the model loaded before if need be."""
+        """A call's reply; loads the model first if need be."""
         while True:
             reply = self.invoke(number, x)
             if reply.status_code != 404:
                 self._note(number)
                 return reply
-            self._bring(number)
+            self._load_with_room(number)
 
     def invoke(self, number: int, x: float) -> requests.Response:
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
@@ -72,7 +72,7 @@ class Platform:
         return requests.post(url, json={"inputs": [tensor]}, headers=headers, timeout=400)
 
     def load(self, number: int) -> int:
-        """The status."""
+        """Returns the status."""
         body = {"model_name": f"m{number}", "url": str(self.root / f"id{number}" / "model")}
         headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
         reply = requests.post(f"{self.url}/models", json=body, headers=headers, timeout=400)
@@ -81,7 +81,7 @@ class Platform:
         return reply.status_code
 
     def unload(self, number: int) -> int:
-        """The status."""
+        """Returns the status."""
         headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
         reply = requests.delete(f"{self.url}/models/m{number}", headers=headers, timeout=400)
         if reply.status_code not in (200, 404):
@@ -101,10 +101,10 @@ class Platform:
 
     def _note(self, number: int) -> None:
         with self._lock:
-            self._used[number] = self._used.get(number, 0)
+            self._used[number] = None
             self._used.move_to_end(number)
 
-    def _bring(self, number: int) -> None:
+    def _load_with_room(self, number: int) -> None:
         with self._lock:
             changing = self._changing.setdefault(number, threading.Lock())
         with changing:
@@ -122,7 +122,7 @@ class Platform:
             if victim is not None:
                 del self._used[victim]
         if victim is None:
-            time.sleep(0.2)  # all are on their way in or out
+            time.sleep(0.2)  # all models are being loaded or unloaded
         else:
             done = self.unload(victim) == 200
             with self._lock:
@@ -130,13 +130,13 @@ class Platform:
 
 
 def end_on_sigterm() -> None:
-    """So that a bench that is stopped stops its container too."""
+    """Turns SIGTERM into SystemExit, so that a stopped bench stops its container too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 @contextmanager
 def container(folder: Path, **variables: str) -> Iterator[tuple[str, int]]:
-    """A `serve` in multi-model mode, its archives in folder/models: (URL, process id)."""
+    """Runs a `serve` in multi-model mode with its archives in folder/models: (URL, process id)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The processes of one server: what they take, and how to stop and hold them."""
+"""The processes of one server: what they use, and how to pause and end them."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def marked(marker: str) -> set[int]:
-    """Those whose environment has that `NAME=value`; a program that writes its title over it is not among them."""
+    """The processes with `NAME=value` in their environment; misses programs that overwrite it with their title."""
     wanted = marker.encode()
     return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if wanted in _environment(entry)}
 
@@ -25,13 +25,13 @@ def _environment(entry: Path) -> list[bytes]:
 
 
 def family(root: int, marker: str) -> list[int]:
-    """A process, all below it and all that are marked; the root first."""
+    """A process, its descendants and all marked processes; the root first."""
     below = list(tree(root))
     return below + sorted(marked(marker) - set(below))
 
 
 def pss(pids: Iterable[int]) -> int:
-    """Bytes of memory, what is shared counted in proportion."""
+    """Bytes of memory; shared memory counts proportionally."""
     return sum(_field(Path(f"/proc/{pid}/smaps_rollup"), "Pss") for pid in pids)
 
 
@@ -44,7 +44,7 @@ def _field(path: Path, name: str) -> int:
 
 
 def cpu(pids: Iterable[int]) -> dict[str, float]:
-    """Seconds of processor time so far, by the program's name; children that have ended count with their parent."""
+    """Seconds of processor time so far, by program name; ended children count for their parent."""
     used: dict[str, float] = {}
     for pid in pids:
         try:
@@ -57,7 +57,7 @@ def cpu(pids: Iterable[int]) -> dict[str, float]:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """A signal to each that is still there."""
+    """Sends a signal to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -66,17 +66,17 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def hold(pids: list[int]) -> None:
-    """They take no processor time until `resume`."""
+    """Pauses the processes until `resume`."""
     send(pids, signal.SIGSTOP)
 
 
 def resume(pids: list[int]) -> None:
-    """The lowest first, so that no parent finds its children silent for too long."""
+    """Resumes children first, so that no parent finds its children unresponsive."""
     send(reversed(pids), signal.SIGCONT)
 
 
 def end(root: int, marker: str, patience: float) -> None:
-    """SIGTERM to the root, SIGKILL to what is left after that many seconds. The caller reaps the root."""
+    """Sends SIGTERM to the root, and SIGKILL to what is left after that many seconds. The caller reaps the root."""
     pids = family(root, marker)
     resume(pids)
     send([root], signal.SIGTERM)

@@ -1,7 +1,7 @@
 """python -m bench profile: where a request's time goes, by stage and by process.
 
-Stages are what one quiet caller sees: Flask's own out of Server-Timing, Triton's out of its statistics. Processor time
-is by program, from /proc, while `callers` ask.
+The stages are measured with a single caller: Flask's from Server-Timing, Triton's from its statistics. Processor time
+is by program, from /proc, with `callers` callers.
 """
 
 import json
@@ -27,8 +27,8 @@ QUEUE = ("queue", "compute_input", "compute_infer", "compute_output")
 
 @dataclass(frozen=True)
 class Profile:
-    """Mean milliseconds: `stages` of one caller (`total` and Flask's), `triton` inside Triton, `programs` of
-    processor time per request while `callers` ask."""
+    """Mean milliseconds: `stages` with one caller (`total` and Flask's), `triton` inside Triton, `programs` the
+    processor time per request with `callers` callers."""
 
     title: str
     callers: int
@@ -39,7 +39,7 @@ class Profile:
 
 
 def rows() -> tuple[tuple[str, Workload, int], ...]:
-    """Title, what is asked, callers of the second part."""
+    """(title, request, number of callers in the second part)."""
     return (
         ("ResNet-50, JPEG", RESNET_WORK()[0], 8),
         ("YOLOv5n, JPEG", YOLO_WORK()[0], 8),
@@ -68,7 +68,7 @@ def profile(repository: Path, out: Path | None) -> None:
 
 
 def one(server: Server, title: str, work: Workload, callers: int) -> Profile:
-    """A quiet caller first, then several."""
+    """Measures with one caller first, then with several."""
     before = triton_times(server, work.model)
     seen = [stages(server, work) for _ in range(ASKED)]
     after = triton_times(server, work.model)
@@ -79,7 +79,7 @@ def one(server: Server, title: str, work: Workload, callers: int) -> Profile:
 
 
 def triton_times(server: Server, model: str) -> dict[str, int]:
-    """Nanoseconds so far, of all requests of a model."""
+    """Nanoseconds so far, for all requests to a model."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/v2/models/{model}/stats", timeout=10) as reply:
         found = json.load(reply)["model_stats"][0]["inference_stats"]
     return {name: int(found[name]["ns"]) for name in QUEUE}

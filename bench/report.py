@@ -38,7 +38,7 @@ LIMIT = """\
 
 
 def write(results: Results, scope: Scope, command: str, page: Path) -> None:
-    """page, and beside it a folder of its name with results.json and the pictures."""
+    """Writes the page, and beside it a folder with results.json and the pictures."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"machine": machine(), "versions": versions(), "results": asdict(results), "targets": targets(results)}
@@ -48,7 +48,7 @@ def write(results: Results, scope: Scope, command: str, page: Path) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were made on."""
+    """The machine on which the figures were measured."""
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     return {
@@ -61,7 +61,7 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of what was compared."""
+    """The versions of the compared servers."""
     own = {name: version(name) for name in ("onnxruntime", "numpy", "flask", "gunicorn", "nvidia-pytriton")}
     packages = {"litserve": "litserve", "bentoml": "bentoml", "rayserve": "ray", "mlserver": "mlserver"}
     return own | {package: environments.versions(name)[package] for name, package in packages.items()}
@@ -100,7 +100,7 @@ def lines(results: Results, scope: Scope, command: str, folder: str, pictures: l
 
 
 def scenario_table(name: str, found: dict[str, Any], results: Results) -> Iterator[str]:
-    """One row for each server, the fastest first."""
+    """A table with a row for each server, the fastest first."""
     figures = {peer: figure(samples) for peer, samples in found.items()}
     base = next((peer for peer in ("limit", "sagemaker", "ours", *figures) if peer in figures), "ours")
     header = ["Server", "Requests/s", f"/ {TITLES[base]}", "p50 ms", "p99 ms", "CPU ms/request", "Errors"]
@@ -137,7 +137,7 @@ def row(peer: str, found: Figure, reference: Figure) -> list[str]:
 
 
 def once(results: Results, folder: str, pictures: list[str]) -> Iterator[str]:
-    """Start, memory, multi-model."""
+    """The tables of what is measured once: start, memory, multi-model."""
     yield "## Start and memory\n"
     yield "Start and idle memory (PSS of all processes) with the three bundled models; loaded: with the models above.\n"
     header = ["Server", "Ready, s", "Each model has answered, s", "Idle, MB", "After the load, MB"]
@@ -185,7 +185,7 @@ def _multi_row(name: str, found: dict[str, float]) -> list[str]:
 
 
 def table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """In markdown."""
+    """A table in Markdown."""
     yield f"| {' | '.join(header)} |"
     yield "|---" * len(header) + "|"
     for cells in rows:
@@ -198,7 +198,7 @@ def _number(value: float | None) -> str:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """The pictures' names; none where matplotlib is not installed (`python -m bench` installs it)."""
+    """Draws the pictures and returns their names; none without matplotlib (`python -m bench` installs it)."""
     if not environments.is_current(REPORT):
         return []
     charts = {name: _bars(found) for name, found in results.samples.items()} | _once_bars(results)
@@ -217,7 +217,7 @@ def draw(results: Results, folder: Path) -> list[str]:
 
 
 def _bars(found: dict[str, Any]) -> dict[str, list[list[Any]]]:
-    """Panel -> [server, value, lowest, highest] of each."""
+    """{panel: [[server, value, lowest, highest], …]}."""
     figures = [(TITLES[peer], figure(samples)) for peer, samples in found.items()]
     return {
         "requests per second": [[title, f.rate, *f.rate_range] for title, f in figures],

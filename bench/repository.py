@@ -1,8 +1,8 @@
-"""The model repository that every peer serves: `.cache/bench/repository`, made once.
+"""The model repository that every peer serves: `.cache/bench/repository`, created once.
 
 resnet50 and resnet50_int8 (ResNet-50 with random weights: nonsense at the true speed), yolov5 (YOLOv5n at 640) and bert
 (MiniLM) with their clients, and `mean`: FP32 x [n] -> y [1], for requests where the model costs nothing.
-Each folder gets a `subject.json`, what bench.subject needs to know of the model without Triton's protobuf.
+Each folder gets a `subject.json`, with what bench.subject needs to know, because it cannot use Triton's protobuf.
 """
 
 import json
@@ -41,7 +41,7 @@ class Unprepared(Exception):
 
 
 def prepare(names: Iterable[str], folder: Path) -> Path:
-    """A repository of those models in `folder`, as this checkout makes them. Unprepared where a recipe fails."""
+    """The repository `folder` with those models, built by this checkout. Unprepared when a recipe fails."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name == "mean":
@@ -76,7 +76,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _build(name: str, folder: Path) -> None:
-    """Builds it, unless it is up to date."""
+    """Builds the model unless it is up to date."""
     command = [sys.executable, "-m", "build_engines", "build", *RECIPES[name], "--name", name, "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

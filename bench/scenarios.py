@@ -1,6 +1,6 @@
-"""What is measured: each scenario is a row of SCENARIOS, data and one of the functions here.
+"""The scenarios: each is a row of SCENARIOS, data and one of the functions here.
 
-A scenario of load takes one round of one peer: `drive(server or limit, rate)` -> Sample.
+`drive` runs one round of a scenario on one peer and returns a Sample.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from bench.workload import Workload
 
 ALL = ("limit", "ours", "triton", "litserve", "bentoml", "rayserve", "mlserver")
 TENSORS = ("sagemaker", "ours", "triton", "litserve", "bentoml", "rayserve", "mlserver")
-OPEN_SHARE = 0.6  # of the limit's throughput
+OPEN_SHARE = 0.6  # an open loop's rate as a share of the limit's throughput
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`works` are made when they are needed; the first is what is checked. `quick`: bench-quick has it too.
+    """`works` makes the requests when they are needed. `quick`: bench-quick has the scenario too.
 
-    `rate_of` names the scenario whose throughput of the limit an open loop follows.
+    `rate_of`, for an open loop, names the scenario whose throughput of the limit sets the rate.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Scenario:
     peers: tuple[str, ...] = ALL
     quick: bool = False
     rate_of: str = ""
-    longer: int = 1  # times the seconds of a round, where a request takes long
+    longer: int = 1  # factor for the seconds of a round, for slow requests
 
 
 @dataclass(frozen=True)
 class Driven:
-    """One of both, and for an open loop the rate."""
+    """The server or the limit under load, and the rate of an open loop."""
 
     target: Server | Limit
     rate: float = 0.0
@@ -45,29 +45,29 @@ class Driven:
     @property
     def server(self) -> Server:
         if not isinstance(self.target, Server):
-            raise TypeError("the limit has no such scenario")
+            raise TypeError("the limit does not support this scenario")
         return self.target
 
 
 def closed(callers: int, driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
-    """So many callers, each with one request under way."""
+    """A closed loop: each caller has one request in flight."""
     return driven.target.closed(works[0], callers, seconds)
 
 
 def patient(callers: int, driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
-    """The same where replies are so slow that those under way at a round's end are many of all."""
+    """A closed loop for slow replies, where many of a round's requests are still running at its end."""
     if isinstance(driven.target, Limit):
         return driven.target.closed(works[0], callers, seconds)
     return driven.target.patient(works[0], callers, seconds)
 
 
 def open_loop(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
-    """Requests come at random times, whether or not others are answered."""
+    """Sends requests at random times, whether or not earlier ones are answered."""
     return driven.server.open_loop(works[0], driven.rate, seconds)
 
 
 def mix(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
-    """8 callers; of 13 requests 8 go to the first model, 1 to the second, 4 to the third, the light one."""
+    """8 callers; of 13 requests, 8 go to the first model, 1 to the second and 4 to the third, the light one."""
     first, second, third = works
     deck = [first, third, first, first, third, first, first, second, third, first, first, third, first]
     decks = [deck[start:] + deck[:start] for start in range(8)]
@@ -75,7 +75,7 @@ def mix(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
 
 
 def saturated(driven: Driven, works: tuple[Workload, ...], seconds: int) -> Sample:
-    """4 callers keep the heavy model busy, one calls the light one."""
+    """4 callers keep the heavy model busy; one calls the light one."""
     heavy, light = works
     return driven.server.mixed([[heavy]] * 4 + [[light]], light.model, seconds)
 
@@ -94,7 +94,14 @@ def _closed(
     drive: Callable[..., Sample] = closed,
 ) -> Scenario:
     noun = "caller" if callers == 1 else "callers"
-    return Scenario(f"{name}-{callers}", f"{title}, {callers} {noun}", works, partial(drive, callers), peers, quick)
+    return Scenario(
+        name=f"{name}-{callers}",
+        title=f"{title}, {callers} {noun}",
+        works=works,
+        drive=partial(drive, callers),
+        peers=peers,
+        quick=quick,
+    )
 
 
 RESNET = "ResNet-50, a JPEG of 768×576 in, five classes out"
@@ -115,8 +122,7 @@ SCENARIOS = (
         f"INT8: {RESNET}",
         _one(workload.images, "resnet50_int8"),
         8,
-        False,
-        FP32_AND_INT8,
+        peers=FP32_AND_INT8,
         drive=patient,
     ),
     _closed("yolov5n", YOLO, YOLO_WORK, 1),
@@ -125,8 +131,8 @@ SCENARIOS = (
     _closed("text-8", SHORT_TEXT, SHORT_WORK, 16, quick=True),
     _closed("text-128", LONG_TEXT, LONG_WORK, 1),
     _closed("text-128", LONG_TEXT, LONG_WORK, 16, drive=patient),
-    _closed("floats-4-json", f"{SMALL}, JSON", _one(workload.tensor, 4), 8, True, TENSORS),
-    _closed("floats-4-binary", f"{SMALL}, binary", _one(workload.tensor, 4, True), 8, False, BINARY_PEERS),
+    _closed("floats-4-json", f"{SMALL}, JSON", _one(workload.tensor, 4), 8, quick=True, peers=TENSORS),
+    _closed("floats-4-binary", f"{SMALL}, binary", _one(workload.tensor, 4, True), 8, peers=BINARY_PEERS),
     _closed("floats-150k-json", f"{LARGE}, JSON", _one(workload.tensor, PIXELS), 8, False, TENSORS),
     _closed("floats-150k-binary", f"{LARGE}, binary", _one(workload.tensor, PIXELS, True), 8, True, BINARY_PEERS),
     Scenario(

@@ -1,4 +1,4 @@
-"""A peer that runs: started, held while another one is measured, asked, checked, ended."""
+"""A running peer: starts it, pauses it while another is measured, sends requests, checks answers, ends it."""
 
 import http.client
 import math
@@ -25,14 +25,14 @@ from bench.repository import ROOT, Unprepared
 from bench.workload import Request, Workload
 
 START_SECONDS, END_SECONDS, WARM_UP_SECONDS = 120.0, 15.0, 0.3
-SETTLE_SECONDS, SETTLE_STEP, SETTLE_SHARE, IDLE_SECONDS = 5.0, 0.1, 0.2, 0.5  # the share is of one processor
-FREE_PORTS = 3  # MLServer takes the two behind its own as well
+SETTLE_SECONDS, SETTLE_STEP, SETTLE_SHARE, IDLE_SECONDS = 5.0, 0.1, 0.2, 0.5  # SHARE: of one processor
+FREE_PORTS = 3  # MLServer also uses the next two ports
 SHARED_MEMORY = Path("/dev/shm")
-TOLERANCE = 1e-3  # of a score, among servers that batch differently
+TOLERANCE = 1e-3  # for a score; servers that batch differently give slightly different ones
 
 
 def free_port() -> int:
-    """The first of a few that are free in a row, below those that the kernel gives to connections."""
+    """The first of FREE_PORTS consecutive free ports, below the ports that the kernel gives to connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         if all(map(_is_free, range(port, port + FREE_PORTS))):
@@ -49,8 +49,8 @@ def _is_free(port: int) -> bool:
 
 
 class Server:
-    """One started peer. `started` and `answered`: seconds until its health path answered 200, and until every
-    model had given a reply."""
+    """One started peer. `started` is the seconds until its health path answered 200, `answered` until every model had
+    replied."""
 
     def __init__(self, peer: Peer, repository: Path, models: Sequence[str], scratch: Path) -> None:
         self.peer, self.models = peer, tuple(models)
@@ -58,15 +58,21 @@ class Server:
         folder = scratch / f"{peer.name}-{self.port}"
         folder.mkdir(parents=True)
         self.log = folder / "log"
-        context = Context(python_of(peer.environment), repository, self.models, self.port, folder)
-        given = peer.start(context)
-        self._leftovers = given.leftovers
+        context = Context(
+            python=python_of(peer.environment),
+            repository=repository,
+            models=self.models,
+            port=self.port,
+            scratch=folder,
+        )
+        start = peer.start(context)
+        self._leftovers = start.leftovers
         self._begun = time.monotonic()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                given.command,
+                start.command,
                 cwd=ROOT,
-                env=self._environ(context) | dict(given.variables) | self._mark(),
+                env=self._environ(context) | dict(start.variables) | self._mark(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -94,21 +100,21 @@ class Server:
         return {name: value}
 
     def wait(self, works: Sequence[Workload]) -> "Server":
-        """Until it is ready and has answered each of those; Unprepared with the end of its log when it has not."""
+        """Waits until it is ready and has answered each request; Unprepared with the last line of its log if not."""
         deadline = self._begun + START_SECONDS
         while self._get(self.peer.ready) != 200:
-            self._give_up(time.monotonic() > deadline)
+            self._check_start(time.monotonic() > deadline)
             time.sleep(0.02)
         self.started = time.monotonic() - self._begun
         for work in works:
             while (request := self.peer.request(work)) and self.ask(request)[0] != 200:
-                self._give_up(time.monotonic() > deadline)
+                self._check_start(time.monotonic() > deadline)
                 time.sleep(0.1)
         self.answered = time.monotonic() - self._begun
         self._idle = self._busy(IDLE_SECONDS)
         return self
 
-    def _give_up(self, late: bool) -> None:
+    def _check_start(self, late: bool) -> None:
         if late or self.process.poll() is not None:
             lines = self.log.read_text(errors="replace").strip().splitlines()
             raise Unprepared(f"it does not start: {lines[-1] if lines else 'it says nothing'} ({self.log})")
@@ -124,7 +130,7 @@ class Server:
             connection.close()
 
     def ask(self, request: Request) -> tuple[int, bytes, dict[str, str]]:
-        """One call on a connection of its own: status, body, headers."""
+        """One call on a new connection: (status, body, headers)."""
         connection = Connection(self.port)
         try:
             return connection.post(request)
@@ -135,7 +141,7 @@ class Server:
         return processes.family(self.process.pid, self._marker)
 
     def memory(self) -> int:
-        """Bytes of all its processes (PSS)."""
+        """Bytes of memory of all its processes (PSS)."""
         return processes.pss(self.pids())
 
     def hold(self) -> None:
@@ -143,7 +149,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator["Server"]:
-        """It runs inside, and is held again after."""
+        """Resumes the server inside the context, and pauses it again afterwards."""
         processes.resume(self.pids())
         try:
             yield self
@@ -173,7 +179,7 @@ class Server:
     def _request(self, work: Workload) -> Request:
         request = self.peer.request(work)
         if request is None:
-            raise TypeError(f"{self.peer.name} does not take this")
+            raise TypeError(f"{self.peer.name} does not support this request")
         return request
 
     def _warm_up(self, request: Request) -> None:
@@ -182,8 +188,8 @@ class Server:
             pass
 
     def _round(self, request: Request, drive: Callable[[], Sample], unfinished: int = 0) -> Sample:
-        """What `drive` finds once that request has warmed it up, with its processor time; `unfinished`: requests that
-        were worked on though their callers had gone."""
+        """Warms up with `request`, runs `drive` and adds the processor time. `unfinished` requests cost processor time
+        too, but their callers left at the end."""
         self._warm_up(request)
         before = processes.cpu(self.pids())
         found = drive()
@@ -195,19 +201,19 @@ class Server:
         return replace(found, cpu_ms=sum(parts.values()), parts=parts)
 
     def _settle(self) -> None:
-        """Until it has worked off what was in its queue when the load ended, and takes no more than when idle."""
+        """Waits until it has finished its queued requests and uses no more processor time than when idle."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline and self._busy(SETTLE_STEP) > self._idle + SETTLE_SHARE:
             pass
 
     def _busy(self, seconds: float) -> float:
-        """Processors that it keeps busy now."""
+        """The number of processors that it uses now."""
         before = sum(processes.cpu(self.pids()).values())
         time.sleep(seconds)
         return (sum(processes.cpu(self.pids()).values()) - before) / seconds
 
     def check(self, work: Workload, expected: Sequence[Any]) -> None:
-        """Raises Wrong unless it answers what ONNX Runtime in process does."""
+        """Raises Wrong unless its answer is that of ONNX Runtime in process."""
         status, body, _ = self.ask(self._request(work))
         if status != 200:
             raise Wrong(f"{self.peer.name} answers {status}: {body[:200].decode(errors='replace')}")
@@ -223,7 +229,7 @@ class Server:
 
 
 def alike(found: Any, expected: Any) -> bool:
-    """Whether two JSON values are the same but for the last digits of numbers; a list may go on longer."""
+    """Whether two JSON values are equal except for the last digits of numbers; found lists may be longer."""
     if isinstance(expected, dict):
         return isinstance(found, dict) and all(alike(found.get(key), value) for key, value in expected.items())
     if isinstance(expected, list):

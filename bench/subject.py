@@ -1,6 +1,6 @@
 """One model without a server: its client and an ONNX Runtime session, as the peers and the limit run it.
 
-It needs of this project only clients/ and serving.{codecs, errors}, so that it runs in a peer's own environment.
+It imports only clients/ and serving.{codecs, errors} from this project, so that it runs in a peer's environment.
 """
 
 import importlib
@@ -25,10 +25,10 @@ SPINNING = {  # how a thread waits for the next part of a run: entries of ONNX R
 
 
 class Subject:
-    """Bytes of instances in, predictions out, with the same code as behind Triton."""
+    """Bytes of instances in, predictions out, with the clients that are used with Triton."""
 
     def __init__(self, folder: Path, threads: int = 0, spinning: str = SHORT) -> None:
-        """`threads` of one run, 0: as many as processors; `spinning` is one of SPINNING."""
+        """`threads` per run, 0: as many as processors; `spinning` is one of SPINNING."""
         self.session = session(folder / "1" / "model.onnx", threads, spinning)
         self.client = client_of(json.loads((folder / "subject.json").read_text()))
         self.input = self.session.get_inputs()[0].name
@@ -39,7 +39,7 @@ class Subject:
         return self._answer([codec.from_bytes(body, LIMITS) for body in bodies])
 
     def predict_json(self, instances: Sequence[Any]) -> list[Any]:
-        """The same from JSON: {"b64": …} or a string; for a model without a client a row of numbers."""
+        """The same for JSON instances: {"b64": …} or a string; for a model without a client, a row of numbers."""
         if self.client is None:
             rows = np.asarray(instances, dtype=np.float32)
             return [row.tolist() for row in self.session.run(None, {self.input: rows})[0]]
@@ -71,7 +71,7 @@ def session(path: Path, threads: int, spinning: str) -> Any:
 
 
 def client_of(facts: dict[str, Any]) -> ModelClient | None:
-    """The client that a subject.json describes; none of a model without one."""
+    """The client that a subject.json describes; None for a model without one."""
     specs = {side: tuple(_spec(spec) for spec in facts[side]) for side in ("inputs", "outputs")}
     name = facts["parameters"].get("client")
     if name is None:
@@ -93,7 +93,7 @@ def _spec(facts: dict[str, Any]) -> TensorSpec:
 
 
 def names() -> list[str]:
-    """Of the models that a peer serves."""
+    """The names of the models that a peer serves."""
     return [name for name in os.environ["BENCH_MODELS"].split(",") if name]
 
 
@@ -104,6 +104,6 @@ def subjects(only: str = "") -> dict[str, Subject]:
 
 
 def predict_requests(subject: Subject, requests: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """One run for the instances of several requests (a peer's batch), cut apart again."""
+    """One run for the instances of several requests (a peer's batch); splits the predictions by request."""
     predictions = iter(subject.predict_json([instance for request in requests for instance in request]))
     return [[next(predictions) for _ in request] for request in requests]

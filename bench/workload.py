@@ -1,4 +1,4 @@
-"""What is asked of a model, whoever serves it: the instances, and the request that each kind of server takes."""
+"""The work for a model: the instances, and the request that each kind of server takes."""
 
 import io
 import json
@@ -38,7 +38,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """`instances` are raw (image files, texts), or rows of a tensor; `binary`: the tensor goes as bytes."""
+    """`instances` are raw (image files, texts), or rows of a tensor; `binary`: send the tensor as bytes."""
 
     model: str
     media_type: str
@@ -58,7 +58,7 @@ class Request:
 
 @cache
 def photo(width: int, height: int, seed: int = 0) -> bytes:
-    """A JPEG as large as a photo of that size: smooth shapes with some noise on them."""
+    """A JPEG with as many bytes as a photo of that size: smooth shapes with some noise."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 255, (12, 16, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
@@ -69,7 +69,7 @@ def photo(width: int, height: int, seed: int = 0) -> bytes:
 
 
 def images(model: str, count: int = 1, size: tuple[int, int] = SIDES) -> Workload:
-    """JPEGs, each another one."""
+    """Different JPEGs."""
     return Workload(model, "image/jpeg", tuple(photo(*size, seed) for seed in range(count)))
 
 
@@ -80,13 +80,13 @@ def text(tokens: int) -> Workload:
 
 
 def tensor(count: int, binary: bool = False) -> Workload:
-    """One row of so many floats for `mean`."""
+    """One row of floats for `mean`."""
     row = np.random.default_rng(0).random((1, count), dtype=np.float32)
     return Workload("mean", "application/json", tensor=row, binary=binary)
 
 
 def instances_json(work: Workload) -> list[Any]:
-    """As {"instances": …} has them."""
+    """The instances for {"instances": …}."""
     if work.tensor is not None:
         return list(work.tensor.tolist())
     if work.media_type == "text/plain":
@@ -95,7 +95,7 @@ def instances_json(work: Workload) -> list[Any]:
 
 
 def kserve(work: Workload, length_header: Callable[[int], dict[str, str]]) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a tensor as KServe v2 has it; `length_header` makes those of the binary form."""
+    """Body and headers for a tensor in KServe v2; `length_header` makes the headers of the binary form."""
     if work.tensor is None:
         raise TypeError(f"{work.model} is not asked for a tensor here")
     spec: dict[str, Any] = {"name": "x", "shape": list(work.tensor.shape), "datatype": "FP32"}
@@ -111,12 +111,12 @@ def kserve(work: Workload, length_header: Callable[[int], dict[str, str]]) -> tu
 
 
 def sagemaker(work: Workload) -> tuple[bytes, dict[str, str]]:
-    """A tensor as SageMaker's Triton takes it."""
+    """A tensor for Triton's SageMaker endpoint."""
     return kserve(work, lambda size: {"Content-Type": f"{BINARY};json-header-size={size}"})
 
 
 def triton_http(work: Workload) -> tuple[bytes, dict[str, str]]:
-    """A tensor as Triton's HTTP endpoint takes it."""
+    """A tensor for Triton's HTTP endpoint."""
     return kserve(
         work, lambda size: {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(size)}
     )

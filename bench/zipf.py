@@ -23,19 +23,19 @@ TRITON = 60 * 2**20  # what Triton takes, and what a load is reckoned with
 
 @dataclass
 class Outcome:
-    """Every call's seconds, and what was not the right answer."""
+    """The seconds of each call, and the wrong answers."""
 
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
 def share_for(models: int) -> float:
-    """SERVE_MODEL_MEMORY_SHARE with room for about that many of the models."""
+    """The SERVE_MODEL_MEMORY_SHARE with room for about that many models."""
     return (TRITON + models * PER_MODEL) / memory_limit()
 
 
 def numbers(archives: int, requests: int, exponent: float, seed: int = 1) -> list[int]:
-    """Which model each request calls: the k-th most popular with a probability of k ** -exponent."""
+    """The model of each request: the k-th most popular has a probability proportional to k ** -exponent."""
     generator = random.Random(seed)
     ranks = list(range(1, archives + 1))
     generator.shuffle(ranks)
@@ -44,7 +44,7 @@ def numbers(archives: int, requests: int, exponent: float, seed: int = 1) -> lis
 
 
 def drive(platform: Platform, called: list[int], callers: int) -> Outcome:
-    """Calls each in turn, `callers` at once."""
+    """Calls the models in this order, by `callers` concurrent callers."""
     outcome = Outcome()
     lock = threading.Lock()
     with ThreadPoolExecutor(callers) as threads:
@@ -63,7 +63,7 @@ def _note(outcome: Outcome, lock: threading.Lock, platform: Platform, number: in
 
 
 def watch(platform: Platform, outcome: Callable[[], Outcome]) -> Outcome:
-    """Prints what came of it."""
+    """Prints the outcome."""
     done = outcome()
     seconds = sorted(done.seconds)
     print(

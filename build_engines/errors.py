@@ -10,11 +10,11 @@ class BuildError(Exception):
 
 
 class UsageError(BuildError):
-    """The command makes no sense as it was given."""
+    """The command line is wrong."""
 
     code: ClassVar[int] = 2
 
 
 def first_line(err: Exception) -> str:
-    """The first line of what another library raised, else its type: enough for a message of one line."""
+    """The first line of another library's error, or its type if it has no text; for messages of one line."""
     return (str(err).strip().splitlines() or [type(err).__name__])[0]

@@ -1,4 +1,4 @@
-"""One client per model family: a module named as the `client` parameter of config.pbtxt names it.
+"""One client per model family. The `client` parameter of config.pbtxt names the module.
 
 Each module defines `Client`, a subclass of `clients.base.ModelClient`.
 """

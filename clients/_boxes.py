@@ -1,4 +1,4 @@
-"""Boxes and the letterbox: where an image lies in a detector's input, and which boxes survive.
+"""Places an image in a detector's input (letterbox) and drops overlapping boxes (NMS).
 
 Boxes are arrays [n,4] of xmin, ymin, xmax, ymax in pixels.
 """
@@ -29,8 +29,8 @@ class Letterbox:
 
     @classmethod
     def fit(cls, width: int, height: int, target_width: int, target_height: int) -> "Letterbox":
-        """The placement by YOLOv5's rule: one scale, up or down, sizes rounded, padding halved; where the
-        padding is odd, the right and the bottom side get the larger half (its ±0.1 before rounding)."""
+        """The placement by YOLOv5's rule: one scale for both sides, sizes rounded, padding on both sides. If the
+        padding is odd, the right and the bottom side get the larger half (YOLOv5 subtracts 0.1 before rounding)."""
         scale = min(target_width / width, target_height / height)
         new_width, new_height = max(round(width * scale), 1), max(round(height * scale), 1)
         left = round((target_width - new_width) / 2 - 0.1)
@@ -38,7 +38,7 @@ class Letterbox:
         return cls(width, height, new_width, new_height, left, top, target_width, target_height)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The image [height,width,3] -> [target_height,target_width,3], bilinear, grey around it."""
+        """The image [height,width,3] -> [target_height,target_width,3], resized bilinearly, with grey padding."""
         if (self.width, self.height) != (self.new_width, self.new_height):
             pixels = cv2.resize(pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR)
         canvas = np.full((self.target_height, self.target_width, 3), GREY, np.uint8)
@@ -64,8 +64,8 @@ class Letterbox:
 def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int) -> NDArray[np.intp]:
     """Greedy non-maximum suppression within each class: indices of at most `limit` boxes, best score first.
 
-    A box goes when its IoU with a better one of its class is above `iou`; of equal scores the first is the
-    better; boxes without an area neither suppress nor are suppressed. (ONNX's NonMaxSuppression does the same.)
+    A box is dropped when its IoU with a better box of its class is above `iou`. Of two equal scores, the first is
+    better. A box without an area drops no other and is never dropped. (ONNX's NonMaxSuppression does the same.)
     """
     areas: Floats = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
     order = np.argsort(-scores, kind="stable")
@@ -80,7 +80,7 @@ def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: f
 
 
 def _overlap(boxes: Floats, areas: Floats, one: np.intp, others: NDArray[np.intp]) -> Floats:
-    """IoU of one box with others; 0 where either has no area."""
+    """IoU of one box with others; 0 when either has no area."""
     low = np.maximum(boxes[one, :2], boxes[others, :2])
     high = np.minimum(boxes[one, 2:], boxes[others, 2:])
     common = (high - low).clip(0).prod(1)

@@ -26,7 +26,7 @@ Tensors = dict[str, NDArray[Any]]
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor of a model: `datatype` in Triton's spelling (FP32, INT64, BYTES …), `shape` without the
-    batch dimension, -1 where it varies."""
+    batch dimension, -1 for a variable dimension."""
 
     name: str
     datatype: str
@@ -38,7 +38,7 @@ class TensorSpec:
 class Model:
     """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors.
 
-    `max_batch_size` is 0 when the model has no batch dimension (one instance per call then).
+    `max_batch_size` is 0 when the model has no batch dimension; it then gets one instance per call.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Parameter(NamedValue):
     """A named value from config.pbtxt or a request."""
 
     def parse(self, value: Any) -> Any:
-        """The checked value; raises InvalidRequest that names the parameter and what is allowed."""
+        """The checked value; InvalidRequest names the parameter and the allowed values."""
         try:
             return super().parse(value)
         except ValueError as err:
@@ -64,13 +64,13 @@ class ModelClient(ABC):
     """What one family of models needs around Triton.
 
     Class attributes are the data:
-      codec       how one instance of a request is read (serving.codecs.IMAGE, TEXT or JSON)
-      example     one instance as raw bytes, as a caller would post it: warm-up, /ping's canary and the tests
-                  use it. A file `example.*` in the model's folder takes its place.
+      codec       reads one instance of a request (serving.codecs.IMAGE, TEXT or JSON)
+      example     one instance as the bytes that a caller would post; warm-up, /ping's canary and the tests use it.
+                  A file `example.*` in the model's folder replaces it.
       settings    what differs between two models of the family; read from config.pbtxt's `parameters`
       parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
-    An instance's own:
-      side        pixels that each side of an image must keep where it may be decoded smaller than it is; 0: it may not
+    An attribute of each object:
+      side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
     """
 
     codec: ClassVar[Codec]
@@ -80,7 +80,7 @@ class ModelClient(ABC):
     side: int = 0
 
     def __init__(self, model: Model) -> None:
-        """Reads the model's folder once; raises InvalidRequest or OSError where the folder is wrong."""
+        """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""
         self.model = model
         self.options = {p.name: self._configured(p) for p in self.settings}
         self.defaults = {p.name: self._configured(p) for p in self.parameters}
@@ -90,7 +90,7 @@ class ModelClient(ABC):
         return parameter.default if raw is None else parameter.parse(raw)
 
     def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every request parameter with its value; raises InvalidRequest on an unknown or a wrong one."""
+        """Every request parameter with its value; raises InvalidRequest for an unknown parameter or a wrong value."""
         known = {p.name: p for p in self.parameters}
         if unknown := sorted(set(given) - set(known)):
             raise InvalidRequest(
@@ -103,14 +103,14 @@ class ModelClient(ABC):
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
         """n decoded instances -> {tensor name: array of n rows}, row i made from instance i.
 
-        Arrays whose name is not an input of the model are not sent; `postprocess` sees them all.
+        Only the model's inputs are sent to Triton; `postprocess` gets all arrays.
         """
 
     @abstractmethod
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """Triton's outputs of those n instances -> n predictions that JSON can hold, in the same order.
+        """Triton's outputs for those n instances -> n JSON-able predictions, in the same order.
 
         `inputs` is what preprocess returned, `parameters` what read_parameters returned.
         """
@@ -121,13 +121,14 @@ class ModelClient(ABC):
 
 
 def labels_of(model: Model, filename: str) -> list[str]:
-    """The labels; none when the folder names no `labels` and has no such file. OSError when the one named is absent."""
+    """The labels; none when the model has neither the parameter `labels` nor the file `filename`. OSError when the
+    parameter names a missing file."""
     if "labels" not in model.parameters and not (model.path / filename).exists():
         return []
     return read_labels(model, filename)
 
 
 def read_labels(model: Model, filename: str) -> list[str]:
-    """One label per line of a file in the model's folder, in the order of the class ids."""
+    """The lines of a file in the model's folder, one label each, in the order of the class ids."""
     lines = (model.path / filename).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -1,7 +1,7 @@
 """BERT and its relatives: text -> embedding, filled-in masks, or classes.
 
-The model's folder decides: the setting `task`, and a tokenizer's files as transformers saves them. The answers
-are those of transformers' own pipelines on the same weights.
+The model's folder holds the setting `task` and the tokenizer's files as transformers saves them. The answers equal
+those of transformers' own pipelines with the same weights.
 """
 
 import json
@@ -19,16 +19,16 @@ from serving.codecs import TEXT
 from serving.errors import DecodingError, InvalidRequest
 
 Array = NDArray[Any]
-POSITIONS = "masked_lm_positions"  # an input of models that give logits at the masks only
+POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
 UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
 ROBERTA_LIKE = {"roberta", "xlm-roberta", "camembert"}
 
 
 class TextTokenizer:
-    """A tokenizer's folder, read once; worker threads share it, so nothing about it changes afterwards."""
+    """The tokenizer of a folder, read once. Worker threads share it, so it never changes afterwards."""
 
     def __init__(self, folder: Path, max_length: int) -> None:
-        """`max_length` 0 is the model's own limit; raises InvalidRequest where the folder holds no tokenizer."""
+        """`max_length` 0 means the model's own limit; raises InvalidRequest when the folder holds no tokenizer."""
         self.config = _read_json(folder / "config.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         self.tokenizer = _load(folder, self.settings)
@@ -39,7 +39,7 @@ class TextTokenizer:
         self.mask, self.mask_id = self._special("mask_token", "[MASK]")
 
     def _limit(self) -> int:
-        """The least of what the tokenizer and the position table allow; RoBERTa's begins behind its pad."""
+        """The smaller limit of tokenizer and position table; RoBERTa's positions start after its pad id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
         if self.config.get("model_type") in ROBERTA_LIKE:
             positions -= int(self.config.get("pad_token_id", 1)) + 1
@@ -52,9 +52,9 @@ class TextTokenizer:
         return text, self.tokenizer.token_to_id(text)
 
     def encode(self, texts: Sequence[str], multiple: int) -> Tensors:
-        """n texts -> INT64 [n, longest of the batch, rounded up to `multiple`], padded on the right.
+        """n texts -> INT64 [n, longest text rounded up to `multiple`], padded on the right.
 
-        `num_tokens` [n] counts the tokens before truncation, [CLS] and [SEP] among them.
+        `num_tokens` [n] counts the tokens before truncation, including [CLS] and [SEP].
         """
         encodings = self.tokenizer.encode_batch(list(texts))
         longest = max(map(len, encodings))
@@ -85,7 +85,7 @@ def _load(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     if not (folder / "vocab.txt").exists():
         raise InvalidRequest(
             f"there is neither tokenizer.json nor vocab.txt in {folder}; "
-            "AutoTokenizer.from_pretrained(…).save_pretrained(folder) of transformers writes the first"
+            "transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes tokenizer.json"
         )
     pieces = BertWordPieceTokenizer(
         str(folder / "vocab.txt"),
@@ -123,17 +123,21 @@ class Client(ModelClient):
         Parameter("tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"),
         Parameter("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
         Parameter("pad_to_multiple_of", 1, "pads each batch to a multiple of so many tokens", minimum=1),
-        Parameter("pooling", "mean", "embedding: of which tokens", choices=("mean", "cls")),
-        Parameter("normalize", True, "embedding: scaled to length 1"),
-        Parameter("labels", "", "text-classification: label file; without one id2label of config.json"),
+        Parameter("pooling", "mean", "embedding: the tokens that it is made from", choices=("mean", "cls")),
+        Parameter("normalize", True, "embedding: whether to scale it to length 1"),
+        Parameter("labels", "", "text-classification: file of labels; default: id2label in config.json"),
         Parameter(
             "activation",
             "auto",
-            "text-classification: logits to scores; auto as config.json's problem_type says",
+            "text-classification: turns logits into scores; auto: as problem_type in config.json says",
             choices=("auto", "softmax", "sigmoid", "none"),
         ),
     )
-    parameters = (Parameter("top_k", 5, "how many tokens per mask, or classes; no effect on an embedding", 1, 1000),)
+    parameters = (
+        Parameter(
+            "top_k", 5, "how many tokens per mask, or classes; no effect on an embedding", minimum=1, maximum=1000
+        ),
+    )
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
@@ -164,8 +168,8 @@ class Client(ModelClient):
     def preprocess(self, instances: Sequence[str]) -> Tensors:
         """input_ids, attention_mask, token_type_ids INT64 [n, longest]; masked_lm_positions [n, most masks].
 
-        Beside them `num_tokens` [n], from which postprocess tells a truncated text. Raises DecodingError on
-        a text without a mask where the task is to fill it.
+        Also `num_tokens` [n], which tells postprocess whether a text was truncated. Raises DecodingError for a text
+        without a mask when the task is fill-mask.
         """
         tensors = self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
         if self.task == "fill-mask":
@@ -182,13 +186,13 @@ class Client(ModelClient):
     def _missing_mask(self, text: str) -> str:
         mask = self.tokenizer.mask
         if mask in text:
-            return f"its {mask} lies behind the model's limit of {self.tokenizer.max_length} tokens"
-        return f"there is nothing to fill in; write {mask} where a token is wanted"
+            return f"its {mask} lies beyond the model's limit of {self.tokenizer.max_length} tokens"
+        return f"there is nothing to fill in; write {mask} in place of a token"
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """By task `embedding` [floats], `masks` [masks][top_k] or `classes` [top_k]; `tokens`, `truncated`."""
+        """By task, `embedding` [floats], `masks` [masks][top_k] or `classes` [top_k]; also `tokens` and `truncated`."""
         values = outputs[self.model.outputs[0].name].astype(np.float32, copy=False)
         predictions = _TASKS[self.task](self, values, inputs, parameters["top_k"])
         counts = inputs["num_tokens"].tolist()
@@ -198,7 +202,7 @@ class Client(ModelClient):
         ]
 
     def embed(self, values: Array, inputs: Tensors, top_k: int) -> list[dict[str, Any]]:
-        """[n, sequence, hidden], or [n, hidden] of a model that pools by itself -> vectors."""
+        """[n, sequence, hidden] -> vectors; a model that pools itself gives [n, hidden]."""
         if values.ndim == 3:
             values = self._pool(values, inputs["attention_mask"])
         if self.options["normalize"]:
@@ -212,7 +216,7 @@ class Client(ModelClient):
         return np.asarray(np.einsum("nsh,ns->nh", values, mask) / mask.sum(axis=1, keepdims=True))
 
     def fill(self, values: Array, inputs: Tensors, top_k: int) -> list[dict[str, Any]]:
-        """Logits [n, sequence, vocabulary], or [n, masks, vocabulary] -> the likeliest tokens of each mask."""
+        """Logits [n, sequence, vocabulary] or [n, masks, vocabulary] -> the likeliest tokens for each mask."""
         predictions = []
         for ids, logits in zip(inputs["input_ids"], values, strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)
@@ -234,7 +238,7 @@ class Client(ModelClient):
         ]
 
     def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
-        """The text with that token; the other masks stay, and with them, as in transformers, [CLS] and [SEP]."""
+        """The text with that token. If it has other masks, they stay, and so do [CLS] and [SEP], as in transformers."""
         filled = ids.copy()
         filled[position] = token
         kept = filled[filled != self.tokenizer.pad_id].tolist()
@@ -254,7 +258,7 @@ class Client(ModelClient):
 
 
 def softmax(logits: Array) -> Array:
-    """Over the last axis."""
+    """Softmax over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
@@ -264,7 +268,7 @@ def sigmoid(logits: Array) -> Array:
 
 
 def _best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """(index, score) of the `count` highest of a vector, highest first."""
+    """(index, score) of the `count` highest scores of a vector, highest first."""
     if count < len(scores):
         candidates = np.argpartition(scores, -count)[-count:]
     else:

@@ -16,39 +16,40 @@ Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # RGB, of 1 (torchvision)
-RIBBON = 16  # longer side / shorter side; resizing such an image before the cut would take gigabytes
+RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
 DEFAULT_LABELS = "labels.txt"
 FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
-# A JPEG is decoded at no less than so many times the size that it is resized to, so that 12 megapixels (4000×3000) come
-# at an eighth for 224. What that changes is less the larger this is; docs/benchmarks has figures.
+# A JPEG may be decoded at a smaller size, but at no less than this factor times the size that it is resized to: 12
+# megapixels (4000×3000) are decoded at an eighth for 224. A larger factor changes the pixels less;
+# docs/benchmarks has figures.
 AMPLE = 1.4
 
 
 class Client(ModelClient):
     """Classes of an image, best first: `{"classes": [{"label", "class_id", "score"}, …]}`.
 
-    What differs between two classifiers, set by `parameters` in config.pbtxt:
+    The settings of a classifier, set by `parameters` in config.pbtxt:
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `size` | from the input's shape | height and width that the network sees, "224" or "224,320" |
-    | `layout` | from the input's shape | nchw or nhwc; auto takes the dimension of 1 or 3 for the channels |
+    | `size` | from the input's shape | height and width of the network's input, "224" or "224,320" |
+    | `layout` | from the input's shape | nchw or nhwc; auto: the dimension of 1 or 3 is the channels |
     | `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
-    | `resize` | shortest | shortest: cover size / crop_pct, then cut the centre; stretch: to size, whatever the image's shape; pad: fit inside size, the rest filled |
+    | `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest |
     | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
     | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
-    | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as Pillow does them |
-    | `scale` | 1/255 | factor on the pixels (0 to 255) before mean and std |
-    | `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's own channel order; one value counts for all |
-    | `std` | 0.229,0.224,0.225 | divides per channel, as mean |
-    | `activation` | softmax | softmax when the model gives logits, none when it gives probabilities |
-    | `labels` | labels.txt | a file in the model's folder, one label a line; without it the class ids are the labels |
+    | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
+    | `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
+    | `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's channel order; one value for all channels is allowed |
+    | `std` | 0.229,0.224,0.225 | divides each channel; like mean |
+    | `activation` | softmax | softmax when the model returns logits, none when it returns probabilities |
+    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
 
-    The network sees `(pixel · scale - mean) / std`; an input of UINT8 gets the pixels themselves.
-    The first input and the first output are used, whatever their names.
+    The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
+    The client uses the model's first input and first output, whatever their names.
     """  # noqa: E501
 
     codec = IMAGE
@@ -57,11 +58,11 @@ class Client(ModelClient):
         Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
         Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
         Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
-        Parameter("resize", "shortest", "how size is reached", choices=("shortest", "stretch", "pad")),
-        Parameter("crop_pct", 0.875, "share of the shorter side kept by shortest", minimum=0.01, maximum=1),
+        Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad")),
+        Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
         Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
         Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
-        Parameter("scale", 1 / 255, "factor on the pixels"),
+        Parameter("scale", 1 / 255, "factor for the pixels"),
         Parameter("mean", IMAGENET_MEAN, "subtracted after scale"),
         Parameter("std", IMAGENET_STD, "divides after mean", minimum=1e-6),
         Parameter("activation", "softmax", "what turns outputs into scores", choices=("softmax", "none")),
@@ -71,7 +72,7 @@ class Client(ModelClient):
 
     def __init__(self, model: Model) -> None:
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file
-        that `labels` names is absent."""
+        that `labels` names is missing."""
         super().__init__(model)
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.frame = _frame(self.input, self.options)
@@ -86,7 +87,7 @@ class Client(ModelClient):
         return {self.input.name: self.normalize(np.stack([self.fit(image) for image in instances]))}
 
     def fit(self, image: Image.Image) -> Pixels:
-        """An RGB image -> pixels [height, width, channels] at the network's size, in its channel order."""
+        """An RGB image -> pixels [height, width, channels] in the network's size and channel order."""
         image = image.convert("L") if self.frame.channels == 1 else image
         resized = _RESIZE[self.options["resize"]](image, self.frame.size, self.options)
         pixels: Pixels = np.atleast_3d(np.asarray(resized))
@@ -107,9 +108,9 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The output [n, classes] -> per image the `top_k` classes, highest score first, ties by class id.
+        """The output [n, classes] -> the `top_k` classes of each image, highest score first, ties by class id.
 
-        Raises InferenceFailed when the output is not finite or has another number of classes than labels.
+        Raises InferenceFailed when the output is not finite or its number of classes is not that of the labels.
         """
         rows = outputs[self.output.name].astype(np.float32).reshape(len(instances), -1)
         if not np.isfinite(rows).all():
@@ -130,7 +131,7 @@ class Client(ModelClient):
         }
 
     def _normalization(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(gain, offset) so that pixel · gain + offset = (pixel · scale - mean) / std, broadcast per channel."""
+        """(gain, offset) per channel, so that pixel · gain + offset = (pixel · scale - mean) / std."""
         mean, std = self._per_channel("mean"), self._per_channel("std")
         shape = (1, 1, -1) if self.frame.channels_last else (-1, 1, 1)
         gain, offset = self.options["scale"] / std, -mean / std
@@ -146,7 +147,7 @@ class Client(ModelClient):
         return np.asarray(values, np.float64)
 
     def _mismatch(self, classes: int) -> str:
-        """What is wrong when labels and classes disagree; empty when they agree or one is not known."""
+        """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
         if not self.labels or classes in (-1, len(self.labels)):
             return ""
         return (
@@ -156,7 +157,7 @@ class Client(ModelClient):
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Along the last axis, shifted by its maximum so that no logit overflows."""
+    """Softmax over the last axis, shifted by its maximum so that no logit overflows."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     normalized: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
     return normalized
@@ -164,9 +165,9 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What one image becomes: `size` (height, width), its channels and their place.
+    """The form of the network's input: `size` is (height, width).
 
-    `own_batch`: the model's shape has a batch dimension that Triton does not know of (max_batch_size 0).
+    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0.
     """
 
     size: tuple[int, int]
@@ -176,7 +177,7 @@ class Frame:
 
 
 def _frame(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
-    """The frame that the input's shape and the settings `layout` and `size` describe together."""
+    """The frame that follows from the input's shape and the settings `layout` and `size`."""
     shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
         raise InvalidRequest(
@@ -197,7 +198,7 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
     if shape[0] in (1, 3) or shape[2] in (1, 3):
         return shape[0] not in (1, 3)
     raise InvalidRequest(
-        f"input '{spec.name}' {list(spec.shape)}: no dimension of 1 or 3 tells where the channels are; "
+        f"input '{spec.name}' {list(spec.shape)} has no dimension of 1 or 3 for the channels; "
         f"set the parameter 'layout' to nchw or nhwc"
     )
 
@@ -207,23 +208,23 @@ def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) ->
     if not given:
         if min(shape) > 0:
             return shape
-        raise InvalidRequest(f"input '{spec.name}' {list(spec.shape)} varies: set the parameter 'size'")
+        raise InvalidRequest(f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size'")
     if len(given) > 2 or any(not side.is_integer() for side in given):
-        raise InvalidRequest(f"parameter 'size': {given} is not one or two whole numbers (height, width)")
+        raise InvalidRequest(f"parameter 'size': {given} must be one or two whole numbers (height, width)")
     size = (int(given[0]), int(given[-1]))
     if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
-        raise InvalidRequest(f"parameter 'size' is {size}, input '{spec.name}' has the shape {list(spec.shape)}")
+        raise InvalidRequest(f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}")
     return size
 
 
 def _class_count(spec: TensorSpec, max_batch_size: int) -> int:
-    """How many scores an image gets, -1 when the shape does not say."""
+    """The number of scores per image, -1 when the shape does not say."""
     shape = spec.shape[1:] if max_batch_size == 0 and len(spec.shape) > 1 else spec.shape
     return -1 if min(shape, default=-1) < 0 else int(np.prod(shape))
 
 
 def _shortest(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
-    """Covers size / crop_pct, then cuts the centre: torchvision's and transformers' rule for ImageNet."""
+    """Covers size / crop_pct, then crops the centre: the rule of torchvision and transformers for ImageNet."""
     height, width = (int(side / options["crop_pct"]) for side in size)
     if width * image.height >= height * image.width:
         covering = (width * image.height // image.width, width)
@@ -237,9 +238,9 @@ def _shortest(image: Image.Image, size: tuple[int, int], options: Mapping[str, A
 
 
 def _source_box(image: Image.Image, covering: tuple[int, int], cut: tuple[int, int, int, int]) -> Box:
-    """Where that cut of the resized image lies in the image itself, so that only the cut is computed.
+    """The box in the original image that becomes `cut` of the resized one, so that Pillow computes only the cut.
 
-    Pillow's windows then round elsewhere, a few grey levels at a few pixels, so it is kept for ribbons.
+    Pillow then rounds differently, by a few grey levels at a few pixels, so this is done only for ribbons.
     """
     x, y = image.width / covering[1], image.height / covering[0]
     return (cut[0] * x, cut[1] * y, min(cut[2] * x, image.width), min(cut[3] * y, image.height))
@@ -250,7 +251,7 @@ def _stretch(image: Image.Image, size: tuple[int, int], options: Mapping[str, An
 
 
 def _pad(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
-    """The whole image, as large as it fits, in the middle of a grey sheet."""
+    """The whole image, as large as fits, in the middle of a grey background."""
     factor = min(size[0] / image.height, size[1] / image.width)
     height, width = (max(1, round(side * factor)) for side in (image.height, image.width))
     level = options["pad_value"]

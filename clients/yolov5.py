@@ -1,4 +1,4 @@
-"""Object detection with YOLOv5, or any network whose output has its form or that of YOLOv5u and YOLOv8."""
+"""Object detection with YOLOv5, or any network whose output has the form of YOLOv5, YOLOv5u or YOLOv8."""
 
 import colorsys
 import math
@@ -17,7 +17,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 DEFAULT_LABELS = "labels.txt"
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
-MAX_CANDIDATES = 30_000  # boxes that enter NMS at most, by score (YOLOv5's max_nms)
+MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
 Colour = tuple[int, int, int]
@@ -29,37 +29,37 @@ class Client(ModelClient):
     `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …],
     "image": {"width", "height"}}`, boxes in pixels of the image as it was sent.
 
-    What differs between two detectors, set by `parameters` in config.pbtxt:
+    The settings of a detector, set by `parameters` in config.pbtxt:
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; auto: told apart by which dimension is longer |
-    | `size` | 640 | longer side in pixels where the input's height and width are -1 |
-    | `stride` | 32 | what height and width are rounded up to where they are -1 |
-    | `labels` | labels.txt | a file in the model's folder, one label a line; without it the class ids are the labels |
+    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; auto: the longer dimension decides |
+    | `size` | 640 | longer side in pixels, when the input's height and width are -1 |
+    | `stride` | 32 | height and width are rounded up to a multiple of it, when they are -1 |
+    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
 
-    The network sees RGB of 0 to 1, letterboxed; an input of UINT8 gets 0 to 255. A box counts for its best class only, with the score
-    objectness · class score; suppression is within a class. The first input and the first output are used.
+    The network gets letterboxed RGB from 0 to 1, or from 0 to 255 when its input is UINT8. A box counts only for its best class, with the score
+    objectness · class score; NMS is done per class. The client uses the model's first input and first output.
     """  # noqa: E501
 
     codec = IMAGE
     example = decode_base64(_EXAMPLE)  # a grey gradient, 8×8
     settings = (
         Parameter("layout", "auto", "form of the output", choices=("auto", "yolov5", "yolov5u")),
-        Parameter("size", 640, "longer side where the input's size varies", minimum=32),
-        Parameter("stride", 32, "the input's sides are multiples of it where they vary", minimum=1),
+        Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
+        Parameter("stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1),
         Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
     )
     parameters = (
-        Parameter("confidence", 0.25, "only detections with a score above it", minimum=0, maximum=1),
-        Parameter("iou", 0.45, "of two boxes of a class that overlap more, the better stays", minimum=0, maximum=1),
+        Parameter("confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1),
+        Parameter("iou", 0.45, "of two boxes of a class that overlap more, keep only the better", minimum=0, maximum=1),
         Parameter("max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES),
         Parameter("classes", Names(), "labels or class ids to keep; all when empty"),
     )
 
     def __init__(self, model: Model) -> None:
         """Raises InvalidRequest when input, settings and labels do not fit together, OSError when the file
-        that `labels` names is absent."""
+        that `labels` names is missing."""
         super().__init__(model)
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.height, self.width = _input_size(self.input)
@@ -69,12 +69,12 @@ class Client(ModelClient):
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As ModelClient's; `classes` become class ids, an unknown one raises InvalidRequest."""
+        """As ModelClient.read_parameters; turns `classes` into class ids, InvalidRequest for an unknown class."""
         parameters = super().read_parameters(given)
         return parameters | ({"classes": self.class_ids(parameters["classes"])} if "classes" in given else {})
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Labels, or class ids written as numbers -> class ids; a label goes before an id."""
+        """Labels or numbers -> class ids; a label that is a number counts as a label."""
         return tuple(self._class_id(name) for name in names)
 
     def _class_id(self, name: str) -> int:
@@ -85,20 +85,20 @@ class Client(ModelClient):
         known = ", ".join(self.labels[:100]) + (", …" if len(self.labels) > 100 else "")
         raise InvalidRequest(
             f"parameter 'classes': '{name}' is neither a label nor a class id of model "
-            f"'{self.model.name}'; its labels are: {known or 'none, send class ids'}"
+            f"'{self.model.name}'; its labels are: {known or 'unknown, send class ids'}"
         )
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
-        """n RGB images of any sizes -> the input [n,3,height,width], 0 to 1, or 0 to 255 where it is UINT8.
+        """n RGB images of any sizes -> the input [n,3,height,width], 0 to 1, or 0 to 255 when it is UINT8.
 
-        Where the model leaves height and width open, all share the smallest size that fits each of them.
+        If the model's height and width are variable, they are the smallest that fit all the images.
         """
         height, width = self._target([image.size for image in instances])
         rows = np.empty((len(instances), 3, height, width), DATATYPES[self.input.datatype])
         scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
         for row, image in zip(rows, instances, strict=True):
             pixels = Letterbox.fit(*image.size, width, height).apply(np.asarray(image))
-            for channel, plane in enumerate(row):  # each from numbers side by side: half the time
+            for channel, plane in enumerate(row):  # extracting contiguous channels first halves the time
                 values = cv2.extractChannel(pixels, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
         return {self.input.name: rows[:, None] if len(self.input.shape) == 4 else rows}
@@ -114,9 +114,9 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The output, [n,rows,5+C] or [n,4+C,rows] -> per image its detections, highest score first.
+        """The output, [n,rows,5+C] or [n,4+C,rows] -> the detections of each image, highest score first.
 
-        Raises InferenceFailed when the output has another number of classes than labels, or is not finite.
+        Raises InferenceFailed when the output is not finite or its number of classes is not that of the labels.
         """
         output = outputs[self.output.name]
         height, width = inputs[self.input.name].shape[-2:]
@@ -146,7 +146,7 @@ class Client(ModelClient):
         }
 
     def _candidates(self, table: NDArray[Any], confidence: float) -> Candidates:
-        """The rows whose score is above `confidence`: corners in the network's input, score, best class."""
+        """The rows with a score above `confidence`: corners in the network's input, scores, best classes."""
         if self._layout(table.shape) == "yolov5":
             rows = table[table[:, 4] > confidence].astype(np.float32)  # no score exceeds the objectness
             spans, merits = rows[:, :4], rows[:, 5:] * rows[:, 4:5]
@@ -168,7 +168,7 @@ class Client(ModelClient):
         return self.labels[class_id] if self.labels else str(class_id)
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """A copy of the image with a frame, the label and the score of each detection; one colour a class."""
+        """A copy of the image with a frame, the label and the score of each detection; each class has its colour."""
         picture = instance.copy()
         drawing = ImageDraw.Draw(picture)
         stroke = max(round(sum(picture.size) * 0.0015), 2)
@@ -186,22 +186,22 @@ class Client(ModelClient):
         return picture
 
     def _layout(self, shape: Sequence[int]) -> str:
-        """Of an output or of one image's part of it."""
+        """The layout of an output with this shape, or of one image's part of it."""
         given: str = self.options["layout"]
         if given != "auto":
             return given
         return "yolov5u" if 0 < shape[-2] < shape[-1] else "yolov5"
 
     def _class_count(self, shape: Sequence[int]) -> int:
-        """How many classes an output of this shape has, -1 when the shape does not say."""
+        """The number of classes of an output with this shape, -1 when the shape does not say."""
         if len(shape) < 2:
-            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} has less than two dimensions")
+            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} has fewer than two dimensions")
         rows = self._layout(shape) == "yolov5"
         columns, others = (shape[-1], 5) if rows else (shape[-2], 4)
         return -1 if columns == -1 else max(columns - others, 0)
 
     def _mismatch(self, classes: int) -> str:
-        """What is wrong when labels and classes disagree; empty when they agree or one is not known."""
+        """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
         if classes == 0:
             return f"output '{self.output.name}' has too few columns for boxes and classes"
         if not self.labels or classes in (-1, len(self.labels)):
@@ -213,7 +213,7 @@ class Client(ModelClient):
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
-    """Height and width, -1 where they vary."""
+    """(height, width), -1 for a variable one."""
     if len(spec.shape) not in (3, 4) or spec.shape[-3] not in (3, -1) or spec.datatype not in DATATYPES:
         raise InvalidRequest(
             f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; a detector takes one RGB image of "
@@ -223,7 +223,7 @@ def _input_size(spec: TensorSpec) -> tuple[int, int]:
 
 
 def class_colour(class_id: int) -> Colour:
-    """A strong colour that neighbouring classes do not share: hues a golden angle apart."""
+    """A strong colour, different for neighbouring classes: their hues are a golden angle apart."""
     red, green, blue = colorsys.hsv_to_rgb(class_id * 0.618034 % 1, 0.85, 0.9)
     return round(255 * red), round(255 * green), round(255 * blue)
 

@@ -1,4 +1,4 @@
-"""The CloudWatch alarms that roll an update back."""
+"""The CloudWatch alarms that roll back an update."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from deploy.context import Context
 from deploy.errors import DeployError
 from deploy.stack import VARIANT, is_ours, tags
 
-PERIOD = 60  # seconds, the finest that SageMaker's metrics have
-# suffix of the alarm's name: metric, statistic. 5XX errors are 0 or 1 per invocation, so their average is a share.
+PERIOD = 60  # seconds, the finest resolution of SageMaker's metrics
+# {suffix of the alarm's name: (metric, statistic)}. 5XX errors are 0 or 1 per invocation, so their average is a share.
 METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "5xx": ("Invocation5XXErrors", {"Statistic": "Average"}),
     "latency": ("ModelLatency", {"ExtendedStatistic": "p99"}),
@@ -21,22 +21,24 @@ def alarm_name(name: str, suffix: str) -> str:
 
 
 def make(context: Context, thresholds: Mapping[str, float]) -> list[str]:
-    """Makes or renews the alarms; their names. `thresholds`: by suffix, a share of 1 and microseconds."""
+    """Creates or updates the alarms; returns their names. `thresholds` by suffix: a share from 0 to 1, microseconds."""
     names = [alarm_name(context.name, suffix) for suffix in thresholds]
     for alarm in describe(context, names, []):
         if not _has_tags(context, alarm["AlarmArn"]):
-            raise DeployError(f"the alarm {alarm['AlarmName']} is not this program's: name your alarms with --alarm")
+            raise DeployError(
+                f"the alarm {alarm['AlarmName']} was not made by this program: name your own alarms with --alarm"
+            )
     for suffix, threshold in thresholds.items():
         context.calls.call("cloudwatch", "PutMetricAlarm", parameters(context.name, suffix, threshold))
     return names
 
 
 def parameters(name: str, suffix: str, threshold: float) -> dict[str, Any]:
-    """PutMetricAlarm's parameters: one minute above the threshold is an alarm, a minute without calls is none."""
+    """PutMetricAlarm's parameters: one minute above the threshold rings the alarm, a minute without calls does not."""
     metric, statistic = METRICS[suffix]
     return {
         "AlarmName": alarm_name(name, suffix),
-        "AlarmDescription": f"rolls an update of the endpoint {name} back",
+        "AlarmDescription": f"rolls back an update of the endpoint {name}",
         "Namespace": "AWS/SageMaker",
         "MetricName": metric,
         "Dimensions": [{"Name": "EndpointName", "Value": name}, {"Name": "VariantName", "Value": VARIANT}],
@@ -51,7 +53,7 @@ def parameters(name: str, suffix: str, threshold: float) -> dict[str, Any]:
 
 
 def describe(context: Context, names: list[str], assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the alarms that there are."""
+    """The alarms with these names that exist."""
     return context.calls.pages("cloudwatch", "DescribeAlarms", {"AlarmNames": names}, "MetricAlarms", assumed)
 
 

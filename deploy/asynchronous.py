@@ -1,4 +1,4 @@
-"""An asynchronous invocation: the body into S3, the call, and waiting for the result or the failure in S3."""
+"""An asynchronous invocation: puts the body into S3, makes the call, waits for the result or the failure in S3."""
 
 import uuid
 
@@ -8,14 +8,14 @@ from deploy.errors import DeployError, UsageError, one_line
 from deploy.request import Request
 from deploy.waiting import elapsed
 
-POLL = 2.0  # seconds between two looks
+POLL = 2.0  # seconds between two polls
 ASSUMED = {"OutputLocation": "s3://BUCKET/output", "FailureLocation": "s3://BUCKET/failure"}
 
 
 def invoke(context: Context, request: Request, folder: str, seconds: float) -> Reply | None:
-    """S3's GetObject of the result; None in a dry run.
+    """GetObject's reply for the result; None in a dry run.
 
-    Raises DeployError with the failure that the container wrote, or when there is neither after `seconds`.
+    Raises DeployError with the container's failure, or when there is neither result nor failure after `seconds`.
     """
     bucket, prefix = split(folder)
     key = f"{prefix.rstrip('/')}/{uuid.uuid4()}".lstrip("/")
@@ -37,7 +37,7 @@ def split(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme != "s3" or not bucket:
-        raise UsageError(f"'{url}' is no place in S3: s3://BUCKET/PREFIX/")
+        raise UsageError(f"'{url}' is not an S3 location: s3://BUCKET/PREFIX/")
     return bucket, key
 
 
@@ -52,7 +52,7 @@ def _result(context: Context, reply: Reply, seconds: float) -> Reply | None:
         if failure:
             raise DeployError(f"the request failed: {one_line(failure['Body'].read().decode(errors='replace'))}")
         if context.clock() - started > seconds:
-            raise DeployError(f"no result after {elapsed(seconds)}; it will still come: {reply['OutputLocation']}")
+            raise DeployError(f"no result after {elapsed(seconds)}; it may still appear at {reply['OutputLocation']}")
         context.sleep(POLL)
 
 

@@ -1,7 +1,7 @@
-"""The one place where AWS is called, or, in a dry run, where a call is printed instead.
+"""All calls to AWS are made here, or in a dry run printed.
 
-A dry run makes no call at all, not even one that reads. Each call therefore comes with the reply that a dry run
-goes on with (`assumed`): that nothing exists yet for `create`, that everything does for the other commands.
+A dry run makes no call at all, not even one that reads. So every call names the reply that a dry run assumes
+(`assumed`): for `create`, that nothing exists yet; for the other commands, that everything exists.
 """
 
 import json
@@ -18,7 +18,7 @@ from deploy.errors import DeployError, is_absent
 
 Reply = dict[str, Any]
 RETRIES = {"mode": "standard"}  # three attempts, or AWS_MAX_ATTEMPTS
-ONCE = {"total_max_attempts": 1}  # a slow model is not asked again
+ONCE = {"total_max_attempts": 1}  # no retries: a slow model would get the request again
 RUNTIME = "sagemaker-runtime"
 READ_TIMEOUT = 70  # seconds; SageMaker itself gives up on a container after 60
 
@@ -30,16 +30,16 @@ class Calls(Protocol):
         """The reply; raises botocore's errors."""
 
     def find(self, service: str, operation: str, parameters: Reply, assumed: Reply | None = None) -> Reply | None:
-        """The reply, or None when what is asked for does not exist."""
+        """The reply, or None when the resource does not exist."""
 
     def pages(
         self, service: str, operation: str, parameters: Reply, key: str, assumed: Sequence[Any] = ()
     ) -> list[Any]:
-        """All items of a listing, whose pages hold them as `key`."""
+        """All items of a paginated listing; each page holds its items under `key`."""
 
 
 class LiveCalls:
-    """Calls AWS. `endpoints` are services that are reached at another URL (a simulator)."""
+    """Calls AWS. `endpoints` gives other URLs for some services (a simulator)."""
 
     def __init__(self, session: boto3.Session, region: str, endpoints: Mapping[str, str]) -> None:
         self._session, self._region, self._endpoints = session, region, endpoints
@@ -76,7 +76,7 @@ class LiveCalls:
             raise DeployError(f"{err} (check --region and the variables AWS_ENDPOINT_URL…)") from None
 
     def _config(self, service: str) -> Config:
-        """A service at another URL needs no signature where there are no credentials."""
+        """Without credentials, calls to another URL are not signed."""
         unsigned = service in self._endpoints and self._session.get_credentials() is None
         options: dict[str, Any] = {"signature_version": UNSIGNED} if unsigned else {}
         retries = ONCE if service == RUNTIME else RETRIES
@@ -84,7 +84,7 @@ class LiveCalls:
 
 
 class PrintedCalls:
-    """Prints each call as a JSON object (service, operation, parameters) and makes none."""
+    """Prints each call as a JSON object (service, operation, parameters) instead of making it."""
 
     def __init__(self, out: Callable[[str], None]) -> None:
         self._out = out
@@ -106,7 +106,7 @@ class PrintedCalls:
 
 
 def printable(value: Any) -> Any:
-    """Parameters as JSON can hold them: bodies as their size, secret values of a container's environment masked."""
+    """JSON-able parameters: bodies as their size, secrets in a container's environment masked."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The command line: the table of commands, their common options, and how errors leave."""
+"""The command line: the table of commands, their common options, and how errors are printed."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ COMMANDS: dict[str, ModuleType] = {
     "delete": delete,
     "costs": costs,
 }
-SIMULATED_REGION = "us-east-1"  # where nothing names one and AWS is not called
+SIMULATED_REGION = "us-east-1"  # when no region is set and AWS is not called
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
@@ -42,28 +42,28 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
-        command.add_argument("--name", default=PROJECT, help="endpoint and stack (default: %(default)s)")
-        command.add_argument("--region", help="default: the profile's, or AWS_REGION")
-        command.add_argument("--profile", help="of the AWS configuration")
+        command.add_argument("--name", default=PROJECT, help="name of endpoint and stack (default: %(default)s)")
+        command.add_argument("--region", help="AWS region (default: AWS_REGION, or the profile's)")
+        command.add_argument("--profile", help="profile of the AWS configuration")
         command.add_argument("--dry-run", action="store_true", help="print the API calls and make none, not even reads")
         module.configure(command)
     return parser
 
 
 def out(text: str) -> None:
-    """A result, to stdout."""
+    """Prints a result to stdout."""
     print(text, flush=True)
 
 
 def say(text: str) -> None:
-    """Progress and errors, to stderr."""
+    """Prints progress or an error to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def confirm(question: str) -> bool:
-    """Asks a person; raises UsageError where nobody can answer."""
+    """Asks a person; raises UsageError when standard input is not a terminal."""
     if not sys.stdin.isatty():
-        raise UsageError("standard input is no terminal, so nobody can be asked: --yes says yes")
+        raise UsageError("cannot ask for confirmation, because standard input is not a terminal: --yes confirms")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -71,7 +71,7 @@ def confirm(question: str) -> bool:
 
 @dataclass(frozen=True)
 class Host:
-    """What the commands need of the machine that they run on; tests inject another."""
+    """What the commands use of this machine; tests inject another."""
 
     session: Callable[..., boto3.Session] = boto3.Session
     clock: Callable[[], float] = time.time
@@ -83,16 +83,16 @@ THIS_HOST = Host()
 
 
 def main(words: Sequence[str], host: Host = THIS_HOST) -> int:
-    """Runs a command; its exit code: 0, 1 when it failed, 2 when the command line makes no sense."""
+    """Runs a command; returns the exit code: 0, 1 when it failed, 2 when the command line is wrong."""
     arguments = build_parser().parse_args(words)
     try:
         arguments.name = check_name(arguments.name)
         COMMANDS[arguments.command].run(arguments, _context(arguments, host))
     except KeyboardInterrupt:
-        say("interrupted; what AWS has begun goes on")
+        say("interrupted; AWS continues what it has begun")
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's flush at exit would fail again
         return 1
     except UsageError as err:
         say(f"python -m deploy {arguments.command}: {err}")
@@ -114,15 +114,34 @@ def _context(arguments: argparse.Namespace, host: Host) -> Context:
     if arguments.dry_run:
         return _dry_context(arguments.name, region, host)
     calls = LiveCalls(session, region, {RUNTIME: runtime} if runtime else {})
-    return Context(calls, arguments.name, region, LocalEngine(), out, say, host.confirm, host.clock, host.sleep)
+    return Context(
+        calls=calls,
+        name=arguments.name,
+        region=region,
+        engine=LocalEngine(),
+        out=out,
+        say=say,
+        confirm=host.confirm,
+        clock=host.clock,
+        sleep=host.sleep,
+    )
 
 
 def _dry_context(name: str, region: str, host: Host) -> Context:
-    """Stdout has the calls and commands, stderr what would be said; every question is answered with yes."""
+    """Prints calls and commands to stdout, messages to stderr; answers every question with yes."""
 
-    def told(text: str) -> None:
+    def say_dry(text: str) -> None:
         say(f"(dry run) {text}")
 
-    told(f"no call is made; {ACCOUNT} stands for your account, -{ASSUMED_DIGEST} for a name that AWS would list")
-    calls, engine = PrintedCalls(out), PrintedEngine(out)
-    return Context(calls, name, region, engine, told, told, lambda _: True, host.clock, host.sleep)
+    say_dry(f"no call is made; {ACCOUNT} stands for your account, -{ASSUMED_DIGEST} for a name that AWS would list")
+    return Context(
+        calls=PrintedCalls(out),
+        name=name,
+        region=region,
+        engine=PrintedEngine(out),
+        out=say_dry,
+        say=say_dry,
+        confirm=lambda _: True,
+        clock=host.clock,
+        sleep=host.sleep,
+    )

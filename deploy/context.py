@@ -1,4 +1,4 @@
-"""What every command works with."""
+"""The context that every command gets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from deploy.engine import Engine
 
 @dataclass(frozen=True)
 class Context:
-    """`name` is the endpoint's and the stack's. `out` writes a result to stdout, `say` progress to stderr."""
+    """`name` names the endpoint and the stack. `out` writes a result to stdout, `say` writes progress to stderr."""
 
     calls: Calls
     name: str

@@ -1,4 +1,4 @@
-"""costs: one endpoint with all models against an endpoint for each, from the prices in prices.toml."""
+"""costs: compares one endpoint for all models with one endpoint per model, by the prices in prices.toml."""
 
 import argparse
 import math
@@ -10,13 +10,13 @@ from typing import Any
 from deploy.context import Context
 from deploy.errors import DeployError
 
-HELP = "print the cost page (docs/costs.md), computed from a table of prices"
+HELP = "print the cost page (docs/costs.md), computed from a price table"
 PRICES = Path(__file__).with_name("prices.toml")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's load: requests per second, and seconds of one core for a request."""
+    """A model's load: requests per second, and core-seconds per request."""
 
     name: str
     requests_per_second: float
@@ -25,7 +25,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Instance:
-    """A kind of instance; `minimum` of them an endpoint has even without load."""
+    """An instance type; an endpoint has at least `minimum` instances, even without load."""
 
     type: str
     price_per_hour: float
@@ -35,7 +35,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Prices:
-    """The table: what things cost and what they are to carry."""
+    """The table of prices, models and loads."""
 
     currency: str
     hours_per_month: float
@@ -46,13 +46,13 @@ class Prices:
 
     @classmethod
     def read(cls, path: Path) -> "Prices":
-        """Raises DeployError when the file cannot be read or lacks something."""
+        """Raises DeployError when the file cannot be read or is incomplete."""
         try:
             return cls._from(tomllib.loads(path.read_text(encoding="utf-8")))
         except OSError as err:
             raise DeployError(f"{path} cannot be read: {err.strerror}") from None
         except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as err:
-            raise DeployError(f"{path} is no table of prices: {err}") from None
+            raise DeployError(f"{path} is not a price table: {err}") from None
 
     @classmethod
     def _from(cls, table: dict[str, Any]) -> "Prices":
@@ -61,17 +61,17 @@ class Prices:
         prices = cls(**{**table, "loads": tuple(table["loads"])}, models=models, instances=instances)
         positive = [prices.hours_per_month, prices.target_load, *(each.cores for each in instances)]
         if not models or not instances or min(positive) <= 0 or min(each.minimum for each in instances) < 1:
-            raise ValueError("it needs models and instances; hours, load, cores and minimum above 0")
+            raise ValueError("it needs models and instances, and hours, load, cores and minimum above 0")
         return prices
 
     def needed(self, instance: Instance, models: tuple[Model, ...], load: float) -> int:
-        """How many instances carry these models at `load` times their requests."""
+        """The number of instances for these models at `load` times their requests."""
         work = load * sum(model.requests_per_second * model.core_seconds for model in models)
-        # Rounded, so that 6 cores of work on 6 cores are 1 instance in spite of binary fractions.
+        # Rounded so that binary fractions do not turn 6 cores of work on 6 cores into 2 instances.
         return max(instance.minimum, math.ceil(round(work / (instance.cores * self.target_load), 9)))
 
     def monthly(self, instance: Instance, count: int) -> float:
-        """What `count` instances cost in a month."""
+        """The cost of `count` instances per month."""
         return count * instance.price_per_hour * self.hours_per_month
 
 
@@ -104,12 +104,13 @@ def _introduction(prices: Prices) -> list[str]:
         "",
         "**The prices are examples; replace them.** AWS lists the current ones of each region at",
         "<https://aws.amazon.com/sagemaker/ai/pricing/> (Real-Time Inference). Storage, data transfer and logs are",
-        "left out; they are nearly the same both ways.",
+        "left out; they are nearly the same in both cases.",
         "",
-        "An endpoint is paid by the hour for each of its instances, called or not. So an endpoint of its own costs",
-        "at least its minimum of instances (two, to survive the loss of an availability zone), and what a model does",
-        "not use nobody else can. Models that share an endpoint share the minimum and the reserve. Once each model",
-        "fills instances of its own, sharing saves only what rounding up to whole instances costs.",
+        "An endpoint is paid by the hour for each of its instances, even when nobody calls it. So a model's own",
+        "endpoint costs at least its minimum of instances (two, to survive the loss of an availability zone), and",
+        "no other model can use what this one leaves free. Models that share an endpoint share the minimum and the",
+        "reserve. Once each model fills its own instances, sharing saves only the cost of rounding up to whole",
+        "instances.",
         "",
     ]
 

@@ -21,23 +21,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     specification.configure(parser)
     parser.add_argument("--role", default=PROJECT, help="execution role: a name or an ARN (default: %(default)s)")
-    parser.add_argument("--multi-model", metavar="S3", help="multi-model endpoint of the archives below s3://…/")
-    parser.add_argument("--model-only", action="store_true", help="only the model, for batch transform")
-    parser.add_argument("--network-isolation", action="store_true", help="the container reaches no network")
-    parser.add_argument("--subnet", action="append", default=[], metavar="ID", help="of a VPC; may be given again")
-    parser.add_argument("--security-group", action="append", default=[], metavar="ID", help="of a VPC; as --subnet")
+    parser.add_argument("--multi-model", metavar="S3", help="make a multi-model endpoint for the archives in s3://…/")
+    parser.add_argument("--model-only", action="store_true", help="create only the model, for batch transform")
+    parser.add_argument("--network-isolation", action="store_true", help="run the container without a network")
+    parser.add_argument("--subnet", action="append", default=[], metavar="ID", help="subnet of a VPC; repeatable")
+    parser.add_argument("--security-group", action="append", default=[], metavar="ID", help="of the VPC; repeatable")
     asynchronous = parser.add_argument_group("asynchronous inference")
-    asynchronous.add_argument("--async", dest="output", metavar="S3", help="asynchronous; the results go below s3://…/")
-    asynchronous.add_argument("--async-failures", metavar="S3", help="the failures go below s3://…/")
-    asynchronous.add_argument("--async-concurrency", type=int, metavar="N", help="requests at once of an instance")
-    asynchronous.add_argument("--on-success", metavar="ARN", help="SNS topic that is told of each result")
-    asynchronous.add_argument("--on-error", metavar="ARN", help="SNS topic that is told of each failure")
+    asynchronous.add_argument("--async", dest="output", metavar="S3", help="asynchronous, with results in s3://…/")
+    asynchronous.add_argument("--async-failures", metavar="S3", help="folder of the failures, s3://…/")
+    asynchronous.add_argument("--async-concurrency", type=int, metavar="N", help="concurrent requests per instance")
+    asynchronous.add_argument("--on-success", metavar="ARN", help="SNS topic that gets a message for each result")
+    asynchronous.add_argument("--on-error", metavar="ARN", help="SNS topic that gets a message for each failure")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
-    """Creates what is missing; what is there already with the same content is kept."""
+    """Creates what is missing; keeps existing resources with the same content."""
     check(arguments)
-    specification.container(arguments, {}, "")  # its mistakes come before any call
+    specification.container(arguments, {}, "")  # reports mistakes before any call
     image = arguments.image or default_image(context, context.engine.version())
     container = specification.container(arguments, {}, image)
     for line in warnings(container.get("Environment", {})):
@@ -61,11 +61,11 @@ def check(options: argparse.Namespace) -> None:
     for name in ("multi_model", "output", "async_failures"):
         value = getattr(options, name)
         if value is not None and not re.fullmatch(S3_FOLDER, value):
-            raise UsageError(f"'{value}' is no folder of S3: s3://BUCKET/PREFIX/")
+            raise UsageError(f"'{value}' is not an S3 folder: s3://BUCKET/PREFIX/")
     if options.multi_model and not options.multi_model.endswith("/"):
         raise UsageError(f"--multi-model '{options.multi_model}' must end with /: it is the folder of the archives")
     if bool(options.subnet) != bool(options.security_group):
-        raise UsageError("--subnet and --security-group go together")
+        raise UsageError("--subnet and --security-group need each other")
     extras = (options.async_failures, options.async_concurrency, options.on_success, options.on_error)
     if any(extras) and not options.output:
         raise UsageError("--async-failures, --async-concurrency, --on-success and --on-error need --async")
@@ -86,11 +86,11 @@ def _check_modes(options: argparse.Namespace) -> None:
         "network-isolation": options.network_isolation,
     }.items():
         if value:
-            raise UsageError(f"--serverless and --{name} exclude each other: SageMaker's serverless has it not")
+            raise UsageError(f"--serverless and --{name} exclude each other: serverless inference has no --{name}")
 
 
 def default_image(context: Context, tag: str) -> str:
-    """The repository's image with that tag; raises DeployError when there is no repository."""
+    """The URI of the repository's image with that tag; raises DeployError when there is no repository."""
     assumed = {"repositories": [{"repositoryUri": assumed_repository(context)}]}
     found = context.calls.find("ecr", "DescribeRepositories", {"repositoryNames": [PROJECT]}, assumed)
     if not found:
@@ -99,7 +99,7 @@ def default_image(context: Context, tag: str) -> str:
 
 
 def role_arn(context: Context, role: str) -> str:
-    """The ARN of a role that is given by name or by ARN."""
+    """The ARN of a role, given its name or its ARN."""
     if role.startswith("arn:"):
         return role
     assumed = {"Role": {"Arn": f"arn:aws:iam::123456789012:role/{role}"}}
@@ -111,29 +111,33 @@ def role_arn(context: Context, role: str) -> str:
 
 
 def ensure(context: Context, kind: Kind, parameters: Reply) -> None:
-    """Creates it unless it is there; its name is made of its content."""
+    """Creates the resource unless it exists; its name depends on its content."""
     key = f"{kind.word}Name"
     if context.calls.find("sagemaker", f"Describe{kind.word}", {key: parameters[key]}):
-        context.say(f"{kind.label} {parameters[key]} is there already")
+        context.say(f"{kind.label} {parameters[key]} exists already")
         return
     context.say(f"creating {kind.label} {parameters[key]}")
     context.calls.call("sagemaker", f"Create{kind.word}", parameters)
 
 
 def _ensure_endpoint(context: Context, config: str) -> None:
-    """Creates the endpoint; one whose creation failed is deleted first, for it cannot be mended."""
+    """Creates the endpoint; first deletes one whose creation failed, because it cannot be repaired."""
     found = describe(context, None)
     if found:
         require_ours(context, found)
         status = found["EndpointStatus"]
         if status != "Failed" and found["EndpointConfigName"] == config:
-            context.say(f"endpoint {context.name} is there already")
+            context.say(f"endpoint {context.name} exists already")
             return
         if status != "Failed":
             raise DeployError(f"the endpoint '{context.name}' exists with other settings: 'update' changes it")
         remove(context, ENDPOINT, context.name)
         wait(
-            context, f"endpoint {context.name}", lambda: describe(context, None), "EndpointStatus", (*PENDING, "Failed")
+            context,
+            f"endpoint {context.name}",
+            describe=lambda: describe(context, None),
+            field="EndpointStatus",
+            pending=(*PENDING, "Failed"),
         )
     context.say(f"creating endpoint {context.name}")
     parameters = {"EndpointName": context.name, "EndpointConfigName": config, "Tags": tags(context.name)}
@@ -142,7 +146,7 @@ def _ensure_endpoint(context: Context, config: str) -> None:
 
 def _finish(arguments: argparse.Namespace, context: Context, config: str) -> None:
     if arguments.no_wait:
-        context.out(f"endpoint {context.name} is being created; 'status' shows how far it is")
+        context.out(f"endpoint {context.name} is being created; 'status' shows the progress")
         return
     settle(context, config)
     context.out(f"endpoint {context.name} is InService")

@@ -1,4 +1,4 @@
-"""delete: all that `create`, `update` and `autoscale` made for this stack, and nothing else."""
+"""delete: deletes what `create`, `update` and `autoscale` made for this stack, and nothing else."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from deploy.errors import DeployError
 from deploy.stack import CONFIG, ENDPOINT, MODEL, owned, remove
 from deploy.waiting import wait
 
-HELP = "delete all that was created, after asking"
+HELP = "delete everything that was created, after asking"
 BUSY = tuple(status for status in PENDING if status != "Deleting")
 
 
@@ -19,16 +19,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
-    """Lists what carries the stack's tags, asks, deletes. The image, S3's files and the logs are kept."""
+    """Lists the resources with the stack's tags, asks, deletes them. Keeps the image, the files in S3 and the logs."""
     found = {kind: owned(context, kind) for kind in (ENDPOINT, CONFIG, MODEL)}
     alarm_names = alarms.owned(context)
     lines = [f"  {kind.label} {name}" for kind, names in found.items() for name in names]
     lines += [f"  alarm {name}" for name in alarm_names]
     if not lines:
-        context.out(f"nothing in {context.region} was made by this program for '{context.name}': nothing to delete")
+        context.out(f"this program made nothing for '{context.name}' in {context.region}: nothing to delete")
         return
     listing = "\n".join(lines)
-    context.say(f"in {context.region} this is deleted:\n{listing}")
+    context.say(f"to delete in {context.region}:\n{listing}")
     if not arguments.yes and not context.confirm("delete it?"):
         raise DeployError("nothing was deleted")
     if found[ENDPOINT]:
@@ -42,10 +42,11 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
 
 
 def _delete_endpoint(context: Context) -> None:
-    """The endpoint and its scaling. AWS deletes none that is being created or updated, so that is waited for."""
+    """Deletes the endpoint and its scaling. AWS refuses that during creation or update, so this waits first."""
     scaling.remove(context)
     what = f"endpoint {context.name}"
-    wait(context, what, lambda: describe(context, {"EndpointStatus": "InService"}), "EndpointStatus", BUSY)
+    in_service = {"EndpointStatus": "InService"}
+    wait(context, what, describe=lambda: describe(context, in_service), field="EndpointStatus", pending=BUSY)
     remove(context, ENDPOINT, context.name)
-    still = (*PENDING, "InService", "OutOfService", "Failed", "UpdateRollbackFailed")
-    wait(context, what, lambda: describe(context, None), "EndpointStatus", still)
+    existing = (*PENDING, "InService", "OutOfService", "Failed", "UpdateRollbackFailed")
+    wait(context, what, describe=lambda: describe(context, None), field="EndpointStatus", pending=existing)

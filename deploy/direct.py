@@ -1,4 +1,4 @@
-"""A request straight to a container, without AWS: what `docker run` or `make run` has started."""
+"""A request straight to a container that `docker run` or `make run` started, without AWS."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from deploy.calls import READ_TIMEOUT
 from deploy.errors import DeployError, container_error, one_line
 from deploy.request import Request
 
-# InvokeEndpoint's fields as SageMaker hands them to the container (serving/bodies/invocation.py reads them).
+# The headers in which SageMaker passes InvokeEndpoint's fields to the container.
 HEADERS = {
     "Accept": "Accept",
     "CustomAttributes": "X-Amzn-SageMaker-Custom-Attributes",
@@ -18,7 +18,7 @@ HEADERS = {
 
 
 def send(url: str, request: Request) -> urllib3.BaseHTTPResponse:
-    """The container's reply, whose body is not read yet; raises DeployError when it is an error or there is none."""
+    """The container's reply with its body still unread; raises DeployError for an error or without a reply."""
     headers = {HEADERS[field]: text for field, text in request.fields.items()} | {"Content-Type": request.content_type}
     target = f"{url.rstrip('/')}/invocations"
     try:
@@ -26,13 +26,13 @@ def send(url: str, request: Request) -> urllib3.BaseHTTPResponse:
             "POST", target, body=request.body, headers=headers, preload_content=False
         )
     except (urllib3.exceptions.HTTPError, ValueError) as err:
-        raise DeployError(f"no answer from {target}: {one_line(str(err))}") from None
+        raise DeployError(f"no reply from {target}: {one_line(str(err))}") from None
     if reply.status != 200:
         raise DeployError(container_error(reply.status, reply.read().decode(errors="replace")))
     return reply
 
 
 def parts(reply: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """The reply's body as it comes."""
+    """The reply's body, part by part as it arrives."""
     while part := reply.read1(65536):
         yield part

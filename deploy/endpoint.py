@@ -1,4 +1,4 @@
-"""The stack's endpoint: what it is now, and waiting until it has settled."""
+"""The stack's endpoint: its current state, and waiting until a change is done."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ DEFAULT_INSTANCE_TYPE = "ml.c5.xlarge"
 
 
 def assumed_config_name(context: Context) -> str:
-    """Of the endpoint that a dry run assumes."""
+    """The configuration name of the endpoint that a dry run assumes."""
     return f"{context.name}-{ASSUMED_DIGEST}"
 
 
@@ -31,29 +31,29 @@ def assumed_endpoint(context: Context, config: str) -> Reply:
 
 
 def assumed_config(context: Context) -> Reply:
-    """Its configuration."""
+    """The endpoint configuration that a dry run assumes."""
     variant = {"VariantName": VARIANT, "ModelName": assumed_config_name(context)}
     return {"ProductionVariants": [variant | {"InstanceType": DEFAULT_INSTANCE_TYPE, "InitialInstanceCount": 1}]}
 
 
 def assumed_model(context: Context) -> Reply:
-    """Its model."""
+    """The model that a dry run assumes."""
     role = "arn:aws:iam::123456789012:role/" + PROJECT
     return {"PrimaryContainer": {"Image": assumed_repository(context) + ":current"}, "ExecutionRoleArn": role}
 
 
 def assumed_repository(context: Context) -> str:
-    """ECR's repository that a dry run assumes."""
+    """The ECR repository that a dry run assumes."""
     return f"123456789012.dkr.ecr.{context.region}.amazonaws.com/{PROJECT}"
 
 
 def describe(context: Context, assumed: Reply | None) -> Reply | None:
-    """DescribeEndpoint, None when there is no such endpoint."""
+    """DescribeEndpoint's reply; None when there is no such endpoint."""
     return context.calls.find("sagemaker", "DescribeEndpoint", {"EndpointName": context.name}, assumed)
 
 
 def require(context: Context) -> Reply:
-    """The stack's endpoint; raises DeployError when there is none or it is somebody else's."""
+    """The stack's endpoint; raises DeployError when there is none or another program made it."""
     found = describe(context, assumed_endpoint(context, assumed_config_name(context)))
     if not found:
         raise DeployError(
@@ -68,20 +68,20 @@ def require_ours(context: Context, found: Reply) -> None:
     """Raises DeployError when the endpoint does not have the stack's tags."""
     if not has_tags(context, found["EndpointArn"]):
         raise DeployError(
-            f"the endpoint '{context.name}' in {context.region} was not made by this program (it has not the tags "
-            "created-by and stack), so it is left alone: choose another --name"
+            f"the endpoint '{context.name}' in {context.region} was not made by this program (it does not have the "
+            "tags created-by and stack), so it is not changed: choose another --name"
         )
 
 
 def read_config(context: Context, name: str) -> Reply:
-    """DescribeEndpointConfig."""
+    """DescribeEndpointConfig's reply."""
     return context.calls.call(
         "sagemaker", "DescribeEndpointConfig", {"EndpointConfigName": name}, assumed_config(context)
     )
 
 
 def only_variant(config: Reply) -> dict[str, Any]:
-    """The configuration's one production variant."""
+    """The configuration's only production variant."""
     variant: dict[str, Any] = config["ProductionVariants"][0]
     return variant
 
@@ -89,16 +89,22 @@ def only_variant(config: Reply) -> dict[str, Any]:
 def settle(context: Context, expected_config: str) -> None:
     """Waits until the endpoint serves `expected_config`.
 
-    Raises DeployError, after the container's last log lines, when it does not.
+    If it does not, prints the container's last log lines and raises DeployError.
     """
     since = context.clock() - CLOCK_SKEW
     assumed = assumed_endpoint(context, expected_config)
-    reply = wait(context, f"endpoint {context.name}", lambda: describe(context, assumed), "EndpointStatus", PENDING)
+    reply = wait(
+        context,
+        f"endpoint {context.name}",
+        describe=lambda: describe(context, assumed),
+        field="EndpointStatus",
+        pending=PENDING,
+    )
     served, status = reply.get("EndpointConfigName"), reply["EndpointStatus"]
     if status == IN_SERVICE and served == expected_config:
         return
     show_last(context, ENDPOINT_LOGS + context.name, since)
     reason = one_line(reply.get("FailureReason") or "AWS gives no reason")
     if status == IN_SERVICE:
-        raise DeployError(f"the update was rolled back, {served} goes on being served: {reason}")
+        raise DeployError(f"the update was rolled back, {served} is still served: {reason}")
     raise DeployError(f"the endpoint '{context.name}' is {status}: {reason}")

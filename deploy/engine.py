@@ -1,4 +1,4 @@
-"""Docker, Podman or Buildah, whichever is there, and git."""
+"""Docker, Podman or Buildah, whichever is installed, and git."""
 
 import json
 import shutil
@@ -11,26 +11,26 @@ from deploy.errors import DeployError
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ("docker", "podman", "buildah")
-# SageMaker refuses images whose manifest is OCI's; Docker pushes what it built (docs/deploy.md says how to build).
+# SageMaker refuses images with an OCI manifest. Docker has no option for that (docs/deploy.md says how to build).
 PUSH_OPTIONS = {"docker": [], "podman": ["--format", "v2s2"], "buildah": ["--format", "v2s2"]}
 
 INSPECT = {"docker": ["image", "inspect"], "podman": ["image", "inspect"], "buildah": ["inspect", "--type", "image"]}
 
 
 class Engine(Protocol):
-    """Runs programs. The secret goes to standard input, never onto a command line."""
+    """Runs programs. A secret goes to standard input, never onto a command line."""
 
     def run(self, command: Sequence[str], secret: str = "") -> None:
-        """Runs it; its output is shown. Raises DeployError when it fails."""
+        """Runs the command and shows its output. Raises DeployError when it fails."""
 
     def has(self, program: str) -> bool:
-        """Whether that program is there."""
+        """Whether the program is installed."""
 
     def succeeds(self, command: Sequence[str]) -> bool:
-        """Whether a command that changes nothing has the exit code 0; its output is not shown."""
+        """Whether the command, which changes nothing, exits with 0; hides its output."""
 
     def version(self) -> str:
-        """The working tree's version by git describe; raises DeployError where there is none."""
+        """The working tree's version by git describe; raises DeployError when git cannot tell."""
 
 
 class LocalEngine:
@@ -52,11 +52,11 @@ class LocalEngine:
         try:
             return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
-            raise DeployError("git describe gives no version here: name one with --tag (or --image)") from None
+            raise DeployError("git describe finds no version here: name one with --tag (or --image)") from None
 
 
 class PrintedEngine(LocalEngine):
-    """Prints each command as a JSON object and runs none; `git describe`, which is local, is asked all the same."""
+    """Prints each command as a JSON object instead of running it; only `git describe` runs."""
 
     def __init__(self, out: Callable[[str], None]) -> None:
         self._out = out
@@ -65,11 +65,11 @@ class PrintedEngine(LocalEngine):
         self._out(json.dumps({"command": list(command)}, indent=2))
 
     def succeeds(self, command: Sequence[str]) -> bool:
-        return True  # that the image is there
+        return True  # a dry run assumes that the image exists
 
 
 def choose(engine: Engine, wanted: str, image: str) -> str:
-    """The engine's name: the one that is wanted, or the first that is there; it must have the image."""
+    """The name of the wanted engine, or with "auto" of the first one installed that has the image."""
     names = [name for name in (ENGINES if wanted == "auto" else (wanted,)) if engine.has(name)]
     if not names:
         raise DeployError(

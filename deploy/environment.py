@@ -1,4 +1,4 @@
-"""The container's environment: --env KEY=VALUE, checked against the settings that the container reads."""
+"""The container's environment from --env KEY=VALUE, checked against the container's settings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from serving.settings.table import TABLE, Settings
 
 SECRET_WORDS = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 SECRET_SETTINGS = {variable for row in TABLE if row.secret for variable in row.variables}
-MAX_VALUE = 1024  # characters, SageMaker's own limit of a key and of a value
+MAX_VALUE = 1024  # characters, SageMaker's limit for a key and for a value
 
 
 def read_environment(pairs: Sequence[str], mode: Mapping[str, str]) -> dict[str, str]:
-    """KEY=VALUE pairs; raises UsageError when one is malformed or the container would refuse it at its start.
+    """The variables in KEY=VALUE pairs; raises UsageError for a malformed pair or a value that the container refuses.
 
-    `mode` is what SageMaker sets by itself (SAGEMAKER_MULTI_MODEL).
+    `mode` holds the variables that SageMaker itself sets (SAGEMAKER_MULTI_MODEL).
     """
     environment = dict(_pair(text) for text in pairs)
     try:
@@ -27,12 +27,12 @@ def read_environment(pairs: Sequence[str], mode: Mapping[str, str]) -> dict[str,
 
 
 def warnings(environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable that is named as the container's own are, and is none of them."""
+    """A line for each unknown variable whose name looks like one of the container's settings."""
     return unknown_variables(environment)
 
 
 def masked(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same with a mask for each value that may be a secret."""
+    """The environment with a mask in place of each value that may be a secret."""
     return {name: MASK if _is_secret(name) else value for name, value in environment.items()}
 
 
@@ -45,5 +45,5 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise UsageError(f"--env takes KEY=VALUE, got '{name if sign else text}'")
     if len(value) > MAX_VALUE:
-        raise UsageError(f"--env {name}: the value has {len(value)} characters, SageMaker takes {MAX_VALUE}")
+        raise UsageError(f"--env {name}: the value has {len(value)} characters, SageMaker allows {MAX_VALUE}")
     return name, value

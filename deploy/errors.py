@@ -1,4 +1,4 @@
-"""What goes wrong, in one line: what it was and what to do."""
+"""Errors, each in one line that says what was wrong and what to do."""
 
 import json
 from typing import Any
@@ -46,21 +46,21 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 class DeployError(Exception):
-    """A command could not do its work; the text says why and what to do. Exit code 1."""
+    """A command failed; the text says why and what to do. Exit code 1."""
 
 
 class UsageError(DeployError):
-    """A command line that makes no sense. Exit code 2."""
+    """The command line is wrong. Exit code 2."""
 
 
 def is_absent(error: aws.ClientError) -> bool:
-    """Whether AWS says that the thing asked for does not exist."""
+    """Whether AWS says that the resource does not exist."""
     code = error.response["Error"]["Code"]
     return code in ABSENT_CODES or (code.startswith("Validation") and "could not find" in _message(error).lower())
 
 
 def explain(error: Exception) -> str:
-    """An error of boto3 as one line: what AWS says, and what to do."""
+    """boto3's error in one line: what AWS says, and what to do."""
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
     for kind, text in KINDS:
@@ -70,7 +70,7 @@ def explain(error: Exception) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space as one space."""
+    """The text with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
@@ -81,16 +81,16 @@ def _message(error: aws.ClientError) -> str:
 def _explain_reply(error: aws.ClientError) -> str:
     code = error.response["Error"]["Code"]
     if code == "ModelError":
-        reply: dict[str, Any] = dict(error.response)  # with fields of SageMaker's own
+        reply: dict[str, Any] = dict(error.response)  # has fields that boto3's types do not know
         return container_error(reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error))
     if code.startswith("Validation") and "not found" in _message(error) and error.operation_name.startswith("Invoke"):
-        return f"{one_line(_message(error))} ('python -m deploy status' shows what there is; check --name and --region)"
+        return f"{one_line(_message(error))} (see 'python -m deploy status'; check --name and --region)"
     text = f"{error.operation_name}: {one_line(_message(error)) or code}"
     return f"{text} ({ADVICE[code]})" if code in ADVICE else f"{text} ({code})"
 
 
 def container_error(status: Any, text: str) -> str:
-    """What the container itself answered; its errors are JSON with `error` and `code`."""
+    """The container's own error in one line; its errors are JSON with `error` and `code`."""
     try:
         document = json.loads(text)
         text = f"{document['error']} ({document['code']})"

@@ -1,4 +1,4 @@
-"""invoke: one request to the endpoint, its reply as a person reads it."""
+"""invoke: sends one request to the endpoint and prints the reply in readable form."""
 
 import argparse
 import codecs
@@ -14,7 +14,7 @@ from deploy.replies import readable
 from deploy.request import MAX_BODY, Request, read
 
 HELP = "send a file, a text or tensors to the endpoint"
-DEFAULT_WAIT = 3600.0  # seconds, asynchronous inference's own limit
+DEFAULT_WAIT = 3600.0  # seconds, the limit of asynchronous inference
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,28 +22,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the body; its type follows from its name")
     parser.add_argument("--text", help="a text as the body")
     parser.add_argument("--json", help="JSON as the body: instances or KServe tensors")
-    parser.add_argument("--model", metavar="NAME", help="model that answers; default: the endpoint's own default")
-    parser.add_argument("--version", metavar="V", help="of the model; default: the latest")
-    parser.add_argument("--parameter", action="append", default=[], metavar="NAME=VALUE", help="of the model: top_k=2")
-    parser.add_argument("--target-model", metavar="ARCHIVE", help="of a multi-model endpoint: NAME.tar.gz")
-    parser.add_argument("--content-type", metavar="TYPE", help="of the body, where its name does not say it")
-    parser.add_argument("--accept", metavar="TYPE", help="of the reply")
+    parser.add_argument("--model", metavar="NAME", help="model to call; default: the endpoint's default model")
+    parser.add_argument("--version", metavar="V", help="version of the model; default: the latest")
+    parser.add_argument(
+        "--parameter", action="append", default=[], metavar="NAME=VALUE", help="parameter of the model, such as top_k=2"
+    )
+    parser.add_argument("--target-model", metavar="ARCHIVE", help="model of a multi-model endpoint: NAME.tar.gz")
+    parser.add_argument("--content-type", metavar="TYPE", help="type of the body; default: by the file's name")
+    parser.add_argument("--accept", metavar="TYPE", help="type of the reply")
     parser.add_argument("--inference-id", metavar="ID", help="the request's id in the logs")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write the reply here; .jpg and .png: detections drawn"
+        "--output", type=Path, metavar="FILE", help="write the reply here; .jpg and .png: an image with the detections"
     )
-    parser.add_argument("--raw", action="store_true", help="print the reply as it comes")
+    parser.add_argument("--raw", action="store_true", help="print the reply unchanged")
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--stream", action="store_true", help="print the reply's parts as they come")
-    way.add_argument("--async", dest="folder", metavar="S3", help="asynchronously; the body is put below s3://…/")
-    parser.add_argument("--wait", type=float, default=DEFAULT_WAIT, metavar="S", help="for an asynchronous result")
+    way.add_argument("--stream", action="store_true", help="print the reply's parts as they arrive")
+    way.add_argument("--async", dest="folder", metavar="S3", help="call asynchronously, with the body in s3://…/")
+    parser.add_argument(
+        "--wait", type=float, default=DEFAULT_WAIT, metavar="S", help="seconds to wait for an asynchronous result"
+    )
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--endpoint-url", metavar="URL", help="of the runtime API, for a simulator")
-    place.add_argument("--container", metavar="URL", help="of a container without AWS: http://localhost:8080")
+    place.add_argument("--endpoint-url", metavar="URL", help="URL of the runtime API, for a simulator")
+    place.add_argument("--container", metavar="URL", help="call a container without AWS: http://localhost:8080")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
-    """Sends the request by the way that the options name."""
+    """Sends the request the way that the options say, and prints the reply."""
     request = read(arguments)
     _check(arguments, request)
     if arguments.stream:
@@ -66,16 +70,16 @@ def _ask(options: argparse.Namespace, context: Context, request: Request) -> Rep
 
 def _check(options: argparse.Namespace, request: Request) -> None:
     if options.target_model and (options.stream or options.folder):
-        raise UsageError("--target-model goes with neither --stream nor --async: the API's calls have no TargetModel")
+        raise UsageError("--target-model works with neither --stream nor --async: those API calls have no TargetModel")
     if len(request.body) > MAX_BODY and not options.folder:
-        raise UsageError(f"the body has {len(request.body)} bytes, SageMaker takes {MAX_BODY}; --async takes 1 GB")
+        raise UsageError(f"the body has {len(request.body)} bytes, SageMaker allows {MAX_BODY}; --async allows 1 GB")
     if options.folder:
         asynchronous.split(options.folder)
     for url in (options.container, options.endpoint_url):
         if url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-            raise UsageError(f"'{url}' is no URL: http://HOST:PORT")
+            raise UsageError(f"'{url}' is not a URL: http://HOST:PORT")
     if options.container and (options.folder or options.dry_run):
-        raise UsageError("--container asks a container itself: it goes with neither --async nor --dry-run")
+        raise UsageError("--container works with neither --async nor --dry-run: it does not call AWS")
 
 
 def _show(options: argparse.Namespace, context: Context, body: bytes, content_type: str) -> None:
@@ -97,7 +101,7 @@ def _write(path: Path, body: bytes) -> None:
 
 
 def _stream(options: argparse.Namespace, context: Context, request: Request) -> Iterable[bytes]:
-    """The reply's parts as they come; botocore raises an error within the stream by itself."""
+    """The reply's parts as they arrive; botocore raises errors within the stream."""
     if options.container:
         yield from direct.parts(direct.send(options.container, request))
         return
@@ -108,7 +112,7 @@ def _stream(options: argparse.Namespace, context: Context, request: Request) -> 
 
 
 def _print_parts(context: Context, parts: Iterable[bytes]) -> None:
-    """Line by line, although a part may end within a line or a character."""
+    """Prints whole lines, although a part may end within a line or a character."""
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")
     line = ""
     for part in parts:

@@ -1,4 +1,4 @@
-"""logs: what the container wrote, from CloudWatch."""
+"""logs: prints the container's log from CloudWatch."""
 
 import argparse
 import re
@@ -12,9 +12,9 @@ from deploy.errors import DeployError, UsageError
 HELP = "print the container's log"
 ENDPOINT_LOGS = "/aws/sagemaker/Endpoints/"
 TRANSFORM_LOGS = "/aws/sagemaker/TransformJobs"
-FOLLOW = 3.0  # seconds between two questions
-LAST = 30  # lines that are shown when something has failed
-SEEN = 10_000  # events that are remembered, so that one is printed once
+FOLLOW = 3.0  # seconds between two polls
+LAST = 30  # lines to show after a failure
+SEEN = 10_000  # events to remember, so that none is printed twice
 LATE = 60.0  # seconds: CloudWatch may show an event that much after a later one
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -23,8 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--since", default="1h", metavar="AGE", help="how far back: 90s, 10m, 2h, 1d")
     parser.add_argument("--lines", type=int, default=1000, metavar="N", help="only the last N lines")
-    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--transform", metavar="JOB", help="of this transform job, not of the endpoint")
+    parser.add_argument("--follow", action="store_true", help="print new lines until Ctrl-C")
+    parser.add_argument("--transform", metavar="JOB", help="log of this transform job instead of the endpoint")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
@@ -44,12 +44,12 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
 def age(text: str) -> float:
     """90s, 10m, 2h or 1d in seconds."""
     if not re.fullmatch(r"\d+[smhd]", text):
-        raise UsageError(f"--since '{text}': a number and s, m, h or d, such as 10m")
+        raise UsageError(f"--since '{text}' must be a number and s, m, h or d, such as 10m")
     return int(text[:-1]) * UNITS[text[-1]]
 
 
 def read(context: Context, group: str, since: float, streams: str = "") -> list[dict[str, Any]] | None:
-    """The group's events from that time on (seconds since 1970), oldest first; None when there is no such group."""
+    """The group's events since that time (seconds since 1970), oldest first; None when there is no such group."""
     parameters: dict[str, Any] = {"logGroupName": group, "startTime": int(max(since, 0) * 1000)}
     if streams:
         parameters["logStreamNamePrefix"] = f"{streams}/"
@@ -65,10 +65,10 @@ def read(context: Context, group: str, since: float, streams: str = "") -> list[
 
 
 def show_last(context: Context, group: str, since: float, streams: str = "") -> None:
-    """The last lines of what has failed, to stderr; a log that is not there is no error."""
+    """Prints the last lines of a failed container's log to stderr; a missing log is no error."""
     events = read(context, group, since, streams) or []
     if not events:
-        context.say(f"(nothing in the log group {group}: the container wrote nothing, or never started)")
+        context.say(f"(the log group {group} is empty: the container wrote nothing, or never started)")
     for event in events[-LAST:]:
         context.say(f"  {_line(event)}")
 
@@ -79,7 +79,7 @@ def _print(context: Context, events: Iterable[dict[str, Any]]) -> None:
 
 
 def _line(event: dict[str, Any]) -> str:
-    """The message after its instance, the last part of the stream's name."""
+    """The instance (the last part of the stream's name) and the message."""
     return f"{event['logStreamName'].rpartition('/')[2]} {event['message'].rstrip()}"
 
 

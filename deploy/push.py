@@ -1,4 +1,4 @@
-"""push: the image into ECR, with a repository made where there is none."""
+"""push: pushes the image to ECR; creates the repository if there is none."""
 
 import argparse
 import base64
@@ -17,18 +17,18 @@ ASSUMED_TOKEN = base64.b64encode(b"AWS:password").decode()
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--local-image", default=PROJECT, metavar="IMAGE", help="what is pushed (default: %(default)s)")
-    parser.add_argument("--repository", default=PROJECT, help="in ECR (default: %(default)s)")
+    parser.add_argument("--local-image", default=PROJECT, metavar="IMAGE", help="image to push (default: %(default)s)")
+    parser.add_argument("--repository", default=PROJECT, help="repository in ECR (default: %(default)s)")
     parser.add_argument("--tag", help="default: git describe --tags --always --dirty")
-    parser.add_argument("--engine", choices=("auto", *ENGINES), default="auto", help="default: the first that is there")
+    parser.add_argument("--engine", choices=("auto", *ENGINES), default="auto", help="auto: the first one installed")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
-    """Logs in, tags, pushes; the image's URI goes to stdout."""
+    """Logs in, tags and pushes; prints the image's URI to stdout."""
     engine = choose(context.engine, arguments.engine, arguments.local_image)
     tag = arguments.tag or context.engine.version()
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", tag):
-        raise UsageError(f"'{tag}' is no tag of an image: letters, digits and . _ -, at most 128 characters")
+        raise UsageError(f"'{tag}' is not a valid image tag: letters, digits and . _ -, at most 128 characters")
     repository = ensure_repository(context, arguments.repository)
     uri = f"{repository['repositoryUri']}:{tag}"
     user, password = _credentials(context)
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
 
 
 def ensure_repository(context: Context, name: str) -> Reply:
-    """ECR's repository, made with the project's tag when there is none."""
+    """The ECR repository; creates it with the project's tag when there is none."""
     found = context.calls.find("ecr", "DescribeRepositories", {"repositoryNames": [name]})
     if found:
         there: Reply = found["repositories"][0]
@@ -54,17 +54,17 @@ def ensure_repository(context: Context, name: str) -> Reply:
 
 
 def _credentials(context: Context) -> tuple[str, str]:
-    """User and password for the registry, valid for 12 hours."""
+    """User and password of the registry, valid for 12 hours."""
     assumed = {"authorizationData": [{"authorizationToken": ASSUMED_TOKEN}]}
     data = context.calls.call("ecr", "GetAuthorizationToken", {}, assumed)["authorizationData"]
     if not data:
-        raise DeployError("ECR gave no password: try again")
+        raise DeployError("ECR returned no password: try again")
     user, _, password = base64.b64decode(data[0]["authorizationToken"]).decode().partition(":")
     return user, password
 
 
 def _warn_of_oci(context: Context, repository: str, tag: str) -> None:
-    """SageMaker answers CreateModel with 'Unsupported manifest media type' for such an image."""
+    """Warns when the image has an OCI manifest: CreateModel fails with 'Unsupported manifest media type'."""
     query = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
     assumed = {"imageDetails": [{"imageManifestMediaType": ""}]}
     found = context.calls.find("ecr", "DescribeImages", query, assumed)

@@ -1,13 +1,13 @@
-"""A reply of the container as a person reads it."""
+"""Formats the container's replies for a terminal."""
 
 import json
 from typing import Any
 
-SHOWN = 6  # numbers of an embedding
+SHOWN = 6  # numbers of an embedding to print
 
 
 def readable(body: bytes, content_type: str) -> str | None:
-    """Text for a terminal; None for a reply that is no text."""
+    """Text for a terminal; None for a reply that is not text."""
     if content_type.startswith("text/") or "jsonlines" in content_type:
         return body.decode(errors="replace").rstrip("\n")
     try:
@@ -23,7 +23,7 @@ def readable(body: bytes, content_type: str) -> str | None:
 
 
 def _prediction(value: Any) -> list[str]:
-    """The lines of one prediction: those of the bundled clients by their fields, any other as JSON."""
+    """The lines for one prediction: formatted for the bundled clients' fields, otherwise as JSON."""
     for field, lines in (("detections", _detections), ("classes", _classes), ("embedding", _embedding)):
         if isinstance(value, dict) and isinstance(value.get(field), list):
             try:

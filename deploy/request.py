@@ -1,4 +1,4 @@
-"""A request to the endpoint: what the command line says -> InvokeEndpoint's parameters."""
+"""A request to the endpoint: the command line's options -> InvokeEndpoint's parameters."""
 
 import argparse
 import mimetypes
@@ -22,24 +22,24 @@ TYPES = {
 ANY_TYPE = "application/octet-stream"
 PICTURES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
 MAX_ATTRIBUTES = 1024  # characters of CustomAttributes, SageMaker's limit
-MAX_BODY = 25 * 1024 * 1024  # bytes of a real-time request
+MAX_BODY = 25 * 1024 * 1024  # bytes, SageMaker's limit for a real-time request
 
 
 @dataclass(frozen=True)
 class Request:
-    """A body with its type, and the fields that InvokeEndpoint sends as headers."""
+    """A body, its type, and the fields that InvokeEndpoint sends as headers."""
 
     body: bytes
     content_type: str
     fields: dict[str, str]
 
     def parameters(self, endpoint: str) -> dict[str, Any]:
-        """InvokeEndpoint's and InvokeEndpointWithResponseStream's."""
+        """The parameters of InvokeEndpoint and InvokeEndpointWithResponseStream."""
         return {"EndpointName": endpoint, "Body": self.body, "ContentType": self.content_type, **self.fields}
 
 
 def read(options: argparse.Namespace) -> Request:
-    """Raises UsageError when there is no body or more than one, or it cannot be read."""
+    """The request that the options describe; UsageError unless they give one readable body."""
     body, content_type = _body(options)
     fields = {"CustomAttributes": attributes(options), "Accept": _accept(options)}
     fields |= {"TargetModel": options.target_model or "", "InferenceId": options.inference_id or ""}
@@ -47,7 +47,7 @@ def read(options: argparse.Namespace) -> Request:
 
 
 def attributes(options: argparse.Namespace) -> str:
-    """Model, version and parameters as the header Custom-Attributes, the one that SageMaker hands through."""
+    """Model, version and parameters as Custom-Attributes, the header that SageMaker passes to the container."""
     pairs = [("model_name", options.model), ("model_version", options.version)]
     pairs += [_parameter(text) for text in options.parameter]
     text = ";".join(f"{name}={value}" for name, value in pairs if value)
@@ -64,7 +64,7 @@ def _parameter(text: str) -> tuple[str, str]:
 
 
 def _accept(options: argparse.Namespace) -> str:
-    """--accept; else a picture where --output names one, and events where a stream is asked for."""
+    """--accept; else an image type when --output names an image, or an event stream with --stream."""
     if options.accept:
         return str(options.accept)
     picture = PICTURES.get(options.output.suffix.lower(), "") if options.output else ""

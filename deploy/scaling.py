@@ -1,4 +1,4 @@
-"""autoscale: more and fewer instances, by target tracking."""
+"""autoscale: scales the number of instances by target tracking."""
 
 import argparse
 from typing import Any
@@ -17,12 +17,14 @@ CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--min", type=int, default=1, metavar="N", help="instances at least (default: 1)")
-    parser.add_argument("--max", type=int, default=4, metavar="N", help="instances at most (default: 4)")
+    parser.add_argument("--min", type=int, default=1, metavar="N", help="fewest instances (default: 1)")
+    parser.add_argument("--max", type=int, default=4, metavar="N", help="most instances (default: 4)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--invocations", type=float, metavar="N", help="aim: calls per minute and instance (default: 70)")
-    what.add_argument("--concurrency", type=float, metavar="N", help="aim: requests at once; reacts within seconds")
-    what.add_argument("--remove", action="store_true", help="stop scaling; the instances stay as many as they are")
+    what.add_argument(
+        "--invocations", type=float, metavar="N", help="target: calls a minute per instance (default: 70)"
+    )
+    what.add_argument("--concurrency", type=float, metavar="N", help="target: concurrent requests; reacts in seconds")
+    what.add_argument("--remove", action="store_true", help="stop scaling and keep the current number of instances")
     parser.add_argument("--scale-in-cooldown", type=int, default=600, metavar="S", help="default: 600 seconds")
     parser.add_argument("--scale-out-cooldown", type=int, default=300, metavar="S", help="default: 300 seconds")
 
@@ -39,13 +41,13 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
         raise DeployError("a serverless endpoint scales by itself: 'update --max-concurrency' sets its limit")
     context.calls.call(SERVICE, "RegisterScalableTarget", target(context.name) | _bounds(arguments))
     context.calls.call(SERVICE, "PutScalingPolicy", target(context.name) | _policy(arguments, context.name))
-    context.out(f"endpoint {context.name} has {arguments.min} to {arguments.max} instances, as its load asks for")
+    context.out(f"endpoint {context.name} scales from {arguments.min} to {arguments.max} instances by its load")
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that make no sense."""
+    """Raises UsageError for impossible options."""
     if not 1 <= options.min <= options.max:
-        raise UsageError("--min must be 1 or more, and --max no less (an endpoint of this kind does not scale to zero)")
+        raise UsageError("--min must be 1 or more, and --max at least --min (such an endpoint cannot scale to zero)")
     for name in ("invocations", "concurrency"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -55,13 +57,13 @@ def check(options: argparse.Namespace) -> None:
 
 
 def target(name: str) -> dict[str, Any]:
-    """What names the variant to Application Auto Scaling."""
+    """The fields that identify the variant for Application Auto Scaling."""
     resource = f"endpoint/{name}/variant/{VARIANT}"
     return {"ServiceNamespace": "sagemaker", "ResourceId": resource, "ScalableDimension": DIMENSION}
 
 
 def targets(context: Context, assumed: list[dict[str, Any]]) -> list[Any]:
-    """The variant as a scalable target, where it is one."""
+    """The variant's scalable target in a list; empty when it has none."""
     where = target(context.name)
     query = {"ServiceNamespace": "sagemaker", "ResourceIds": [where["ResourceId"]], "ScalableDimension": DIMENSION}
     return context.calls.pages(SERVICE, "DescribeScalableTargets", query, "ScalableTargets", assumed)
@@ -75,12 +77,12 @@ def policies(context: Context) -> list[str]:
 
 
 def policy_name(name: str) -> str:
-    """The one policy that `autoscale` makes, whatever its metric: another metric replaces it."""
+    """The name of `autoscale`'s policy; it is the same for every metric, so a new metric replaces the old policy."""
     return f"{name}-target-tracking"
 
 
 def remove(context: Context) -> bool:
-    """Removes policies and target; False when there is no target."""
+    """Removes the policies and the target; returns False when there was no target."""
     for name in policies(context):
         context.say(f"deleting scaling policy {name}")
         context.calls.find(SERVICE, "DeleteScalingPolicy", target(context.name) | {"PolicyName": name})
@@ -95,7 +97,7 @@ def _bounds(options: argparse.Namespace) -> dict[str, int]:
 
 
 def _policy(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """PutScalingPolicy's parameters beside the target."""
+    """PutScalingPolicy's parameters, without those of `target`."""
     metric, value = (CONCURRENCY, options.concurrency) if options.concurrency else (PER_INSTANCE, options.invocations)
     return {
         "PolicyName": policy_name(name),

@@ -1,6 +1,6 @@
-"""What is to run: options of the command line -> parameters of CreateModel and CreateEndpointConfig.
+"""Options of the command line -> parameters of CreateModel and CreateEndpointConfig.
 
-Every function takes what there is already as its base, so that `update` changes only what it is told to.
+Every function takes the current state as its base, so that `update` changes only what its options name.
 """
 
 import argparse
@@ -18,30 +18,30 @@ MAX_SERVERLESS_CONCURRENCY = 200
 TIMEOUTS = range(60, 3601)  # seconds
 KEPT_OF_CONFIG = ("AsyncInferenceConfig", "DataCaptureConfig", "KmsKeyId")
 KEPT_OF_MODEL = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
-# What asynchronous inference allows: bodies of 1 GB and an hour for an answer.
+# Asynchronous inference allows bodies of 1 GB and an hour for a reply.
 ASYNCHRONOUS = {"SERVE_MAX_BODY_MB": "1024", "SERVE_REQUEST_TIMEOUT": "3600"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The options that `create` and `update` share."""
-    parser.add_argument("--image", metavar="URI", help="in ECR; default: the repository's, tagged by git describe")
-    parser.add_argument("--model-data", metavar="S3", help="s3://…/model.tar.gz, or s3://…/ for files as they are")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the container")
+    parser.add_argument("--image", metavar="URI", help="image in ECR; default: the repository's, tag by git describe")
+    parser.add_argument("--model-data", metavar="S3", help="s3://…/model.tar.gz, or s3://…/ for unpacked files")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the container")
     parser.add_argument("--instance-type", metavar="TYPE", help=f"default: {DEFAULT_INSTANCE_TYPE}")
-    parser.add_argument("--instances", type=int, metavar="N", help="default: 1")
-    parser.add_argument("--serverless", type=int, metavar="MB", help="serverless, with so much memory: 1024 to 6144")
-    parser.add_argument("--max-concurrency", type=int, metavar="N", help="of serverless: requests at once, default 5")
-    parser.add_argument("--health-timeout", type=int, metavar="S", help="until /ping is 200: 60 to 3600 seconds")
-    parser.add_argument("--download-timeout", type=int, metavar="S", help="for the model data: 60 to 3600 seconds")
+    parser.add_argument("--instances", type=int, metavar="N", help="number of instances; default: 1")
+    parser.add_argument("--serverless", type=int, metavar="MB", help="serverless, with this memory: 1024 to 6144 MB")
+    parser.add_argument("--max-concurrency", type=int, metavar="N", help="serverless: concurrent requests; default: 5")
+    parser.add_argument("--health-timeout", type=int, metavar="S", help="time until /ping is 200: 60 to 3600 seconds")
+    parser.add_argument("--download-timeout", type=int, metavar="S", help="time for the model data: 60 to 3600 seconds")
     parser.add_argument("--inference-ami", metavar="NAME", help="host image, which decides the GPU driver's version")
-    parser.add_argument("--no-wait", action="store_true", help="return while AWS is still at work")
+    parser.add_argument("--no-wait", action="store_true", help="return before AWS has finished")
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises UsageError with the first option that SageMaker would refuse."""
     data = options.model_data
     if data is not None and not re.fullmatch(r"s3://[^/]+/(.+\.tar\.gz|(.+/)?)", data):
-        raise UsageError(f"--model-data '{data}': s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a / at its end")
+        raise UsageError(f"--model-data '{data}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a final /")
     for name in ("health_timeout", "download_timeout"):
         if getattr(options, name) not in (None, *TIMEOUTS):
             raise UsageError(f"--{name.replace('_', '-')} must be 60 to 3600 seconds")
@@ -49,23 +49,23 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError("--instances must be 1 or more")
     if options.instance_type and not options.instance_type.startswith("ml."):
         raise UsageError(
-            f"--instance-type '{options.instance_type}': SageMaker's names begin with ml., as ml.c5.xlarge"
+            f"--instance-type '{options.instance_type}': SageMaker's names begin with ml., such as ml.c5.xlarge"
         )
     if options.serverless is not None:
         _check_serverless(options)
     elif options.max_concurrency is not None:
-        raise UsageError("--max-concurrency is for --serverless; real-time instances take what the container takes")
+        raise UsageError("--max-concurrency is for --serverless; the container limits a real-time instance's requests")
 
 
 def _check_serverless(options: argparse.Namespace) -> None:
     if options.serverless not in SERVERLESS_MEMORY:
-        raise UsageError(f"--serverless takes {', '.join(map(str, SERVERLESS_MEMORY))} MB")
+        raise UsageError(f"--serverless must be {', '.join(map(str, SERVERLESS_MEMORY))} MB")
     if options.max_concurrency is not None and not 1 <= options.max_concurrency <= MAX_SERVERLESS_CONCURRENCY:
         raise UsageError(f"--max-concurrency must be 1 to {MAX_SERVERLESS_CONCURRENCY}")
     wrong = ("instance_type", "instances", "health_timeout", "download_timeout", "inference_ami")
     for name in wrong:
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} does not go with --serverless, which has no instances")
+            raise UsageError(f"--{name.replace('_', '-')} does not work with --serverless, which has no instances")
 
 
 def container(options: argparse.Namespace, base: Mapping[str, Any], image: str) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def container(options: argparse.Namespace, base: Mapping[str, Any], image: str) 
 
 
 def creatable(described: Mapping[str, Any]) -> dict[str, Any]:
-    """A container as DescribeModel tells it -> as CreateModel takes it: an archive's place once, not in two fields."""
+    """DescribeModel's container -> CreateModel's, which allows the archive's location in only one of two fields."""
     twice = "ModelDataUrl" in described
     return {key: value for key, value in described.items() if not (twice and key == "ModelDataSource")}
 
 
 def _pairs(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, str]:
-    """What --env says, checked together with what there is."""
+    """The variables of --env, checked together with the current ones."""
     mode = {"SAGEMAKER_MULTI_MODEL": "true"} if _is_multi_model(options, base) else {}
     before = {**(ASYNCHRONOUS if getattr(options, "output", None) else {}), **base.get("Environment", {})}
     given = [*(f"{name}={value}" for name, value in before.items()), *options.env]
@@ -97,7 +97,7 @@ def _is_multi_model(options: argparse.Namespace, base: Mapping[str, Any]) -> boo
 
 
 def _data(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the models come from; nothing when they are in the image."""
+    """The fields for the models' location; empty when they are in the image."""
     if multi := getattr(options, "multi_model", None):
         return {"Mode": "MultiModel", "ModelDataUrl": multi}
     url = options.model_data
@@ -110,7 +110,7 @@ def _data(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, Any
 
 
 def model(name: str, container: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """CreateModel's parameters. `settings`: the role, the network."""
+    """CreateModel's parameters. `settings` holds the role and the network."""
     parameters = {
         "PrimaryContainer": dict(container),
         **{key: settings[key] for key in KEPT_OF_MODEL if settings.get(key)},
@@ -119,7 +119,7 @@ def model(name: str, container: Mapping[str, Any], settings: Mapping[str, Any]) 
 
 
 def variant(options: argparse.Namespace, base: Mapping[str, Any], model_name: str) -> dict[str, Any]:
-    """A ProductionVariant; raises UsageError for options that do not go with what there is."""
+    """A ProductionVariant; raises UsageError for options that do not fit the current one."""
     fixed = {"VariantName": VARIANT, "InitialVariantWeight": 1.0, **base, "ModelName": model_name}
     if options.serverless is not None or "ServerlessConfig" in base:
         return fixed | {"ServerlessConfig": _serverless(options, base)}
@@ -138,7 +138,7 @@ def _serverless(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[st
     if base and not there:
         raise UsageError("the endpoint has instances; to make it serverless, delete it and create it with --serverless")
     if options.instance_type or options.instances:
-        raise UsageError("the endpoint is serverless, it has no instances; to give it some, delete and create it")
+        raise UsageError("the endpoint is serverless and has no instances; to give it some, delete and create it")
     return {
         **there,
         "MemorySizeInMB": options.serverless or there["MemorySizeInMB"],
@@ -147,7 +147,7 @@ def _serverless(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[st
 
 
 def config(name: str, variant: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """CreateEndpointConfig's parameters. `settings`: of asynchronous inference, data capture, encryption."""
+    """CreateEndpointConfig's parameters. `settings` is for asynchronous inference, data capture and encryption."""
     kept = {key: settings[key] for key in KEPT_OF_CONFIG if settings.get(key)}
     parameters = {"ProductionVariants": [dict(variant)], **kept}
     return {"EndpointConfigName": content_name(name, parameters), **parameters, "Tags": tags(name)}

@@ -1,4 +1,4 @@
-"""What belongs to a stack: names, tags, and what AWS has with these tags."""
+"""A stack's names and tags, and the AWS resources with these tags."""
 
 import hashlib
 import json
@@ -11,15 +11,15 @@ from deploy.errors import UsageError
 
 PROJECT = "triton-multi-model"
 VARIANT = "AllTraffic"
-MAX_NAME = 46  # of SageMaker's 63 characters: what is left is for the suffix of a transform job
-ACCOUNT = "123456789012"  # stands for the user's in a dry run
+MAX_NAME = 46  # SageMaker allows 63 characters; a transform job's suffix needs the rest
+ACCOUNT = "123456789012"  # stands for the user's account in a dry run
 DIGEST = 8  # hexadecimal digits
 ASSUMED_DIGEST = "0" * DIGEST
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of SageMaker's resources; `word` names it in operations, fields and, in lower case, in its ARN."""
+    """A kind of SageMaker resource: its word in operations and fields, its part of an ARN, its name for people."""
 
     word: str
     arn: str
@@ -34,7 +34,9 @@ MODEL = Kind("Model", "model", "model")
 def check_name(name: str) -> str:
     """The name; raises UsageError when SageMaker would refuse it."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) or len(name) > MAX_NAME:
-        raise UsageError(f"--name '{name}': letters, digits and single - within, at most {MAX_NAME} characters")
+        raise UsageError(
+            f"--name '{name}' must be letters and digits, with - only between them, at most {MAX_NAME} characters"
+        )
     return name
 
 
@@ -44,29 +46,29 @@ def tags(name: str) -> list[dict[str, str]]:
 
 
 def is_ours(found: list[dict[str, str]], name: str) -> bool:
-    """Whether these are a resource's tags that this stack's commands have made."""
+    """Whether a resource with these tags belongs to this stack."""
     return all(tag in found for tag in tags(name))
 
 
 def content_name(name: str, parameters: dict[str, Any]) -> str:
-    """NAME-DIGEST: the same parameters have the same name, so that what failed half-way can be repeated."""
+    """NAME-DIGEST: the same parameters give the same name, so that a command that failed halfway can be repeated."""
     text = json.dumps(parameters, sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:DIGEST]}"
 
 
 def arn(context: Context, kind: Kind, name: str) -> str:
-    """An ARN as a dry run assumes it."""
+    """The ARN that a dry run assumes."""
     return f"arn:aws:sagemaker:{context.region}:{ACCOUNT}:{kind.arn}/{name}"
 
 
 def has_tags(context: Context, resource: str) -> bool:
-    """Whether SageMaker's resource with this ARN is the stack's."""
+    """Whether the SageMaker resource with this ARN belongs to the stack."""
     found = context.calls.pages("sagemaker", "ListTags", {"ResourceArn": resource}, "Tags", tags(context.name))
     return is_ours(found, context.name)
 
 
 def owned(context: Context, kind: Kind, but: str = "") -> list[str]:
-    """Names of the stack's resources of this kind, newest first, without the one named `but`."""
+    """Names of the stack's resources of this kind, newest first, except `but`."""
     assumed = context.name if kind is ENDPOINT else f"{context.name}-{ASSUMED_DIGEST}"
     item = {f"{kind.word}Name": assumed, f"{kind.word}Arn": arn(context, kind, assumed)}
     order = {"NameContains": context.name, "SortBy": "CreationTime", "SortOrder": "Descending"}
@@ -82,6 +84,6 @@ def owned(context: Context, kind: Kind, but: str = "") -> list[str]:
 
 
 def remove(context: Context, kind: Kind, name: str) -> None:
-    """Deletes it; one that is gone already is no error."""
+    """Deletes the resource; no error if it is gone already."""
     context.say(f"deleting {kind.label} {name}")
     context.calls.find("sagemaker", f"Delete{kind.word}", {f"{kind.word}Name": name})

@@ -1,4 +1,4 @@
-"""status: what the endpoint is, what runs on it and how it is scaled."""
+"""status: prints the endpoint's state, what runs on it and how it scales."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from deploy.endpoint import assumed_model, only_variant, read_config, require
 from deploy.environment import masked
 from deploy.errors import one_line
 
-HELP = "print what the endpoint is and what runs on it"
+HELP = "print the endpoint's state and what runs on it"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def _endpoint(endpoint: Reply) -> list[tuple[str, str]]:
 
 def _capacity(endpoint: Reply, variant: Reply) -> list[tuple[str, str]]:
     if serverless := variant.get("ServerlessConfig"):
-        return [("serverless", f"{serverless['MemorySizeInMB']} MB, {serverless['MaxConcurrency']} at once")]
+        return [("serverless", f"{serverless['MemorySizeInMB']} MB, {serverless['MaxConcurrency']} concurrent")]
     now = (endpoint.get("ProductionVariants") or [{}])[0]
     current = now.get("CurrentInstanceCount", variant["InitialInstanceCount"])
     wanted = now.get("DesiredInstanceCount", current)

@@ -1,4 +1,4 @@
-"""transform: a batch transform job with the stack's model."""
+"""transform: runs a batch transform job with the stack's model."""
 
 import argparse
 import re
@@ -14,7 +14,7 @@ from deploy.logs import TRANSFORM_LOGS, show_last
 from deploy.stack import MODEL, owned, tags
 from deploy.waiting import wait
 
-HELP = "run a batch transform job: files of S3 through the model, results into S3"
+HELP = "run a batch transform job: from files in S3 to results in S3"
 S3 = r"s3://[^/]+(/.*)?"
 STRATEGIES = {"multi": "MultiRecord", "single": "SingleRecord"}
 LINES = "application/jsonlines"
@@ -23,22 +23,28 @@ PENDING = ("InProgress", "Stopping")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--input", required=True, metavar="S3", help="file, or what the keys of the files begin with")
-    parser.add_argument("--output", required=True, metavar="S3", help="folder of the results, NAME.out each")
-    parser.add_argument("--content-type", default=LINES, metavar="TYPE", help="of the files (default: %(default)s)")
-    parser.add_argument("--accept", metavar="TYPE", help="of the results; default: JSON lines for lines, else JSON")
+    parser.add_argument("--input", required=True, metavar="S3", help="file, or common prefix of the files' keys")
+    parser.add_argument("--output", required=True, metavar="S3", help="folder for the results, each NAME.out")
+    parser.add_argument(
+        "--content-type", default=LINES, metavar="TYPE", help="type of the files (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accept", metavar="TYPE", help="type of the results; default: JSON lines for lines, else JSON"
+    )
     parser.add_argument("--split", choices=("line", "none"), help="default: line for JSON lines, else none")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="lines in a request: many or one (default: multi)")
-    parser.add_argument("--max-payload", type=int, metavar="MB", help="of a request; default: what the container says")
-    parser.add_argument("--max-concurrent", type=int, metavar="N", help="requests at once of an instance; likewise")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the container")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="lines per request: many or one (default: multi)")
+    parser.add_argument("--max-payload", type=int, metavar="MB", help="size of a request; default: the container's")
+    parser.add_argument(
+        "--max-concurrent", type=int, metavar="N", help="concurrent requests per instance; default: the container's"
+    )
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the container")
     parser.add_argument("--instance-type", default=DEFAULT_INSTANCE_TYPE, metavar="TYPE", help="default: %(default)s")
-    parser.add_argument("--instances", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--no-wait", action="store_true", help="return while the job is at work")
+    parser.add_argument("--instances", type=int, default=1, metavar="N", help="number of instances; default: 1")
+    parser.add_argument("--no-wait", action="store_true", help="return before the job has ended")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
-    """Starts the job with the stack's newest model and waits for its end."""
+    """Starts the job with the stack's newest model and waits until it ends."""
     check(arguments)
     environment = read_environment(arguments.env, {"SAGEMAKER_BATCH": "true"})
     models = owned(context, MODEL)
@@ -49,7 +55,7 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     parameters = request(arguments, job, models[0], environment)
     context.calls.call("sagemaker", "CreateTransformJob", parameters | {"Tags": tags(context.name)})
     if arguments.no_wait:
-        context.out(f"transform job {job} is at work; its log: 'logs --transform {job}'")
+        context.out(f"transform job {job} is running; its log: 'logs --transform {job}'")
         return
     _settle(context, job, arguments.output)
 
@@ -58,7 +64,7 @@ def check(options: argparse.Namespace) -> None:
     """Raises UsageError for options that SageMaker would refuse."""
     for name in ("input", "output"):
         if not re.fullmatch(S3, getattr(options, name)):
-            raise UsageError(f"--{name} '{getattr(options, name)}' is no place in S3: s3://BUCKET/KEY")
+            raise UsageError(f"--{name} '{getattr(options, name)}' is not an S3 location: s3://BUCKET/KEY")
     if options.instances < 1:
         raise UsageError("--instances must be 1 or more")
     if options.max_payload is not None and not 0 <= options.max_payload <= 100:
@@ -66,11 +72,11 @@ def check(options: argparse.Namespace) -> None:
     if (options.max_payload or 0) * (options.max_concurrent or 0) > 100:
         raise UsageError("--max-payload times --max-concurrent must be at most 100 MB")
     if options.strategy == "multi" and _split(options) == "None":
-        raise UsageError("--strategy multi needs --split line: without it a file is one request")
+        raise UsageError("--strategy multi needs --split line: without it, a whole file is one request")
 
 
 def request(options: argparse.Namespace, job: str, model: str, environment: dict[str, str]) -> dict[str, Any]:
-    """CreateTransformJob's parameters. Without a strategy SageMaker sends as many lines as fit the payload."""
+    """CreateTransformJob's parameters."""
     split = _split(options)
     source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": options.input}}
     accept = options.accept or (LINES if split == "Line" else "application/json")
@@ -102,7 +108,7 @@ def _settle(context: Context, job: str, output: str) -> None:
         assumed = {"TransformJobStatus": "Completed"}
         return context.calls.find("sagemaker", "DescribeTransformJob", {"TransformJobName": job}, assumed)
 
-    reply = wait(context, f"transform job {job}", describe, "TransformJobStatus", PENDING)
+    reply = wait(context, f"transform job {job}", describe=describe, field="TransformJobStatus", pending=PENDING)
     status = reply["TransformJobStatus"]
     if status != "Completed":
         show_last(context, TRANSFORM_LOGS, since, job)

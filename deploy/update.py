@@ -1,4 +1,4 @@
-"""update: another image, other models or settings, by a blue/green deployment that alarms roll back."""
+"""update: changes image, models or settings by a blue/green deployment; alarms roll it back."""
 
 import argparse
 from typing import Any
@@ -12,7 +12,7 @@ from deploy.environment import warnings
 from deploy.errors import DeployError, UsageError
 from deploy.stack import CONFIG, MODEL, owned, remove
 
-HELP = "change image, models or settings; blue/green, rolled back by alarms"
+HELP = "change image, models or settings by a blue/green deployment; alarms roll it back"
 ROUTING = {"all-at-once": "ALL_AT_ONCE", "canary": "CANARY", "linear": "LINEAR"}
 MICROSECONDS = 1000  # in a millisecond
 
@@ -23,16 +23,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     shift = parser.add_argument_group("how traffic moves to the new instances")
     shift.add_argument("--traffic", choices=ROUTING, default="all-at-once", help="default: %(default)s")
     shift.add_argument("--percent", type=int, default=10, metavar="P", help="first part, or each step (default: 10)")
-    shift.add_argument("--interval", type=int, default=300, metavar="S", help="seconds that a part is watched")
+    shift.add_argument(
+        "--interval", type=int, default=300, metavar="S", help="seconds to watch each part (default: 300)"
+    )
     watch = parser.add_argument_group("what rolls it back")
-    watch.add_argument("--alarm", action="append", default=[], metavar="NAME", help="a CloudWatch alarm of yours")
+    watch.add_argument("--alarm", action="append", default=[], metavar="NAME", help="your own CloudWatch alarm")
     watch.add_argument("--no-alarms", action="store_true", help="roll back only when the new instances do not start")
-    watch.add_argument("--max-5xx", type=float, default=1.0, metavar="P", help="percent of calls (default: 1)")
+    watch.add_argument("--max-5xx", type=float, default=1.0, metavar="P", help="percent of failed calls (default: 1)")
     watch.add_argument("--max-latency", type=float, default=10_000.0, metavar="MS", help="p99 (default: 10000 ms)")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> None:
-    """A new model and configuration where something changes, UpdateEndpoint, then the old ones are removed."""
+    """Creates a new model and configuration if something changes, updates the endpoint, removes the old ones."""
     check(arguments)
     current = require(context)
     _refuse_unsettled(context, current["EndpointStatus"])
@@ -67,24 +69,24 @@ def check(options: argparse.Namespace) -> None:
 
 def _refuse_unsettled(context: Context, status: str) -> None:
     if status not in ("InService", "OutOfService", "UpdateRollbackFailed"):
-        advice = "'create' makes it anew" if status == "Failed" else "try again when it is InService"
+        advice = "'create' replaces it" if status == "Failed" else "try again when it is InService"
         raise DeployError(f"the endpoint '{context.name}' is {status}: {advice}")
 
 
 def _refuse_scaled(options: argparse.Namespace, context: Context, variant: Reply) -> None:
-    """AWS lets nobody change the instance type of what is scaled."""
+    """Raises DeployError when the instance type would change under autoscaling, which AWS forbids."""
     if options.instance_type in (None, variant.get("InstanceType")) or not scaling.targets(context, []):
         return
     raise DeployError(
-        "the endpoint is scaled, and AWS lets its instance type change only without that: "
+        "the endpoint autoscales, and AWS cannot change its instance type meanwhile: "
         "run 'autoscale --remove', 'update', 'autoscale'"
     )
 
 
 def _wanted(options: argparse.Namespace, context: Context, old: Reply) -> tuple[Reply, Reply]:
-    """CreateModel's and CreateEndpointConfig's parameters: what there is, and what the options change.
+    """CreateModel's and CreateEndpointConfig's parameters: the current ones with what the options change.
 
-    Of a model that stays as it is only its name.
+    The first has only the ModelName when the model does not change.
     """
     variant = only_variant(old)
     there = {"ModelName": variant["ModelName"]}
@@ -100,7 +102,7 @@ def _wanted(options: argparse.Namespace, context: Context, old: Reply) -> tuple[
 
 
 def _update(options: argparse.Namespace, context: Context, config: Reply) -> dict[str, Any]:
-    """UpdateEndpoint's parameters. Unless --instances is given, as many instances as there are now."""
+    """UpdateEndpoint's parameters. Without --instances, the number of instances stays."""
     parameters = {"EndpointName": context.name, "EndpointConfigName": config["EndpointConfigName"]}
     if "ServerlessConfig" in only_variant(config):
         return parameters  # serverless endpoints have no deployment guardrails
@@ -126,7 +128,7 @@ def _routing(options: argparse.Namespace) -> dict[str, Any]:
 
 def _finish(options: argparse.Namespace, context: Context, model: str, config: str) -> None:
     if options.no_wait:
-        context.out(f"endpoint {context.name} is being updated; 'status' shows how far it is")
+        context.out(f"endpoint {context.name} is being updated; 'status' shows the progress")
         return
     settle(context, config)
     for kind, kept in ((CONFIG, config), (MODEL, model)):

@@ -1,4 +1,4 @@
-"""Waiting for AWS, with progress."""
+"""Waits for AWS and prints the progress."""
 
 from collections.abc import Callable, Collection
 
@@ -6,16 +6,16 @@ from deploy.calls import Reply
 from deploy.context import Context
 from deploy.errors import DeployError
 
-POLL = 10.0  # seconds between two questions
-REPORT = 60.0  # seconds after which a status that stays the same is said again
-GONE = "Deleted"  # the status of what does not exist any more
+POLL = 10.0  # seconds between two polls
+REPORT = 60.0  # seconds after which an unchanged status is printed again
+GONE = "Deleted"  # our status for a resource that does not exist any more
 LIMIT = 2 * 3600.0  # seconds; AWS itself gives up on an endpoint sooner
 
 
 def wait(
     context: Context, what: str, describe: Callable[[], Reply | None], field: str, pending: Collection[str]
 ) -> Reply:
-    """The first reply whose status (`field`) is not pending; {field: GONE} when there is none any more.
+    """The first reply of `describe` whose status (`field`) is not pending; {field: GONE} for a deleted resource.
 
     Raises DeployError after LIMIT.
     """
@@ -30,7 +30,7 @@ def wait(
         if status not in pending:
             return reply
         if now - started > LIMIT:
-            raise DeployError(f"{what} is still {status} after {elapsed(LIMIT)}; 'status' shows how it goes on")
+            raise DeployError(f"{what} is still {status} after {elapsed(LIMIT)}; 'status' shows the progress")
         context.sleep(POLL)
 
 

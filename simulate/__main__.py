@@ -23,11 +23,11 @@ from simulate.runner import CannotStart, Runner
 from simulate.s3 import Folder
 
 TICK = 0.2
-FAILED, BROKEN = 1, 3
+FAILED, RULE_BROKEN = 1, 3  # exit codes
 
 
 def main(arguments: list[str]) -> int:
-    """0; 1 after a failure, 2 for a mistake in the arguments, 3 with --strict when a rule was broken."""
+    """The exit code: 0; 1 after a failure, 2 for wrong arguments, 3 with --strict when a rule was broken."""
     options = parse(arguments)
     journal = Journal(options.rules, _print)
     try:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: Options, journal: Journal, folder: Path) -> int:
-    """Until a signal, or until the endpoint has failed. Raises CannotStart, BadArchive."""
+    """Runs until a signal, or until the endpoint fails. Raises CannotStart, BadArchive."""
     endpoint = make_endpoint(options, journal, folder)
     queue = Queue(endpoint, Folder(options.s3 or folder / "s3"), options.async_output, options.instances)
     stop = catch_signals(endpoint)
@@ -57,7 +57,7 @@ def run(options: Options, journal: Journal, folder: Path) -> int:
     if endpoint.failure:
         journal.say(f"error: {endpoint.failure}")
         return FAILED
-    return BROKEN if options.strict and journal.complaints else 0
+    return RULE_BROKEN if options.strict and journal.complaints else 0
 
 
 def make_endpoint(options: Options, journal: Journal, folder: Path) -> Endpoint:
@@ -66,9 +66,19 @@ def make_endpoint(options: Options, journal: Journal, folder: Path) -> Endpoint:
     journal.say(f"runs {runner.describe()}")
     model = _model_folder(options.model_data, folder) if options.model_data else None
     if model and options.image and not others_can_read(model):
-        journal.say(f"note: {model} can be read by its owner only; the image's user may be another: chmod o+rx {model}")
-    plan = Plan(options.endpoint_name, runner, options.environment, folder, options.memory, model, options.models)
-    return Endpoint(plan, options.instances, options.routing, journal, Chaos(options.chaos))
+        journal.say(f"note: only its owner can read {model}, and the image may have another user: chmod o+rx {model}")
+    plan = Plan(
+        endpoint=options.endpoint_name,
+        runner=runner,
+        environment=options.environment,
+        folder=folder,
+        memory=options.memory,
+        model=model,
+        store=options.models,
+    )
+    return Endpoint(
+        plan, instances=options.instances, routing=options.routing, journal=journal, chaos=Chaos(options.chaos)
+    )
 
 
 def make_runner(options: Options) -> Runner:
@@ -78,7 +88,7 @@ def make_runner(options: Options) -> Runner:
 
 
 def await_service(endpoint: Endpoint, stop: threading.Event, url: str, journal: Journal) -> None:
-    """Until every instance is in service; returns earlier when one never will be, or at a signal."""
+    """Waits until every instance is in service; returns earlier when one fails, or at a signal."""
     while not (endpoint.settled() or stop.wait(TICK)):
         pass
     if not (endpoint.failure or stop.is_set()):
@@ -87,7 +97,7 @@ def await_service(endpoint: Endpoint, stop: threading.Event, url: str, journal: 
 
 
 def catch_signals(endpoint: Endpoint) -> threading.Event:
-    """Set by the first SIGINT or SIGTERM; the second kills what has not ended yet."""
+    """An event that the first SIGINT or SIGTERM sets. The second signal kills all containers."""
     stop = threading.Event()
 
     def caught(*_: object) -> None:
@@ -111,7 +121,7 @@ def _listen(options: Options, endpoint: Endpoint, queue: Queue) -> Server:
 
 
 def _model_folder(data: Path, folder: Path) -> Path:
-    """/opt/ml/model, as the platform unpacks it."""
+    """The folder that becomes /opt/ml/model; unpacks an archive as the platform does."""
     if data.is_dir():
         return data
     unpack(data, folder / "data")
@@ -124,7 +134,7 @@ def others_can_read(folder: Path) -> bool:
 
 
 def _print(text: str) -> None:
-    """Nobody reads it any more: that ends us as Ctrl-C does."""
+    """Prints to stdout. When its reader has gone, the simulator ends as with Ctrl-C."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The sagemaker-runtime API over HTTP, as boto3 and the sagemaker SDK call it; and DescribeEndpoint, for their waiters.
+"""The sagemaker-runtime API over HTTP for boto3 and the sagemaker SDK, and DescribeEndpoint for their waiters.
 
 POST /endpoints/NAME/invocations                  InvokeEndpoint
 POST /endpoints/NAME/invocations-response-stream  InvokeEndpointWithResponseStream
@@ -26,11 +26,11 @@ from simulate.service_model import ASYNC, INVOKE, PASSED_ON, STREAM
 
 DESCRIBE = "SageMaker.DescribeEndpoint"
 CHUNK = 1024 * 1024
-TICK = 0.05  # seconds until a server notices that it is to stop
+TICK = 0.05  # seconds until a server notices a stop
 
 
 class Api:
-    """The routes; `queue` takes the asynchronous calls."""
+    """The routes; `queue` gets the asynchronous calls."""
 
     def __init__(self, endpoint: Endpoint, queue: Queue) -> None:
         self._endpoint, self._queue, self._journal = endpoint, queue, endpoint.journal
@@ -66,7 +66,7 @@ class Api:
     def invoke_async(self, name: str) -> Response:
         members, body = self._read(ASYNC, name)
         if self._endpoint.multi_model:
-            raise ValidationError("InvokeEndpointAsync has no TargetModel: a multi-model endpoint cannot be called so")
+            raise ValidationError("InvokeEndpointAsync has no TargetModel, so it cannot call a multi-model endpoint")
         accepted = self._queue.put(name, members, passed_on(members), body)
         reply = jsonify({"InferenceId": accepted.inference_id})
         reply.status_code = 202
@@ -75,7 +75,7 @@ class Api:
         return reply
 
     def describe(self) -> Response:
-        """The one operation of the sagemaker API that clients of an endpoint ask for."""
+        """DescribeEndpoint, the only operation of the sagemaker API that clients of an endpoint call."""
         if request.headers.get("X-Amz-Target") != DESCRIBE:
             return _unknown(None)
         name = str((request.get_json(force=True, silent=True) or {}).get("EndpointName", ""))
@@ -106,7 +106,7 @@ class Api:
         return members, body
 
     def _body(self) -> bytes:
-        """Read to its end, or the caller would see a broken connection instead of the answer."""
+        """The body. A too large one is read to its end too, or the caller would see a broken connection."""
         most, parts, size = self._rules["body"].limit, [], 0
         while part := request.stream.read(CHUNK):
             size += len(part)
@@ -137,11 +137,18 @@ class Api:
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
         deadline = time.monotonic() + self._rules[rule].limit
-        target, session = members.get("TargetModel", ""), members.get("SessionId", "")
-        return Call(name, body, passed_on(members), deadline, rule, target, session)
+        return Call(
+            endpoint=name,
+            body=body,
+            headers=passed_on(members),
+            deadline=deadline,
+            rule=rule,
+            target=members.get("TargetModel", ""),
+            session=members.get("SessionId", ""),
+        )
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
-        """Of the API's answer, from the container's."""
+        """The headers of the API's reply, made from the container's."""
         found = {
             "InvokedProductionVariant": VARIANT,
             "ContentType": reply.get("Content-Type", ""),
@@ -156,7 +163,7 @@ class Api:
         most = self._rules["attributes"].limit
         if len(value) <= most and value.isascii() and value.isprintable():
             return value
-        self._journal.complain("attributes", f"the container's reply has {len(value)} characters of them")
+        self._journal.complain("attributes", f"the container's reply has {len(value)} characters of Custom-Attributes")
         return ""
 
     def _session(self, value: str) -> str:
@@ -165,7 +172,7 @@ class Api:
         return value
 
     def _parts(self, exchange: Exchange) -> Iterator[bytes]:
-        """The container's reply, encoded; what goes wrong on the way ends it with an exception."""
+        """The container's reply as event-stream messages; an error becomes the last message, an exception."""
         yield b""
         try:
             for part in exchange.parts():
@@ -177,19 +184,19 @@ class Api:
                 "ModelStreamError", "The model did not finish in time", "ModelInvocationTimeExceeded"
             )
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            self._journal.say_once(f"{exchange.container.name} broke a stream off: {err}")
-            yield eventstream.failure("ModelStreamError", "The container broke the stream off", "StreamBroken")
+            self._journal.say_once(f"{exchange.container.name} broke off a stream: {err}")
+            yield eventstream.failure("ModelStreamError", "The container broke off the stream", "StreamBroken")
 
     def _failed(self, err: PlatformError) -> Response:
         self._journal.count(f"answers of {err.code}")
-        reply = jsonify(err.document() | {"__type": err.code})  # where the sagemaker API has it
+        reply = jsonify(err.document() | {"__type": err.code})  # the sagemaker API has its code here
         reply.status_code = err.status
         reply.headers["x-amzn-ErrorType"] = err.code
         return reply
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """The headers that the container gets."""
+    """The request's members as the headers that the container gets."""
     return {header: members[name] for name, header in PASSED_ON.items() if name in members}
 
 
@@ -202,18 +209,18 @@ def _unknown(_: object) -> Response:
 
 
 class _Handler(WSGIRequestHandler):
-    disable_nagle_algorithm = True  # else a reply's body waits for the acknowledgement of its head
+    disable_nagle_algorithm = True  # or a reply's body waits until its headers are acknowledged
     timeout = 600
 
     def log(self, type: str, message: str, *args: object) -> None:
-        """The journal has what counts."""
+        """Logs nothing: the journal says what matters."""
 
 
 class Server:
-    """Serves the API in threads of its own."""
+    """Serves the API in its own threads."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
-        """Raises OSError when nobody can listen there."""
+        """Raises OSError when it cannot listen there."""
         with socket.create_server((host, port), backlog=256) as listener:
             self._server: BaseWSGIServer = make_server(
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()

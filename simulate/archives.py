@@ -1,4 +1,4 @@
-"""Model archives: unpacked as the platform unpacks them, and found in the folder that stands for S3."""
+"""Unpacks model archives as the platform does, and finds them in the folder that stands for S3."""
 
 import shutil
 import tarfile
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 class BadArchive(Exception):
-    """It cannot be unpacked; the message says why."""
+    """An archive cannot be unpacked; the message says why."""
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """A tar, packed or not, into a new folder. No entry leaves it, and devices and foreign owners are not taken over
-    (tarfile's "data" filter, PEP 706). Raises BadArchive, and leaves nothing then."""
+    """Unpacks a tar archive, compressed or not, into a new folder. tarfile's "data" filter (PEP 706) refuses devices
+    and entries outside of the folder, and ignores owners. Raises BadArchive and removes the folder then."""
     folder.mkdir(parents=True)
     try:
         with tarfile.open(archive) as tar:
@@ -24,12 +24,12 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """A file by its path below a folder, as S3 has it by its key; None where there is none."""
+    """The file with that path below the folder, as S3 finds an object by its key; None when there is none."""
     path = folder / name.lstrip("/")
     inside = ".." not in Path(name).parts and path.resolve().is_relative_to(folder.resolve())
     return path if inside and path.is_file() else None
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files."""
+    """The size of all files in the folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

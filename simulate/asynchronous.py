@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync: calls that wait in a queue, take their input from S3 and leave their output there."""
+"""InvokeEndpointAsync: queued calls that read their input from S3 and write their output there."""
 
 import time
 import uuid
@@ -15,13 +15,13 @@ from simulate.endpoint import Endpoint
 from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.s3 import Folder
 
-INVOCATION_SECONDS, QUEUE_SECONDS = 900, 21600  # defaults of the API
-CALLS_AT_ONCE = 4  # of an instance; the platform's own choice is not published
+INVOCATION_SECONDS, QUEUE_SECONDS = 900, 21600  # the API's defaults
+CALLS_AT_ONCE = 4  # per instance; AWS does not publish its number
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What the caller gets at once."""
+    """The reply that the caller gets at once."""
 
     inference_id: str
     output: str
@@ -30,7 +30,8 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Job:
-    """A call in the queue, its input by its location or inline; `expires` and `seconds` bound the wait and the work."""
+    """A call in the queue. Its input is at `location` or, if that is "", in `body`. It may wait until `expires`
+    (time.monotonic()) and then run for `seconds`."""
 
     endpoint: str
     headers: Mapping[str, str]
@@ -41,7 +42,7 @@ class Job:
 
 
 class Queue:
-    """`output` is the prefix s3://BUCKET/PREFIX that results are left below."""
+    """The queue of asynchronous calls; `output` is the prefix of the results, s3://BUCKET/PREFIX."""
 
     def __init__(self, endpoint: Endpoint, s3: Folder, output: str, instances: int) -> None:
         self._endpoint, self._s3, self._output = endpoint, s3, output.rstrip("/")
@@ -63,12 +64,19 @@ class Queue:
         seconds = int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS))
         expires = time.monotonic() + int(members.get("RequestTTLSeconds", QUEUE_SECONDS))
         inference = {"X-Amzn-SageMaker-Inference-Id": accepted.inference_id}
-        job = Job(name, {**headers, **inference}, location, body, expires, seconds)
+        job = Job(
+            endpoint=name,
+            headers={**headers, **inference},
+            location=location,
+            body=body,
+            expires=expires,
+            seconds=seconds,
+        )
         self._threads.submit(self._work, job, accepted)
         return accepted
 
     def close(self) -> None:
-        """Calls that still wait are given up."""
+        """Drops the calls that still wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _accepted(self, members: Mapping[str, str]) -> Accepted:
@@ -83,11 +91,11 @@ class Queue:
             self._s3.write(accepted.output, self._invoke(job))
             self._journal.count("asynchronous calls answered")
         except PlatformError as err:
-            said = err.original if isinstance(err, ModelError) and err.original else str(err)
-            self._s3.write(accepted.failure, said.encode())
+            text = err.original if isinstance(err, ModelError) and err.original else str(err)
+            self._s3.write(accepted.failure, text.encode())
             self._journal.count("asynchronous calls failed")
         except OSError as err:
-            self._journal.say(f"the result of {accepted.inference_id} could not be written: {err}")
+            self._journal.say(f"cannot write the result of {accepted.inference_id}: {err}")
 
     def _invoke(self, job: Job) -> bytes:
         if time.monotonic() > job.expires:
@@ -97,7 +105,8 @@ class Queue:
             body = stack.enter_context(self._open(job))
             size = {"Content-Length": str(size_of(body))}
             deadline = time.monotonic() + min(job.seconds, limits["async-time"].limit)
-            call = Call(job.endpoint, body, {**job.headers, **size}, deadline, "async-time")
+            headers = {**job.headers, **size}
+            call = Call(endpoint=job.endpoint, body=body, headers=headers, deadline=deadline, rule="async-time")
             return self._endpoint.invoke(call, limits["async-body"].limit).body
 
     def _open(self, job: Job) -> IO[bytes]:
@@ -112,11 +121,11 @@ class Queue:
     def _check_size(self, path: Path) -> None:
         if path.stat().st_size > self._journal.rules["async-body"].limit:
             self._journal.complain("async-body", f"{path} has {path.stat().st_size} bytes")
-            raise ValidationError("The input in S3 is larger than an asynchronous call may have")
+            raise ValidationError("The input in S3 is larger than an asynchronous call allows")
 
 
 def size_of(file: IO[bytes]) -> int:
-    """Bytes; the file stands at its beginning afterwards."""
+    """The file's size in bytes; rewinds it to its beginning."""
     size = file.seek(0, 2)
     file.seek(0)
     return size

@@ -1,8 +1,4 @@
-"""One call on its way to a container and back.
-
-A call's headers are those that the API lets through; `deadline` is when the caller gets an answer at the latest, in
-time.monotonic()'s seconds.
-"""
+"""Sends a call to a container and reads the reply."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -16,12 +12,16 @@ from simulate.errors import InternalFailure, ModelError, PlatformError, timed_ou
 from simulate.inside import parts_of, read_all
 from simulate.models import NO_ROOM, NOT_FOUND, Models
 
-ATTEMPTS = 3  # to load a model again that the container has lost
+ATTEMPTS = 3  # the container may lose a model, or have no room for it, and be asked again
 
 
 @dataclass(frozen=True)
 class Call:
-    """`rule` names the one that bounds its time; `target` and `session` are "" where there is none."""
+    """A call to the endpoint.
+
+    `headers` are those that the API passes on. The caller gets a reply before `deadline` (time.monotonic()), which
+    comes from the rule `rule`. `target` and `session` are "" when there is none.
+    """
 
     endpoint: str
     body: bytes | IO[bytes]
@@ -33,12 +33,13 @@ class Call:
 
 
 class NotListening(Exception):
-    """Nothing was sent: another container may take the call."""
+    """The container refused the connection. Nothing was sent, so another container may get the call."""
 
 
 @dataclass
 class Exchange:
-    """A reply whose body is still to be read; `close` gives the connection back, or ends it where it was not read."""
+    """A reply with its body still unread. `close` returns the connection to the pool, or ends it if the body was not
+    read."""
 
     call: Call
     container: Container
@@ -50,11 +51,11 @@ class Exchange:
         try:
             body = read_all(self.reply, self.call.deadline, most)
         except urllib3.exceptions.ReadTimeoutError as err:
-            raise late(self.call, self.container) from err
+            raise too_late(self.call, self.container) from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise broken(self.container, err) from err
+            raise broken_off(self.container, err) from err
         if body is None:
-            self.container.journal.complain("reply-body", f"{self.container.name} has sent a larger one")
+            self.container.journal.complain("reply-body", f"{self.container.name} sent a larger body")
             raise ModelError(self.call.endpoint, self.reply.status, "")
         return body
 
@@ -74,14 +75,14 @@ def send(container: Container, models: Models | None, call: Call) -> Exchange:
 
 
 def send_to_model(container: Container, models: Models, call: Call) -> Exchange:
-    """Loads the model where it has to, makes room where there is none, and loads again what the container has lost."""
+    """Loads the model if need be, also again if the container has lost it, and evicts others if there is no room."""
     for _ in range(ATTEMPTS):
         stack = ExitStack()
         with stack:
             model = stack.enter_context(models.using(call.target, call.deadline))
             reply = post(container, f"/models/{model.name}/invoke", call)
             if reply.status == NOT_FOUND:
-                models.lost(model)
+                models.forget(model)
                 container.journal.complain("lost-model", f"{container.name} does not know {call.target} any more")
                 reply.close()
             elif reply.status == NO_ROOM and models.evict():
@@ -99,17 +100,19 @@ def post(container: Container, path: str, call: Call) -> urllib3.BaseHTTPRespons
         container.refused += 1
         raise NotListening from err
     except urllib3.exceptions.ReadTimeoutError as err:
-        raise late(call, container) from err
+        raise too_late(call, container) from err
     except (urllib3.exceptions.HTTPError, OSError) as err:
-        raise broken(container, err) from err
+        raise broken_off(container, err) from err
 
 
-def late(call: Call, container: Container) -> PlatformError:
+def too_late(call: Call, container: Container) -> PlatformError:
+    """Counts the broken rule; returns the error for the caller."""
     container.journal.complain(call.rule, f"{container.name} did not answer in time")
     return timed_out(call.endpoint)
 
 
-def broken(container: Container, err: Exception) -> PlatformError:
+def broken_off(container: Container, err: Exception) -> PlatformError:
+    """Notes the broken connection; returns the error for the caller."""
     container.journal.count("connections broken off by a container")
-    container.journal.say_once(f"{container.name} broke a connection off: {err}")
-    return InternalFailure("The container broke the connection off")
+    container.journal.say_once(f"{container.name} broke off a connection: {err}")
+    return InternalFailure("The container broke off the connection")

@@ -1,4 +1,4 @@
-"""One container from its start to its end: what it says, how it answers /ping, how it is stopped."""
+"""One container from its start to its end: its output, its answers to /ping, its stop."""
 
 import re
 import shutil
@@ -15,10 +15,10 @@ from simulate.journal import Journal
 from simulate.runner import SAFE_PORTS, Launch, Runner
 
 PAUSE = 0.1
-YOUNG_SECONDS = 5.0
+NEVER_WELL_SECONDS = 5.0  # to stop a container that never answered /ping with 200
 REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
-NOISE = re.compile("^unshare: sigprocmask unblock failed")  # util-linux 2.38, of a process 1 that was killed
-# What a container writes into its log when it meets a wall of the platform.
+NOISE = re.compile("^unshare: sigprocmask unblock failed")  # util-linux 2.38 writes it when process 1 was killed
+# What a container logs when it breaks a rule of the platform.
 SYMPTOMS = {
     "model-read-only": re.compile(r"Read-only file system|EROFS"),
     "network": re.compile(r"Network is unreachable|Name or service not known|Temporary failure in name resolution"),
@@ -26,10 +26,10 @@ SYMPTOMS = {
 
 
 class Container:
-    """Starts at once; `launch.folder` is made, and removed by `end`.
+    """Starts at once and makes `launch.folder`; `end` removes it.
 
-    `well` says whether /ping has ever answered 200, `killed` whether we have killed it, as the kernel does; `refused`
-    counts connections that it did not take.
+    `well`: /ping has answered 200 at least once. `killed`: the simulator killed it as the kernel would. `refused`:
+    the number of connections that it did not accept.
     """
 
     def __init__(self, name: str, runner: Runner, launch: Launch, journal: Journal) -> None:
@@ -49,17 +49,17 @@ class Container:
         return self.handle.exit_code()
 
     def ping(self) -> str:
-        """What is wrong with the answer, "" when it is 200 in time. An answer that breaks another rule is told."""
+        """What is wrong with the reply; "" when it is 200 in time. Complains of a reply that breaks another rule."""
         begun = time.monotonic()
         limit = self.rules["ping-time"].limit
         try:
             reply = self.client.send("GET", "/ping", None, {}, begun + limit)
             body = reply.read()
         except REFUSED:
-            return "nobody listens on the port"
+            return "nothing listens on the port"
         except urllib3.exceptions.ReadTimeoutError:
             self.journal.complain("ping-time", f"{self.name}: /ping was not answered within {limit:g} s")
-            return "no answer in time"
+            return "no reply in time"
         except (urllib3.exceptions.HTTPError, OSError) as err:
             return f"the connection broke off: {err}"
         self.well = self.well or reply.status == HTTPStatus.OK
@@ -68,7 +68,7 @@ class Container:
         return "" if reply.status == HTTPStatus.OK else f"{reply.status} {body[:300].decode(errors='replace')}".strip()
 
     def check_ports(self) -> None:
-        """Tells of ports that the platform may use itself."""
+        """Complains of ports that the platform may use itself."""
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
         if self.handle.network:
             others = listening_ports(self.handle.network) - {self.handle.port, *range(low, high + 1)}
@@ -77,24 +77,27 @@ class Container:
                 self.journal.complain("safe-ports", f"{self.name} listens on {ports}, outside {SAFE_PORTS}")
 
     def check_refusals(self) -> None:
-        """Told a moment later, for one that dies does not take connections either."""
+        """Complains of refused connections; called later, because a dying container refuses connections too."""
         if self.refused:
-            self.journal.complain("listening", f"{self.name} did not take {self.refused} connections")
+            self.journal.complain("listening", f"{self.name} did not accept {self.refused} connections")
             self.refused = 0
 
     def memory(self) -> int:
-        """Bytes that its processes take."""
+        """Bytes of memory that its processes use."""
         return used_by(self.handle.pid)
 
     def kill(self) -> None:
-        """As the kernel does it when memory is short."""
+        """Kills it as the kernel does when memory is short."""
         self.killed = True
         self.handle.kill()
 
     def end(self) -> None:
-        """SIGTERM, then SIGKILL; nothing of it is left. One that has never been well may have been too young to hear
-        the first: process 1 gets no signal that it does not handle yet."""
-        limit = self.rules["stop"].limit if self.well else min(YOUNG_SECONDS, self.rules["stop"].limit)
+        """Stops it by SIGTERM, then SIGKILL, and removes its files.
+
+        The rule about SIGTERM holds only once it has been well: process 1 ignores signals without a handler, and it may
+        not have set one yet.
+        """
+        limit = self.rules["stop"].limit if self.well else min(NEVER_WELL_SECONDS, self.rules["stop"].limit)
         if self.exit_code() is None:
             self.handle.terminate()
             if not self._wait(limit) and self.well:
@@ -103,7 +106,7 @@ class Container:
         self.client.close()
         self._reader.join(timeout=5)
         for name in self.handle.changed_files():
-            self.journal.complain("model-read-only", f"{self.name} has written {name} in /opt/ml/model")
+            self.journal.complain("model-read-only", f"{self.name} wrote {name} in /opt/ml/model")
         make_removable(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 

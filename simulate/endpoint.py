@@ -1,4 +1,4 @@
-"""The endpoint: its instances, which of them takes a call, and what the caller gets for the container's reply."""
+"""The endpoint: its instances, which of them gets a call, and what the caller gets for the container's reply."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,17 +20,18 @@ VARIANT = "AllTraffic"
 
 @dataclass(frozen=True)
 class Reply:
-    """A success of the container."""
+    """A container's successful reply."""
 
     headers: Mapping[str, str]
     body: bytes
 
 
 class Endpoint:
-    """`name` is "" for one that answers to any name. Safe to share between threads."""
+    """`name` is "" when calls may use any name. Safe to share between threads."""
 
     def __init__(self, plan: Plan, instances: int, routing: str, journal: Journal, chaos: Chaos) -> None:
-        self.plan, self.name, self.journal, self._routing, self._chaos = plan, plan.endpoint, journal, routing, chaos
+        self.plan, self.name = plan, plan.endpoint
+        self.journal, self._routing, self._chaos = journal, routing, chaos
         self.multi_model = plan.store is not None
         self.instances = [Instance(number + 1, plan, journal, chaos) for number in range(instances)]
         self._sessions: dict[str, Instance] = {}
@@ -45,7 +46,7 @@ class Endpoint:
 
     @property
     def status(self) -> str:
-        """As DescribeEndpoint says it."""
+        """DescribeEndpoint's EndpointStatus."""
         if self.in_service():
             return "InService"
         if self.failure:
@@ -54,11 +55,11 @@ class Endpoint:
 
     @property
     def failure(self) -> str:
-        """Why there is no endpoint: one of its instances never came into service."""
+        """Why the endpoint failed, when one of its instances never came into service; else ""."""
         return next((instance.failure for instance in self.instances if instance.failure), "")
 
     def settled(self) -> bool:
-        """Whether all instances have come into service, or one never will."""
+        """Whether all instances have come into service, or one has failed."""
         return bool(self.failure) or all(instance.settled.is_set() for instance in self.instances)
 
     def stop(self) -> None:
@@ -72,12 +73,12 @@ class Endpoint:
             self._killer.join()
 
     def kill(self) -> None:
-        """Every container gets SIGKILL."""
+        """Sends SIGKILL to every container."""
         for instance in self.instances:
             instance.kill()
 
     def in_service(self) -> list[Instance]:
-        """Those that take calls."""
+        """The instances that accept calls."""
         return [instance for instance in self.instances if instance.in_service]
 
     def check_name(self, name: str) -> None:
@@ -86,13 +87,13 @@ class Endpoint:
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
     def invoke(self, call: Call, most: float) -> Reply:
-        """The whole reply, of at most so many bytes. Raises PlatformError."""
+        """The whole reply, of at most `most` bytes. Raises PlatformError."""
         with self.exchange(call) as exchange:
             return Reply(exchange.reply.headers, exchange.read(most))
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[Exchange]:
-        """The container's reply, a success; raises PlatformError."""
+        """The container's successful reply, to be read inside the context; raises PlatformError."""
         exchange = self._send(call)
         try:
             self._check_status(exchange)
@@ -101,7 +102,7 @@ class Endpoint:
             exchange.close()
 
     def _send(self, call: Call) -> Exchange:
-        """A container that takes no connection has got nothing: the next one is tried."""
+        """Sends the call to an instance; tries the next one only when a container refuses the connection."""
         for instance in self._candidates(call):
             try:
                 exchange = instance.send(call)
@@ -109,10 +110,10 @@ class Endpoint:
                 continue
             self._note_session(call, exchange, instance)
             return exchange
-        raise ServiceUnavailable("No container of the endpoint takes the call")
+        raise ServiceUnavailable("No container of the endpoint accepts the call")
 
     def _candidates(self, call: Call) -> list[Instance]:
-        """Those in service, the one that should take the call first."""
+        """The instances that may get the call, the best first."""
         if call.session and call.session != NEW_SESSION:
             return [self.instance_of(call.session)]
         serving = self.in_service()
@@ -123,7 +124,7 @@ class Endpoint:
         return sorted(order, key=lambda instance: not instance.has_model(call.target))
 
     def instance_of(self, session: str) -> Instance:
-        """Raises ValidationError."""
+        """The instance that has the session; raises ValidationError."""
         if session not in self._sessions:
             raise ValidationError(f"Session {session} does not exist or has expired")
         return self._sessions[session]
@@ -138,12 +139,12 @@ class Endpoint:
         status = exchange.reply.status
         if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             return
-        said = exchange.read(self.journal.rules["reply-body"].limit)
+        body = exchange.read(self.journal.rules["reply-body"].limit)
         self.journal.count(f"answers of {status}")
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            text = said[:200].decode(errors="replace").strip()
+            text = body[:200].decode(errors="replace").strip()
             self.journal.complain("status", f"{exchange.container.name} answered {status}: {text}")
-        raise ModelError(exchange.call.endpoint, status, said)
+        raise ModelError(exchange.call.endpoint, status, body)
 
     def _kill_now_and_then(self) -> None:
         while not self._stopping.wait(self._chaos.seconds_to_next_kill()):

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-ACCOUNT, REGION = "123456789012", "us-east-1"  # of nobody; they stand in messages and ARNs
-CONTAINER = "primary"  # the platform's name of an endpoint's only container
+ACCOUNT, REGION = "123456789012", "us-east-1"  # made up, for messages and ARNs
+CONTAINER = "primary"  # the platform's name for an endpoint's only container
 
 
 class PlatformError(Exception):
-    """An answer of the platform itself; `status` and `code` are those of botocore's service model."""
+    """An error of the platform itself; `status` and `code` come from botocore's service model."""
 
     status = 500
     code = "InternalFailure"
@@ -17,11 +17,11 @@ class PlatformError(Exception):
 
 
 class InternalFailure(PlatformError):
-    """The container broke the connection off."""
+    """The container broke off the connection."""
 
 
 class ServiceUnavailable(PlatformError):
-    """No container takes the call."""
+    """No container accepts the call."""
 
     status, code = 503, "ServiceUnavailable"
 
@@ -33,19 +33,19 @@ class ValidationError(PlatformError):
 
 
 class NoSuchEndpoint(ValidationError):
-    """As the sagemaker API says it, which is another than sagemaker-runtime."""
+    """The sagemaker API's error for an unknown endpoint; sagemaker-runtime has another code."""
 
     code = "ValidationException"
 
 
 class ModelNotReady(PlatformError):
-    """The model is still being loaded: the caller should come back."""
+    """The model is still being loaded: the caller should try again."""
 
     status, code = 429, "ModelNotReadyException"
 
 
 class ModelError(PlatformError):
-    """What the container answered, when it is no success; `original_status` is 0 when it did not answer in time."""
+    """The container's failed reply; `original_status` is 0 when it did not reply in time."""
 
     status, code = 424, "ModelError"
 

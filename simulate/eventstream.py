@@ -1,7 +1,7 @@
 """Messages of `application/vnd.amazon.eventstream`, the encoding of AWS's response streams.
 
-A message: total length, headers' length, CRC-32 of these two, headers, payload, CRC-32 of all before it. Numbers are
-big-endian. A header: length of its name (1 byte), name, type (7: a string), length of its value (2 bytes), value.
+A message: total length, headers' length, CRC-32 of these two, headers, payload, CRC-32 of everything before. Numbers
+are big-endian. A header: length of its name (1 byte), name, type (7: a string), length of its value (2 bytes), value.
 Source: Amazon Transcribe developer guide, 'Event stream encoding'; botocore.eventstream decodes it.
 """
 
@@ -12,18 +12,18 @@ from zlib import crc32
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
 _STRING = b"\x07"
-_FRAME = 16  # bytes of a message beside its headers and its payload
+_FRAME = 16  # bytes of a message without its headers and its payload
 
 
 def part(data: bytes) -> bytes:
-    """A PayloadPart, some bytes of the model's reply."""
+    """A PayloadPart: some bytes of the model's reply."""
     return message(
         {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}, data
     )
 
 
 def failure(kind: str, text: str, code: str = "") -> bytes:
-    """An exception that ends the stream: ModelStreamError, which has a code, or InternalStreamFailure."""
+    """The exception that ends a stream: ModelStreamError, which has a code, or InternalStreamFailure."""
     document = {"Message": text} | ({"ErrorCode": code} if code else {})
     headers = {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}
     return message(headers, json.dumps(document).encode())

@@ -1,7 +1,7 @@
-"""Runs an image with podman or docker, with as few rights as it should need.
+"""Runs an image with podman or docker, with as few rights as possible.
 
-As root the container has no network but its own loopback, and we reach its port inside; else its port is published
-on 127.0.0.1 and it keeps the engine's network, for an engine can publish no port of a container without one.
+As root, the container's only network is its own loopback, and the simulator connects inside it. Otherwise the container
+has the engine's network, because an engine can publish a port only with a network; its port is published on 127.0.0.1.
 """
 
 import os
@@ -16,7 +16,7 @@ from simulate.inplace import output_of
 from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, host_variables
 
 START_SECONDS = 60.0
-# Fewer rights than the platform's containers have: what works here works there.
+# Fewer rights than on the platform, so that what works here works there.
 RIGHTS = (
     "--read-only",
     "--tmpfs",
@@ -32,25 +32,25 @@ RIGHTS = (
 
 
 class Image:
-    """Runs `engine run IMAGE serve`; `memory` in bytes is its limit."""
+    """Runs `ENGINE run IMAGE serve` with a limit of `memory` bytes."""
 
     def __init__(self, engine: str, image: str, memory: int) -> None:
         self.engine, self.image, self.memory = engine, image, memory
         self.isolated = os.geteuid() == 0
         done = self._run("image", "inspect", image)
         if done.returncode:
-            said = " ".join(["", *done.stderr.strip().splitlines()[-1:]])
-            raise CannotStart(f"{engine} has no image {image}:{said}; `{engine} images` lists those that it has")
+            reason = " ".join(["", *done.stderr.strip().splitlines()[-1:]])
+            raise CannotStart(f"{engine} has no image {image}:{reason}; `{engine} images` lists its images")
 
     def describe(self) -> str:
-        network = "no network" if self.isolated else "the engine's network, for only root can do without"
+        network = "no network" if self.isolated else "the engine's network (without one only as root)"
         return f"the image {self.image} with {self.engine}: read-only, no capabilities, {network}"
 
     def start(self, launch: Launch) -> Handle:
         return Running(self, launch)
 
     def command(self, launch: Launch, port: int) -> list[str]:
-        """`port` is published, unless the container has no network."""
+        """The engine's command line; publishes `port` unless the container has no network."""
         network = ["--network", "none"] if self.isolated else ["-p", f"127.0.0.1:{port}:{PORT}"]
         memory = ["--memory", str(self.memory), "--memory-swap", str(self.memory), "--shm-size", str(self.memory // 2)]
         volumes = [
@@ -64,7 +64,7 @@ class Image:
         return [*head, *network, *memory, *options, self.image, "serve"]
 
     def ask(self, *arguments: str) -> str:
-        """What the engine prints, "" when it fails."""
+        """The engine's output; "" when it fails."""
         done = self._run(*arguments)
         return "" if done.returncode else done.stdout.strip()
 
@@ -75,7 +75,7 @@ class Image:
 
 
 class Running:
-    """A container of an image. The engine's program stays with it: it hands on its output and its exit code."""
+    """A container of an image. The engine's process runs as long and passes on its output and its exit code."""
 
     def __init__(self, image: Image, launch: Launch) -> None:
         self._image, self._name = image, launch.name
@@ -124,7 +124,7 @@ class Running:
 
 
 def find_engine(wanted: str = "") -> str:
-    """The wanted one, or podman or docker, whichever is there; raises CannotStart."""
+    """The wanted engine, or else podman or docker, whichever is installed; raises CannotStart."""
     for name in [wanted] if wanted else ["podman", "docker"]:
         if shutil.which(name):
             return name
@@ -132,7 +132,8 @@ def find_engine(wanted: str = "") -> str:
 
 
 def engine_environment() -> dict[str, str]:
-    """CONTAINERS_HOME is a folder with the configuration of podman's storage (storage.conf, containers.conf)."""
+    """The environment for the engine. CONTAINERS_HOME may name a folder with podman's storage.conf and
+    containers.conf."""
     home = os.environ.get("CONTAINERS_HOME")
     if not home:
         return dict(os.environ)

@@ -1,9 +1,10 @@
 """Runs a program of this machine, ./serve, as if it were in its container.
 
-As root in namespaces of its own, with what comes with the system (util-linux, iproute2): it is process 1, so that
-signals do what they do in a container, /opt/ml/model is mounted read-only, /dev/shm is its own and half of the memory,
-there is no network but its own loopback, and nothing of it outlives its end. Else as a plain process: with a copy of
-/opt/ml/model, told by our own variables where it is, and with this machine's network.
+As root it runs in its own namespaces, made with the system's tools (util-linux, iproute2). It is process 1, so signals
+work as in a container. /opt/ml/model is mounted read-only, /dev/shm is separate and has half of the memory, the only
+network is its own loopback, and all its processes end with it.
+Otherwise it runs as a plain process in this machine's network, with a copy of /opt/ml/model that our variables point
+to.
 """
 
 import contextlib
@@ -24,22 +25,21 @@ from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, ho
 
 SCRIPT = Path(__file__).with_name("namespaces.sh")
 UNSHARE = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-# So that the container does not outlive a simulator that was killed.
-WITH_US = ("setpriv", "--pdeathsig", "KILL")
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # or the container would outlive a killed simulator
 
 
 class InPlace:
-    """Runs `program serve`; in namespaces where `isolated`."""
+    """Runs `program serve`; in its own namespaces if `isolated`."""
 
     def __init__(self, program: Path, isolated: bool) -> None:
         if not (program.is_file() and os.access(program, os.X_OK)):
-            raise CannotStart(f"{program} is no program that can be run; give one with --serve, or --image IMAGE")
+            raise CannotStart(f"{program} is not an executable file; give one with --serve, or --image IMAGE")
         self.program, self.isolated = program.absolute(), isolated
 
     def describe(self) -> str:
         if self.isolated:
-            return f"{self.program} in namespaces of its own: process 1, {MODEL} mounted read-only, no network"
-        return f"{self.program} as a plain process: {MODEL} is a copy told by variables, the network is this machine's"
+            return f"{self.program} in its own namespaces: process 1, {MODEL} mounted read-only, no network"
+        return f"{self.program} as a plain process: variables point to a copy of {MODEL}, the network is this machine's"
 
     def start(self, launch: Launch) -> Handle:
         return Namespaced(self.program, launch) if self.isolated else Plain(self.program, launch)
@@ -47,7 +47,7 @@ class InPlace:
 
 @cache
 def can_isolate() -> bool:
-    """Whether namespaces can be made here: it takes root, and programs that Debian's slim image has not all."""
+    """Whether this machine can make namespaces: it takes root, and programs that Debian's slim image lacks."""
     if os.geteuid() or not all(shutil.which(name) for name in ("unshare", "setpriv", "ip", "mount")):
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def can_isolate() -> bool:
 
 
 class Namespaced:
-    """A program in namespaces; it is told nothing but what the platform tells."""
+    """A program in its own namespaces; it gets only the variables that the platform sets."""
 
     def __init__(self, program: Path, launch: Launch) -> None:
         self.port, self.models = PORT, MODELS
@@ -64,13 +64,13 @@ class Namespaced:
         empty = launch.folder / "empty"
         empty.mkdir()
         mounts = [str((folder or empty).absolute()) for folder in (launch.model, launch.models)]
-        command = [*WITH_US, *UNSHARE, "sh", str(SCRIPT), *mounts, str(program), "serve"]
+        command = [*DIE_WITH_PARENT, *UNSHARE, "sh", str(SCRIPT), *mounts, str(program), "serve"]
         self._process = run(command, environment, launch.folder)
         self.output = output_of(self._process)
         self.pid = self.network = self._first_process()
 
     def _first_process(self) -> int:
-        """unshare's only child."""
+        """The id of unshare's only child."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         while self._process.poll() is None:
             if found := children.read_text().split():
@@ -84,7 +84,7 @@ class Namespaced:
         signal_to(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """The kernel kills all that is below process 1."""
+        """Kills process 1; the kernel then kills all others in its namespace."""
         if self._process.poll() is None:
             signal_to(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -94,22 +94,22 @@ class Namespaced:
 
 
 class Plain:
-    """A program of this machine; it has a group of processes of its own."""
+    """A program as a plain process, in its own process group."""
 
     def __init__(self, program: Path, launch: Launch) -> None:
         self._picker = PortPicker()
         self.network, self.port = 0, self._picker.pick(1)[0]
         self.models = str(launch.models or MODELS)
-        told = {"SERVE_HOST": "127.0.0.1"}
+        own = {"SERVE_HOST": "127.0.0.1"}
         self._copy = launch.folder / "model"
         if launch.model:
             shutil.copytree(launch.model, self._copy)
-            told["SERVE_MODEL_REPOSITORY"] = str(self._copy)
+            own["SERVE_MODEL_REPOSITORY"] = str(self._copy)
             make_read_only(self._copy)
         if launch.models:
-            told["SERVE_MODELS_ROOT"] = str(launch.models)
+            own["SERVE_MODELS_ROOT"] = str(launch.models)
         self._files = stamps(self._copy)
-        environment = {**base_environment(launch.folder), **told, **host_variables(self.port), **launch.environment}
+        environment = {**base_environment(launch.folder), **own, **host_variables(self.port), **launch.environment}
         self._process = run([str(program), "serve"], environment, launch.folder)
         self.pid, self.output = self._process.pid, output_of(self._process)
 
@@ -120,7 +120,7 @@ class Plain:
         signal_to(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Of what has left the group, only those are found whose parent still runs."""
+        """Kills the group and the processes that left it, as far as their parents still run."""
         below = list(tree(self.pid))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ class Plain:
 
 
 def base_environment(folder: Path) -> dict[str, str]:
-    """Nothing of ours reaches the container but the way to its programs."""
+    """An environment without this process's variables, except the PATH to the programs."""
     temporary = folder / "tmp"
     temporary.mkdir()
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
@@ -166,19 +166,19 @@ def signal_to(pid: int, number: int) -> None:
 
 
 def make_read_only(folder: Path) -> None:
-    """Does not hinder root: `stamps` tells what was written all the same."""
+    """Makes all files read-only. Root can write anyway; `stamps` shows that."""
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
 
 
 def make_removable(folder: Path) -> None:
-    """Undoes make_read_only, or the folder of a user who is not root could not be removed."""
+    """Makes folders writable again, or only root could remove them."""
     for path in [folder, *folder.rglob("*")]:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o755)
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Of every file its size and the time of its last change in nanoseconds."""
+    """{file: (size, time of its last change in nanoseconds)}."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}

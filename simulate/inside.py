@@ -1,4 +1,4 @@
-"""Connections into a container that has a network of its own: a socket belongs to the network it was made in."""
+"""Connections into a container with its own network: a socket belongs to the network in which it was created."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 @contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """This thread is in that process's network; 0 is ours. FileNotFoundError when the process is gone."""
+    """Moves this thread into the network of that process; 0 means no move. FileNotFoundError when the process ended."""
     if not pid:
         yield
         return
@@ -49,7 +49,7 @@ def _set_network(descriptor: int) -> None:
 
 
 def http_pool(port: int, network: int, connect_seconds: float) -> urllib3.HTTPConnectionPool:
-    """For calls to that port of the container; `network` is a process whose network it is, 0 for ours."""
+    """A pool for calls to that port; `network` is a process in the port's network, 0 for this machine's network."""
 
     class Connection(HTTPConnection):
         def _new_conn(self) -> socket.socket:
@@ -73,8 +73,8 @@ class Client:
     def send(
         self, method: str, path: str, body: bytes | IO[bytes] | None, headers: Mapping[str, str], deadline: float
     ) -> urllib3.BaseHTTPResponse:
-        """A reply whose body is still to be read. Raises urllib3's NewConnectionError and ConnectTimeoutError where
-        nobody listens, ReadTimeoutError after `deadline` (time.monotonic()), ProtocolError when it breaks off."""
+        """A reply with its body still unread. Raises urllib3's NewConnectionError and ConnectTimeoutError when nothing
+        listens, ReadTimeoutError after `deadline` (time.monotonic()), ProtocolError when the connection breaks off."""
         left = max(0.001, deadline - time.monotonic())
         timeout = urllib3.Timeout(connect=self._connect, read=left)
         return self._pool.urlopen(
@@ -94,7 +94,7 @@ class Client:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports that are listened on in the network of that process."""
+    """TCP ports with a listener in the network of that process."""
     return {port for name in ("tcp", "tcp6") for port in _ports(Path(f"/proc/{pid}/net/{name}"))}
 
 
@@ -122,7 +122,7 @@ def read_all(reply: urllib3.BaseHTTPResponse, deadline: float, limit: float) -> 
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """The body as it comes; ReadTimeoutError when it has not ended at `deadline`."""
+    """The body, part by part as it arrives; ReadTimeoutError when it has not ended at `deadline`."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

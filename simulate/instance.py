@@ -1,4 +1,4 @@
-"""One instance of the endpoint: a container that is started, asked for its health, and started again when it dies."""
+"""One instance of the endpoint: starts a container, checks its health, and starts it again when it dies."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ from simulate.journal import Journal
 from simulate.models import Models
 from simulate.runner import CannotStart, Launch, Runner
 
-TICK = 0.2  # seconds between two looks at a container
-PAUSE = 1.0  # seconds until a container is started again
+TICK = 0.2  # seconds between two checks of a container
+PAUSE = 1.0  # seconds before a container starts again
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every instance runs. `store` is the folder that stands for S3, for a multi-model endpoint; `memory` is an
-    instance's in bytes; `folder` is for our files."""
+    """What every instance runs. `store` is the folder that stands for S3 of a multi-model endpoint, `memory` is an
+    instance's memory in bytes, `folder` is for the simulator's files."""
 
     endpoint: str
     runner: Runner
@@ -32,11 +32,12 @@ class Plan:
 
 
 class Instance:
-    """`in_service` says whether it takes calls, `failure` why it never did; `settled` is set when either is known."""
+    """`in_service`: it accepts calls. `failure`: why it never did. `settled` is set as soon as either is known."""
 
     def __init__(self, number: int, plan: Plan, journal: Journal, chaos: Chaos) -> None:
         self.name = f"instance {number}"
-        self._number, self._plan, self._journal, self._rules, self._chaos = number, plan, journal, journal.rules, chaos
+        self._number, self._plan, self._chaos = number, plan, chaos
+        self._journal, self._rules = journal, journal.rules
         self.settled = threading.Event()
         self.in_service = False
         self.failure = ""
@@ -46,21 +47,21 @@ class Instance:
         self._stopping = threading.Event()
         self._container: Container | None = None
         self._models: Models | None = None
-        # The container must not outlive this thread, which starts it (`--pdeathsig` of simulate/inplace.py).
+        # `--pdeathsig` (simulate/inplace.py) kills the container when the thread that started it ends.
         self._thread = threading.Thread(target=self._run, name=self.name)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns at once; `join` waits for the container's end."""
+        """Asks the container to stop and returns at once; `join` waits for its end."""
         self._stopping.set()
 
     def join(self) -> None:
         self._thread.join()
 
     def kill(self) -> None:
-        """SIGKILL to the container, as the kernel does it."""
+        """Sends SIGKILL to the container, as the kernel does."""
         if (container := self._container) is not None:
             container.kill()
 
@@ -97,7 +98,7 @@ class Instance:
             self.settled.set()
 
     def _live(self) -> None:
-        """From a container's start to its end."""
+        """Runs one container from its start to its end."""
         begun = time.monotonic()
         container = self._begin()
         try:
@@ -115,24 +116,31 @@ class Instance:
             self._container = None
 
     def _begin(self) -> Container:
-        """Its model is fetched first."""
+        """Starts a container; with --chaos slow-disk, fetching its model takes time first."""
         plan, self._lives = self._plan, self._lives + 1
         folder = plan.folder / f"{self._number}-{self._lives}"
         models = folder / "models" if plan.store else None
         environment = {**({"SAGEMAKER_MULTI_MODEL": "true"} if plan.store else {}), **plan.environment}
-        self._chaos.disk()
+        self._chaos.wait_for_disk()
         name = f"{plan.folder.name}-{folder.name}"
-        container = Container(
-            self.name, plan.runner, Launch(name, folder, environment, plan.model, models), self._journal
-        )
+        launch = Launch(name=name, folder=folder, environment=environment, model=plan.model, models=models)
+        container = Container(self.name, plan.runner, launch, self._journal)
         if plan.store and models:
-            self._models = Models(plan.endpoint, container, plan.store, models, plan.memory, self._chaos)
+            self._models = Models(
+                endpoint=plan.endpoint,
+                container=container,
+                store=plan.store,
+                folder=models,
+                memory=plan.memory,
+                chaos=self._chaos,
+            )
         self._container = container
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """One that ends before is not started again for as long as the window lasts, as the platform would do."""
-        wrong = "nobody listens on the port"
+        """Whether /ping answers 200 before the deadline. A container that ends earlier fails the instance at once; the
+        platform would start it again until the deadline."""
+        wrong = "nothing listens on the port"
         while not self._stopping.is_set():
             if (code := container.exit_code()) is not None:
                 return self._fail("exit", f"{self.name} ended with exit code {code} before /ping answered 200")
@@ -150,9 +158,9 @@ class Instance:
         return False
 
     def _watch(self, container: Container) -> None:
-        """Until it dies, is ill for too long, or is to stop."""
+        """Checks the container until it dies, fails too many pings, or has to stop."""
         interval, most = self._rules["ping-interval"].limit, self._rules["ping-status"].limit
-        ill, asked = 0, time.monotonic()
+        failed_pings, asked = 0, time.monotonic()
         while not self._stopping.wait(TICK):
             if (code := container.exit_code()) is not None:
                 return self._died(container, code)
@@ -160,15 +168,15 @@ class Instance:
             container.check_refusals()
             if time.monotonic() - asked >= interval:
                 asked = time.monotonic()
-                ill = ill + 1 if (wrong := container.ping()) else 0
+                failed_pings = failed_pings + 1 if (wrong := container.ping()) else 0
                 if wrong and not self._is_dying(container):
                     self._journal.complain("ping-status", f"{self.name}: /ping: {wrong}")
-            if ill >= most:
+            if failed_pings >= most:
                 return self._journal.say(f"{self.name} is replaced")
         return None
 
     def _is_dying(self, container: Container) -> bool:
-        """One that dies is told of once, by its end."""
+        """Whether the container is about to end: its end is reported, so its failed ping is not."""
         self._stopping.wait(TICK)
         return container.killed or container.exit_code() is not None
 
@@ -182,5 +190,5 @@ class Instance:
         used = container.memory()
         if used > self._plan.memory:
             most = self._plan.memory / 2**20
-            self._journal.complain("memory", f"{self.name} takes {used / 2**20:.0f} MB of {most:.0f} MB")
+            self._journal.complain("memory", f"{self.name} uses {used / 2**20:.0f} MB of {most:.0f} MB")
             container.kill()

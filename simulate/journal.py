@@ -1,4 +1,4 @@
-"""What happened: lines that are printed as they come, and counts for the end."""
+"""The journal: lines to print at once, and counts for the summary."""
 
 import threading
 from collections import Counter
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from simulate.rules import Rules
 
-SHOWN = 5  # of one rule's complaints; more are only counted
+SHOWN = 5  # complaints to print per rule; more are only counted
 
 
 class Journal:
-    """Safe to share between threads. `write` gets whole lines, without their end."""
+    """Safe to share between threads. `write` gets whole lines, without a line end."""
 
     def __init__(self, rules: Rules, write: Callable[[str], object]) -> None:
         self.rules, self._write = rules, write
@@ -27,7 +27,7 @@ class Journal:
             self.counts[what] += number
 
     def complain(self, rule: str, what: str) -> None:
-        """What the platform would not have put up with, with the rule that says so."""
+        """Reports what the platform would not accept, with the rule that forbids it."""
         with self._lock:
             self.complaints[rule] += 1
             number = self.complaints[rule]
@@ -36,7 +36,7 @@ class Journal:
             self._write(f"rule {rule}: {what}: {self.rules[rule]}{more}")
 
     def complain_once(self, rule: str, what: str) -> None:
-        """The same, for what would be said at every call."""
+        """The same, but each text only once: for what happens at every call."""
         if self._is_new((rule, what)):
             self.complain(rule, what)
 
@@ -44,10 +44,10 @@ class Journal:
         if self._is_new(("", text)):
             self.say(text)
 
-    def _is_new(self, said: tuple[str, str]) -> bool:
+    def _is_new(self, line: tuple[str, str]) -> bool:
         with self._lock:
-            known = said in self._once
-            self._once.add(said)
+            known = line in self._once
+            self._once.add(line)
         return not known
 
     def summary(self) -> str:

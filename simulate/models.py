@@ -1,9 +1,9 @@
 """The models that one container of a multi-model endpoint has loaded.
 
-    a call -> its archive is unpacked -> POST /models -> POST /models/HASH/invoke
-    507, or too much memory in use -> DELETE /models/HASH of the least recently used ones -> once more
+    a call -> unpack the archive -> POST /models -> POST /models/HASH/invoke
+    507, or too much memory in use -> DELETE /models/HASH of the least recently used models -> try again
 
-A load goes on when its caller has left: the next one finds it done.
+A load continues after its caller has left, so that the next caller finds the model loaded.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ OK, CONFLICT, NOT_FOUND, NO_ROOM = 200, 409, 404, 507
 
 @dataclass
 class Loaded:
-    """`name` is what the container knows it by, `calls` how many are in work."""
+    """A loaded model. `name` is its name in the container, `calls` the number of running calls."""
 
     target: str
     name: str
@@ -42,16 +42,16 @@ class Loaded:
 
 
 class NoRoom(Exception):
-    """The container answered 507, with that body."""
+    """The container answered 507 with `body`."""
 
-    def __init__(self, said: bytes) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self.body = body
 
 
 class Models:
     """Safe to share between threads. `store` stands for S3, `folder` is the container's /opt/ml/models, `memory` is
-    the instance's in bytes."""
+    the instance's memory in bytes."""
 
     def __init__(
         self, endpoint: str, container: Container, store: Path, folder: Path, memory: int, chaos: Chaos
@@ -71,7 +71,7 @@ class Models:
 
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """The model, loaded if need be; it is not unloaded meanwhile. Raises PlatformError."""
+        """The model, loaded if need be and not unloaded inside the context. Raises PlatformError."""
         while (model := self._take(target)) is None:
             self._await(target, self._begin(target), deadline)
         try:
@@ -80,8 +80,8 @@ class Models:
             with self._lock:
                 model.calls -= 1
 
-    def lost(self, model: Loaded) -> None:
-        """The container does not know it any more."""
+    def forget(self, model: Loaded) -> None:
+        """Drops a model that the container does not know any more."""
         with self._lock:
             if self._loaded.get(model.target) is model:
                 del self._loaded[model.target]
@@ -94,7 +94,7 @@ class Models:
                 return False
             del self._loaded[victim.target]
             done: Future[None] = Future()
-            self._loading[victim.target] = done  # who calls it meanwhile waits
+            self._loading[victim.target] = done  # calls to it wait for the end of the unload
         try:
             self._unload(victim)
         finally:
@@ -115,7 +115,7 @@ class Models:
             return model
 
     def _begin(self, target: str) -> Future[None]:
-        """The load, or the unload, that is under way, or a load that begins now."""
+        """The current load or unload of the model; starts a load if there is none."""
         with self._lock:
             if target not in self._loading:
                 if find(self._store, target) is None:
@@ -152,7 +152,7 @@ class Models:
         self._journal.say(f"{self._container.name}: loaded {target} in {time.monotonic() - begun:.1f} s")
 
     def _fetch(self, target: str, name: str) -> None:
-        self._chaos.disk()
+        self._chaos.wait_for_disk()
         shutil.rmtree(self._folder / name, ignore_errors=True)
         archive = find(self._store, target)
         try:
@@ -164,7 +164,7 @@ class Models:
             raise ValidationError(f"Failed to extract model data archive: {err}") from err
 
     def _make_room(self, needed: int) -> None:
-        """What the platform does before it loads, whatever the container thinks of its memory."""
+        """Unloads models before a load, as the platform does, without asking the container about its memory."""
         while self._container.memory() + needed > self._most and self.evict():
             self._journal.count("evictions for the memory share")
 
@@ -175,10 +175,10 @@ class Models:
                 return
             except NoRoom as err:
                 if time.monotonic() > deadline or not self._evict_or_wait():
-                    raise ModelError(self._endpoint, NO_ROOM, err.said) from err
+                    raise ModelError(self._endpoint, NO_ROOM, err.body) from err
 
     def _evict_or_wait(self) -> bool:
-        """False when nothing is loaded, and nothing on its way, that could be unloaded."""
+        """Makes room or waits for others; False when no other model is loaded or loading."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True
@@ -188,30 +188,31 @@ class Models:
         return others
 
     def _post(self, target: str, name: str, deadline: float) -> None:
-        """Raises NoRoom, PlatformError."""
+        """Asks the container to load the model. Raises NoRoom, PlatformError."""
         if self._chaos.refuses_load():
             self._journal.count("answers of 507 by --chaos")
             raise NoRoom(b"made by --chaos 507")
         document = {"model_name": name, "url": f"{self._container.handle.models}/{name}/model"}
         headers = {"Content-Type": "application/json", TARGET_MODEL: target}
-        status, said = self._ask("POST", "/models", "load-time", deadline, json.dumps(document).encode(), headers)
+        data = json.dumps(document).encode()
+        status, body = self._ask("POST", "/models", rule="load-time", deadline=deadline, body=data, headers=headers)
         if status == NO_ROOM:
             self._journal.count("answers of 507")
-            raise NoRoom(said)
+            raise NoRoom(body)
         if status not in (OK, CONFLICT):
             if not 400 <= status < 500:
                 self._journal.complain(
                     "load-status", f"{self._container.name} answered {status} to the load of {target}"
                 )
-            raise ModelError(self._endpoint, status, said)
+            raise ModelError(self._endpoint, status, body)
 
     def _unload(self, model: Loaded) -> None:
-        """A failure is told; the model counts as unloaded all the same."""
+        """Unloads the model. After a failure it counts as unloaded too."""
         deadline = time.monotonic() + self._rules["unload-time"].limit
         try:
-            status, _ = self._ask("DELETE", f"/models/{model.name}", "unload-time", deadline)
+            status, _ = self._ask("DELETE", f"/models/{model.name}", rule="unload-time", deadline=deadline)
         except PlatformError as err:
-            self._journal.say(f"{self._container.name}: {model.target} could not be unloaded: {err}")
+            self._journal.say(f"{self._container.name}: cannot unload {model.target}: {err}")
         else:
             if status not in (OK, NOT_FOUND):
                 self._journal.complain("unload-status", f"{self._container.name} answered {status} for {model.target}")

@@ -1,6 +1,6 @@
-# namespaces.sh MODEL MODELS PROGRAM [ARGUMENT...]: what simulate/inplace.py runs first in new namespaces.
-# MODEL becomes /opt/ml/model, MODELS becomes /opt/ml/models, both read-only; what else lies in /opt stays. The folders
-# are made on a memory disk of this mount namespace alone, so that nothing is changed on the machine itself.
+# namespaces.sh MODEL MODELS PROGRAM [ARGUMENT...]: simulate/inplace.py runs it first in new namespaces.
+# It mounts MODEL as /opt/ml/model and MODELS as /opt/ml/models, both read-only, and keeps the rest of /opt. The folders
+# lie on a memory disk in this mount namespace, so that the machine itself is not changed.
 set -e
 model=$1 models=$2
 shift 2

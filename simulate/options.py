@@ -17,7 +17,7 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for; `image` "" is ./serve in place, `memory` is in bytes."""
+    """The parsed options; `image` "" means ./serve in place, `memory` is in bytes."""
 
     image: str
     engine: str
@@ -40,7 +40,7 @@ class Options:
 
 
 def parse(arguments: list[str]) -> Options:
-    """Ends the process with code 2 and a line when they are wrong."""
+    """The options; for wrong arguments, prints a line and ends the process with code 2."""
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
@@ -63,16 +63,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_container(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what is run")
-    what.add_argument("--image", default="", help="an image, with podman or docker; else ./serve in place")
-    what.add_argument("--engine", default="", choices=("podman", "docker"), help="which of the two")
-    what.add_argument("--serve", type=Path, default=SERVE, metavar="PROGRAM", help="the program that is run in place")
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--image", default="", help="an image, run with podman or docker; default: ./serve in place")
+    what.add_argument("--engine", default="", choices=("podman", "docker"), help="default: the first one installed")
+    what.add_argument("--serve", type=Path, default=SERVE, metavar="PROGRAM", help="the program to run in place")
     what.add_argument(
         "--isolation",
         choices=(AUTO, NONE),
         default=AUTO,
-        help="auto: a program in place runs in namespaces of its own where that is possible (root); "
-        "none: as a plain process",
+        help="auto: run the program in its own namespaces if that is possible (root); none: as a plain process",
     )
     data = what.add_mutually_exclusive_group()
     data.add_argument("--model-data", type=Path, metavar="FOLDER|TAR", help="becomes /opt/ml/model")
@@ -80,15 +79,15 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
         "--models",
         type=Path,
         metavar="FOLDER",
-        help="a multi-model endpoint: the folder of .tar.gz that stands for its S3 prefix",
+        help="make a multi-model endpoint: the folder of .tar.gz files that stands for its S3 prefix",
     )
     what.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the container; repeatable")
-    what.add_argument("--memory", default="", metavar="4g", help="of an instance; a container beyond it is killed")
+    what.add_argument("--memory", default="", metavar="4g", help="memory of an instance; the limit of its container")
 
 
 def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     end = parser.add_argument_group("the endpoint")
-    end.add_argument("--endpoint-name", default="", help="the only name that is answered; without it any is")
+    end.add_argument("--endpoint-name", default="", help="the endpoint's name; default: calls may use any name")
     end.add_argument("--instances", type=int, default=1)
     end.add_argument("--routing", choices=ROUTING, default=RANDOM)
     end.add_argument("--host", default="127.0.0.1")
@@ -100,10 +99,10 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
 def _add_rules(parser: argparse.ArgumentParser) -> None:
     rules = parser.add_argument_group("rules and chaos")
     rules.add_argument("--health-check-timeout", type=float, metavar="SECONDS", help="the same as --limit start-up=…")
-    rules.add_argument("--limit", action="append", default=[], metavar="RULE=NUMBER", help="another limit; repeatable")
+    rules.add_argument("--limit", action="append", default=[], metavar="RULE=NUMBER", help="change a limit; repeatable")
     kinds = "; ".join(f"{kind}[={default:g}]: {text}" for kind, (default, text) in KINDS.items())
     rules.add_argument("--chaos", default="", metavar="KIND[=NUMBER],…", help=kinds)
-    rules.add_argument("--seed", type=int, help="of chaos and of random routing")
+    rules.add_argument("--seed", type=int, help="random seed of chaos and routing")
     rules.add_argument("--strict", action="store_true", help="exit code 3 when a rule was broken")
 
 
@@ -112,7 +111,7 @@ def _options(given: argparse.Namespace) -> Options:
     if given.instances < 1:
         raise ValueError("--instances must be 1 or more")
     if not 0 <= given.port <= 65535:
-        raise ValueError("--port must be from 0 to 65535; 0 is a free one")
+        raise ValueError("--port must be from 0 to 65535; 0 chooses a free port")
     if given.models and not given.models.is_dir():
         raise ValueError(f"--models {given.models}: there is no such folder")
     if given.model_data and not given.model_data.exists():
@@ -120,24 +119,24 @@ def _options(given: argparse.Namespace) -> Options:
     if not re.fullmatch(r"s3://[^/]+/.+", given.async_output):
         raise ValueError(f"--async-output {given.async_output}: must be s3://BUCKET/PREFIX")
     return Options(
-        given.image,
-        given.engine,
-        given.serve,
-        given.isolation,
-        given.model_data,
-        given.models,
-        given.instances,
-        given.host,
-        given.port,
-        given.endpoint_name,
-        dict(_pair("--env", each) for each in given.env),
-        _memory(given.memory) if given.memory else memory_limit(),
-        _rules(given),
-        given.routing,
-        given.s3,
-        given.async_output,
-        _chaos(given),
-        given.strict,
+        image=given.image,
+        engine=given.engine,
+        serve=given.serve,
+        isolation=given.isolation,
+        model_data=given.model_data,
+        models=given.models,
+        instances=given.instances,
+        host=given.host,
+        port=given.port,
+        endpoint_name=given.endpoint_name,
+        environment=dict(_pair("--env", each) for each in given.env),
+        memory=_memory(given.memory) if given.memory else memory_limit(),
+        rules=_rules(given),
+        routing=given.routing,
+        s3=given.s3,
+        async_output=given.async_output,
+        chaos=_chaos(given),
+        strict=given.strict,
     )
 
 
@@ -180,5 +179,5 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def _memory(text: str) -> int:
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.lower())
     if not match or not int(match[1]):
-        raise ValueError(f"--memory {text}: must be a number of bytes, or of k, m or g of them, like 4g")
+        raise ValueError(f"--memory {text}: must be a number of bytes, or a number and k, m or g, like 4g")
     return int(match[1]) * UNITS[match[2]]

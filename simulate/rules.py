@@ -1,6 +1,6 @@
-"""The platform's rules, in one table: what it asks for, its limit, and where that is written.
+"""The platform's rules in one table: what it asks for, its limit, and the source.
 
-The same row enforces a rule and complains of what breaks it.
+The simulator enforces a rule and complains of a broken one from the same row.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ CHOSEN = "not published by AWS: chosen here"
 
 @dataclass(frozen=True)
 class Rule:
-    """`text` holds {limit}; the limit's unit (seconds, bytes, a share) stands in the text."""
+    """`text` contains {limit} or {megabytes}, and the limit's unit."""
 
     id: str
     text: str
@@ -71,12 +71,12 @@ RULES: Rules = {rule.id: rule for rule in TABLE}
 
 
 def with_limits(limits: Mapping[str, float]) -> Rules:
-    """The rules with other limits; KeyError names a rule that there is not."""
+    """The rules with other limits; KeyError names an unknown rule."""
     return {**RULES, **{name: replace(RULES[name], limit=limit) for name, limit in limits.items()}}
 
 
 def markdown() -> str:
-    """The table as docs/simulate.md shows it."""
+    """The table for docs/simulate.md."""
     rows = ["| Rule | What the platform asks for | Source |", "|---|---|---|"]
     rows += [f"| `{rule.id}` | {str(rule).removesuffix(f' ({rule.source})')} | {rule.source} |" for rule in TABLE]
     return "\n".join(rows) + "\n"

@@ -1,4 +1,7 @@
-"""How a container is started: `Runner.start(launch)` gives a Handle. In place (simulate/inplace.py), or an image."""
+"""The interface that starts containers: `Runner.start(launch)` returns a Handle.
+
+simulate/inplace.py runs a program in place, simulate/image.py an image.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +14,13 @@ MODEL, MODELS = "/opt/ml/model", "/opt/ml/models"
 
 
 class CannotStart(Exception):
-    """There is no such program or image, or no engine; the message says what to do."""
+    """The program, the image or the engine is missing; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """`folder` is ours and empty, for this container's files. `model` becomes /opt/ml/model, `models`
-    /opt/ml/models; both are read-only for the container."""
+    """What to start. `folder` is an empty folder for this container's files. `model` becomes /opt/ml/model, `models`
+    becomes /opt/ml/models; both are read-only for the container."""
 
     name: str
     folder: Path
@@ -27,10 +30,10 @@ class Launch:
 
 
 class Handle(Protocol):
-    """A container that was started.
+    """A started container.
 
-    `pid` is its first process on this machine; `network` is a process whose network the port is in, 0 for ours;
-    `models` is where the container sees Launch.models; `output` is what it writes.
+    `pid` is its first process on this machine, `network` a process in the network of `port` (0: this machine's),
+    `models` the path of Launch.models inside the container, `output` its output.
     """
 
     pid: int
@@ -40,20 +43,20 @@ class Handle(Protocol):
     output: IO[bytes]
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Its exit code; None while it runs."""
 
     def terminate(self) -> None:
-        """SIGTERM to its first process."""
+        """Sends SIGTERM to its first process."""
 
     def kill(self) -> None:
-        """SIGKILL to all of it; returns when nothing is left."""
+        """Sends SIGKILL to all its processes; returns when they have ended."""
 
     def changed_files(self) -> list[str]:
-        """What the container has written to its /opt/ml/model, where that was not made impossible."""
+        """Files that the container changed in /opt/ml/model; empty if it could not write there."""
 
 
 class Runner(Protocol):
-    """`describe` says in a line what is run and how it is kept apart from the machine."""
+    """`describe` says in one line what it runs and how that is isolated from the machine."""
 
     def describe(self) -> str: ...
 
@@ -62,5 +65,5 @@ class Runner(Protocol):
 
 
 def host_variables(port: int) -> dict[str, str]:
-    """What the platform sets."""
+    """The variables that the platform sets."""
     return {"SAGEMAKER_BIND_TO_PORT": str(port), "SAGEMAKER_SAFE_PORT_RANGE": SAFE_PORTS}

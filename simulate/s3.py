@@ -15,11 +15,11 @@ class Folder:
         self.root = root
 
     def find(self, location: str) -> Path | None:
-        """The file of an object; None where there is none. Raises ValidationError."""
+        """The file of an object; None when there is none. Raises ValidationError."""
         return find(self.root, self._key(location))
 
     def write(self, location: str, data: bytes) -> None:
-        """Whole or not at all: who looks for an object sees it when it is complete."""
+        """Writes an object atomically, so that nobody reads an incomplete one."""
         path = self.root / self._key(location)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)
@@ -27,5 +27,5 @@ class Folder:
     def _key(self, location: str) -> str:
         match = _LOCATION.fullmatch(location)
         if not match or ".." in Path(location).parts:
-            raise ValidationError(f"{location!r} is no location of an object in S3; s3://BUCKET/KEY is one")
+            raise ValidationError(f"{location!r} is not the location of an object in S3; use s3://BUCKET/KEY")
         return f"{match[1]}/{match[2]}"

@@ -1,4 +1,4 @@
-"""What the sagemaker-runtime API lets through: header names and their limits, read from botocore's service model."""
+"""The headers that the sagemaker-runtime API allows, and their limits, read from botocore's service model."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from simulate.errors import ValidationError
 
 INVOKE, STREAM, ASYNC = "InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"
 OPERATIONS = (INVOKE, STREAM, ASYNC)
-# Members of the API's request that reach the container, and the headers that they are there.
+# {member of the API's request: the container's header for it}, of those that the container gets.
 PASSED_ON = {
     "ContentType": "Content-Type",
     "Accept": "Accept",
@@ -25,8 +25,8 @@ PASSED_ON = {
     "InferenceComponentName": "X-Amzn-SageMaker-Inference-Component",
     "SessionId": "X-Amzn-SageMaker-Session-Id",
 }
-# Of HTTP itself, of the signature, and of AWS's clients.
-OF_THE_WAY = re.compile(
+# Headers of HTTP, of the signature and of AWS's clients: it is no mistake that they do not reach the container.
+TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
     r"transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*|x-amz-user-agent",
     re.IGNORECASE,
@@ -35,7 +35,7 @@ OF_THE_WAY = re.compile(
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a request: the header it comes in, and its limits; 0 and "" are none."""
+    """A member of a request: its header and its limits; 0 and "" mean no limit."""
 
     name: str
     header: str
@@ -45,8 +45,8 @@ class Member:
     kind: str
 
     def check(self, value: str) -> None:
-        """Raises ValidationError, worded as the platform does."""
-        constraint = self.is_broken_by(value)
+        """Raises ValidationError with the platform's words."""
+        constraint = self.violation(value)
         if constraint:
             name = self.name[0].lower() + self.name[1:]
             raise ValidationError(
@@ -54,8 +54,8 @@ class Member:
                 f"Member must {constraint}"
             )
 
-    def is_broken_by(self, value: str) -> str:
-        """What the value must, in words; "" when it does."""
+    def violation(self, value: str) -> str:
+        """The constraint that the value breaks, in words; "" when it breaks none."""
         if self.kind == "integer":
             inside = value.isascii() and value.isdigit() and self.shortest <= int(value) <= self.longest
             return "" if inside else f"be a whole number from {self.shortest} to {self.longest}"
@@ -70,7 +70,7 @@ class Member:
 
 @cache
 def members(operation: str) -> tuple[Member, ...]:
-    """Of a request's headers."""
+    """The request's members that are headers."""
     shape = _operation(operation).input_shape
     found = [] if shape is None else shape.members.items()
     return tuple(_member(name, member) for name, member in found if member.serialization.get("location") == "header")
@@ -78,14 +78,14 @@ def members(operation: str) -> tuple[Member, ...]:
 
 @cache
 def reply_headers(operation: str) -> Mapping[str, str]:
-    """The header of each member of a reply."""
+    """{member of a reply: its header}."""
     shape = _operation(operation).output_shape
     found = {} if shape is None else shape.members
     return {name: str(each.serialization["name"]) for name, each in found.items() if "name" in each.serialization}
 
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """The members of a request that its headers (names in lower case) hold; raises ValidationError."""
+    """{member: value} from a request's headers (names in lower case); raises ValidationError."""
     values = {}
     for member in members(operation):
         if (value := headers.get(member.header.lower())) is not None:
@@ -95,15 +95,15 @@ def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
-    """Which of the headers (names in lower case) do not get through."""
+    """The headers (names in lower case) that the API drops."""
     known = {member.header.lower() for member in members(operation)}
-    return [name for name in headers if name not in known and not OF_THE_WAY.fullmatch(name)]
+    return [name for name in headers if name not in known and not TRANSPORT_HEADERS.fullmatch(name)]
 
 
 def is_new_session(header: str) -> bool:
-    """Whether it is what a container must answer to NEW_SESSION."""
+    """Whether the header is a valid reply of a container to NEW_SESSION."""
     shape = _operation(INVOKE).output_shape
-    return shape is None or not _member("NewSessionId", shape.members["NewSessionId"]).is_broken_by(header)
+    return shape is None or not _member("NewSessionId", shape.members["NewSessionId"]).violation(header)
 
 
 @cache
@@ -114,15 +114,15 @@ def _operation(name: str) -> OperationModel:
 def _member(name: str, shape: Shape) -> Member:
     limits = shape.metadata
     return Member(
-        name,
-        str(shape.serialization["name"]),
-        int(limits.get("min", 0)),
-        int(limits.get("max", 0)),
-        _python_pattern(str(limits.get("pattern", ""))),
-        shape.type_name,
+        name=name,
+        header=str(shape.serialization["name"]),
+        shortest=int(limits.get("min", 0)),
+        longest=int(limits.get("max", 0)),
+        pattern=_python_pattern(str(limits.get("pattern", ""))),
+        kind=shape.type_name,
     )
 
 
 def _python_pattern(java: str) -> str:
-    """The model's patterns are Java's."""
+    """Java's regular expression, as the service model has it, in Python's syntax."""
     return java.replace(r"\p{ASCII}", r"[\x00-\x7F]").replace(r"\p{Print}", r"\x20-\x7E").replace(r"\z", r"\Z")

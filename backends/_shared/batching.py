@@ -1,9 +1,9 @@
-"""Requests that the dynamic batcher merged -> one run -> one response each. Every backend here uses it.
+"""Runs the requests that the dynamic batcher merged together, and makes one response for each.
 
     requests --read--> calls --key--> groups --run--> arrays of each call --> responses
 
-A run that fails is made again for each of its requests alone: the error of one does not reach the others.
-`backends.install` puts a copy of this file into every backend's folder.
+When a run fails, each of its requests runs again alone, so that one bad request does not fail the others.
+`backends.install` copies this file into every backend's folder.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class InvalidInput(ValueError):
-    """The caller's fault, found before or by the run."""
+    """The request is wrong; found before the run or by it."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its place among the requests, its arrays, the names of the outputs that it asks for."""
+    """One request: its index among the requests, its input arrays, the names of the outputs it asks for."""
 
     index: int
     feed: Arrays
@@ -32,8 +32,11 @@ class Call:
 
 
 class Batcher:
-    """`read` makes a request's arrays and output names; calls of an equal `key` may share a `run`, which gives
-    the outputs of each, in order. `invalid` are the errors that are the caller's fault beside InvalidInput."""
+    """Answers merged requests.
+
+    `read` gives a request's arrays and output names. Calls with the same `key` may share a `run`, which returns
+    the outputs of each call, in order. `invalid` lists the errors, besides InvalidInput, that mean a wrong request.
+    """
 
     def __init__(
         self,
@@ -61,12 +64,12 @@ class Batcher:
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """(index, response) of each call: from one run, or from one each where that fails."""
+        """(index, response) of each call: from one run for all, or from a run for each when that fails."""
         if len(calls) > 1:
             try:
                 results = self.run(calls)
-            except Exception as err:  # the libraries' exceptions have no base of their own
-                pb_utils.Logger.log_verbose(f"a run of {len(calls)} requests failed, each runs again: {err}")
+            except Exception as err:  # the libraries' exceptions have no common base class
+                pb_utils.Logger.log_verbose(f"a run of {len(calls)} requests failed, so each runs alone: {err}")
             else:
                 yield from ((call.index, respond(found)) for call, found in zip(calls, results, strict=True))
                 return
@@ -77,33 +80,33 @@ class Batcher:
                 yield call.index, self._failure(err)
 
     def _failure(self, error: Exception) -> Any:
-        """Triton's error response; wrong input is the caller's fault."""
+        """Triton's error response: INVALID_ARG for a wrong request, else INTERNAL."""
         invalid = isinstance(error, self.invalid)
         code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
 def same_shapes(call: Call) -> Hashable:
-    """The key of calls that can be concatenated along the first dimension."""
+    """The key under which calls can be concatenated along the first dimension."""
     return tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(call.feed.items()))
 
 
 def alone(call: Call) -> Hashable:
-    """The key of a model without a batch dimension."""
+    """The key for a model without a batch dimension: no two calls share it."""
     return call.index
 
 
 def run_concatenated(
     run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], calls: Sequence[Call]
 ) -> list[Arrays]:
-    """`run(arrays, output names)` once, on all calls' rows; ValueError where its outputs cannot be split again."""
+    """`run(arrays, output names)` once, on the rows of all calls; ValueError when its outputs cannot be split."""
     if len(calls) == 1:
         return [dict(run(calls[0].feed, calls[0].outputs))]
     sizes = [len(next(iter(call.feed.values()))) for call in calls]
     feed = {name: np.concatenate([call.feed[name] for call in calls]) for name in calls[0].feed}
     results = run(feed, tuple(dict.fromkeys(name for call in calls for name in call.outputs)))
     if any(result.shape[:1] != (sum(sizes),) for result in results.values()):
-        raise ValueError("an output's first dimension is not the batch")
+        raise ValueError("the first dimension of an output is not the batch dimension")
     ends = np.cumsum(sizes)
     return [
         {name: results[name][end - size : end] for name in call.outputs}
@@ -114,20 +117,20 @@ def run_concatenated(
 def run_at_once(
     run: Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]], pool: Executor, calls: Sequence[Call]
 ) -> list[Arrays]:
-    """`run(arrays, output names)` of each call, as many at the same time as the pool has threads."""
+    """`run(arrays, output names)` for each call, in the pool's threads."""
     return list(pool.map(lambda call: dict(run(call.feed, call.outputs)), calls))
 
 
 def respond(arrays: Arrays) -> Any:
-    """Arrays -> Triton's response; a scalar goes as shape [1], since config.pbtxt knows no empty dims."""
+    """Arrays -> Triton's response. A scalar gets the shape [1], because config.pbtxt allows no empty dims."""
     tensors = [pb_utils.Tensor(name, array if array.ndim else array.reshape(1)) for name, array in arrays.items()]
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
 def decode(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """BYTES as Triton has them -> str; InvalidInput where they are no UTF-8."""
+    """Triton's BYTES -> str; InvalidInput when they are not UTF-8."""
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as err:
-        raise InvalidInput(f"input '{name}' has bytes that are not UTF-8 ({err})") from err
+        raise InvalidInput(f"input '{name}' is not UTF-8 ({err})") from err
     return np.array(texts, dtype=np.object_).reshape(array.shape)

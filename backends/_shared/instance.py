@@ -1,6 +1,6 @@
-"""One instance of a model: where its file lies, its parameters, how many threads it takes, what it gives back.
+"""What every backend needs for an instance of a model: its file, its parameters, its number of threads.
 
-`backends.install` puts a copy of this file into every backend's folder.
+`backends.install` copies this file into every backend's folder.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-BOOLEANS = {"1": True, "true": True, "0": False, "false": False}  # in any case, as Triton's C++ backends read them
+BOOLEANS = {"1": True, "true": True, "0": False, "false": False}  # upper or lower case, as in Triton's C++ backends
 
 
 def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
@@ -19,7 +19,7 @@ def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read(given: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any, allowed: str = "") -> Any:
-    """A parameter's value; ValueError names it, its value and what is allowed."""
+    """A parameter's value; ValueError names the parameter, its value and the allowed ones."""
     try:
         return parse(given[name]) if name in given else default
     except (KeyError, ValueError):
@@ -28,30 +28,32 @@ def read(given: Mapping[str, str], name: str, parse: Callable[[str], Any], defau
 
 
 def parse_bool(text: str) -> bool:
-    """1, 0, true or false, in any case; KeyError."""
+    """1, 0, true or false, in upper or lower case; KeyError for other text."""
     return BOOLEANS[text.lower()]
 
 
 def version_folder(args: Mapping[str, str]) -> Path:
-    """Where the files of an instance's version lie; `args` is what Triton gives to initialize."""
+    """The folder with the version's files; `args` is what Triton passes to initialize."""
     return Path(args["model_repository"]) / args["model_version"]
 
 
 def stub_model_path() -> Path:
-    """The model's file, or the one that it should have, while the configuration is completed: by Triton's stub, of
-    which the own command line is all there is then, or by serving/preparation/complete_config.py, which
-    leaves it in COMPLETED_MODEL."""
+    """The path of the model's file while the configuration is completed; the file may be missing.
+
+    Triton's stub passes it on the command line and nowhere else. serving/preparation/complete_config.py passes it
+    in COMPLETED_MODEL.
+    """
     on_command_line = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(os.environ.get("COMPLETED_MODEL", on_command_line))
 
 
 def give_back_memory() -> None:
-    """To the system, what malloc keeps of what was freed: a load needs more than the model it leaves."""
+    """Gives freed memory back to the system: loading a model takes more memory than the loaded model."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def default_threads() -> int:
-    """SERVE_INFERENCE_THREADS, else the processors of the control group's quota and the CPU affinity."""
+    """SERVE_INFERENCE_THREADS, else the processors that the cgroup quota and the CPU affinity allow."""
     threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)
@@ -59,7 +61,7 @@ def default_threads() -> int:
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors by cgroup v2's or v1's quota as a container sees it; infinity without one."""
+    """Processors that cgroup v2 or v1 allows this container; infinity without a quota."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((root / name).read_text() for name in names).split()

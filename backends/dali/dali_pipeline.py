@@ -1,4 +1,4 @@
-"""A DALI pipeline in this process: from model.dali or dali.py, run on one batch, built again when it has died."""
+"""A DALI pipeline in this process: read from model.dali or dali.py, run on one batch, rebuilt after a failure."""
 
 import importlib.util
 import re
@@ -16,24 +16,24 @@ Samples = Sequence[NDArray[Any]]
 
 
 class Runner:
-    """`batch_size` samples at most at a time; `device` is a GPU's number, None for the processor."""
+    """Runs a pipeline on at most `batch_size` samples; `device` is a GPU's number, or None for the CPU."""
 
     def __init__(self, serialized: bytes, batch_size: int, threads: int, device: int | None) -> None:
-        """ValueError where DALI cannot build the pipeline here."""
+        """ValueError when DALI cannot build the pipeline on this machine."""
         self._serialized = serialized
         self._options = {"batch_size": batch_size, "num_threads": threads, "device_id": device}
         self._pipeline = self._build()
 
     def run(self, inputs: Mapping[str, Samples]) -> list[list[NDArray[Any]]]:
-        """External source -> samples, whose shapes may differ; gives the samples of each output of the pipeline.
+        """{external source: samples} -> the samples of each output of the pipeline; their shapes may differ.
 
-        InvalidInput with DALI's reason where it fails. A pipeline that has failed is of no more use.
+        InvalidInput with DALI's reason when it fails. A failed pipeline cannot run again, so it is rebuilt.
         """
         try:
             for name, samples in inputs.items():
                 self._pipeline.feed_input(name, list(samples))
             outputs = self._pipeline.run()
-        except Exception as err:  # RuntimeError, ValueError, TypeError, as the operators have them
+        except Exception as err:  # RuntimeError, ValueError or TypeError, depending on the operator
             self._pipeline = self._build()
             raise InvalidInput(f"DALI cannot process the input: {reason(str(err))}") from err
         return [list(_samples(output)) for output in outputs]
@@ -43,20 +43,20 @@ class Runner:
             return dali.Pipeline.deserialize(self._serialized, **self._options)
         except Exception as err:
             raise ValueError(
-                f"DALI cannot build the pipeline here: {reason(str(err))}; for the processor serialize it with "
-                "device_id=None and operators of device='cpu'"
+                f"DALI cannot build the pipeline here: {reason(str(err))}; for a CPU, serialize it with "
+                "device_id=None and operators with device='cpu'"
             ) from err
 
 
 def _samples(output: Any) -> Iterator[NDArray[Any]]:
-    """Copies: DALI uses the memory again."""
+    """Copies of the samples, because DALI reuses its memory."""
     on_processor = output.as_cpu()
     return (np.array(on_processor.at(index)) for index in range(len(on_processor)))
 
 
 def serialized(folder: Path, filename: str, batch_size: int, threads: int, device: int | None) -> bytes:
-    """The pipeline of a version's folder, as NVIDIA's backend finds it: the file, else dali.py's function that is
-    marked with @autoserialize. FileNotFoundError, ValueError."""
+    """The serialized pipeline of a version's folder, found as NVIDIA's backend finds it: the file, else the function
+    in dali.py marked with @autoserialize. FileNotFoundError, ValueError."""
     file, source = folder / (filename or SERIALIZED), folder / SOURCE
     if file.is_file():
         return file.read_bytes()
@@ -64,7 +64,7 @@ def serialized(folder: Path, filename: str, batch_size: int, threads: int, devic
         raise FileNotFoundError(f"unable to find '{file}' or '{source}'")
     marked = [value for value in vars(_module(source)).values() if getattr(value, "_is_autoserialize", False)]
     if len(marked) != 1:
-        raise ValueError(f"'{source}' has {len(marked)} pipelines with @autoserialize; exactly one is served")
+        raise ValueError(f"'{source}' has {len(marked)} pipelines with @autoserialize; it must have exactly one")
     pipeline = marked[0](batch_size=batch_size, num_threads=threads, device_id=device)
     content: bytes = pipeline.serialize()
     return content
@@ -80,7 +80,7 @@ def _module(path: Path) -> Any:
 
 
 def reason(message: str) -> str:
-    """DALI's message without the traceback of the pipeline's definition: the operator and what it met."""
+    """DALI's message without the traceback of the pipeline's definition: the operator and its error."""
     operator = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`", message)
     met = re.search(r"encountered:\s*(.+?)\s*(?:Current pipeline object|$)", message, re.DOTALL)
     text = " ".join((met[1] if met else message).split())

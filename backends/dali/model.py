@@ -1,9 +1,9 @@
 """Triton's `backend: "dali"` without NVIDIA's image: a DALI pipeline in a python-based backend.
 
 It serves what NVIDIA's own backend serves (triton-inference-server/dali_backend): 1/model.dali, or a 1/dali.py
-with one pipeline marked @autoserialize; inputs by the names of its external sources, outputs in their order. Each
-instance is a process of its own. DALI is not among what the container serves with: where it is missing, the load
-says what to install.
+with one pipeline marked @autoserialize. Inputs have the names of the pipeline's external sources, outputs their order.
+Each instance runs in its own process. The container does not include DALI: without it the load fails and says what to
+install.
 """
 
 import json
@@ -24,12 +24,12 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """ValueError where config.pbtxt has no inputs or outputs: a serialized pipeline does not name them."""
+        """ValueError when config.pbtxt has no inputs or outputs, because a serialized pipeline does not name them."""
         config = auto_complete_model_config.as_dict()
         for side in ("input", "output"):
             if not config[side]:
                 raise ValueError(
-                    f"config.pbtxt must say the model's {side}s: "
+                    f"config.pbtxt must list the model's {side}s: "
                     f'{side} {{ name: "DALI_{side.upper()}_0" data_type: … dims: [ … ] }}'
                 )
         return auto_complete_model_config
@@ -56,7 +56,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """What the dynamic batcher merged -> one response per request, in the same order."""
+        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 
@@ -74,7 +74,7 @@ class TritonPythonModel:
         return feed, tuple(name for name in self.outputs if name in wanted)
 
     def _run(self, calls: Sequence[Call]) -> list[Arrays]:
-        """The samples of all calls in one run of the pipeline, which takes samples of any lengths together."""
+        """Runs the pipeline once on the samples of all calls; they may have different lengths."""
         rows = [list(self._samples(next(iter(call.feed.values())))) for call in calls]
         ends = np.cumsum([len(each) for each in rows])
         inputs = {

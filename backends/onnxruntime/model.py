@@ -1,8 +1,8 @@
 """Triton's `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a python-based backend.
 
 It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters and defaults
-(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance is a process of its own.
-Requests that cannot share a run (other shapes, max_batch_size 0) run on their own.
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in its own process.
+Requests that cannot share a run (different shapes, max_batch_size 0) run alone.
 """
 
 import json
@@ -26,7 +26,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fills what config.pbtxt leaves out from the ONNX file; a complete one is left as it is."""
+        """Fills what is missing in config.pbtxt from the ONNX file; does not change a complete one."""
         config = auto_complete_model_config.as_dict()
         if not (config["input"] and config["output"]):
             onnx_config.complete(config, onnx_session.load(instance.stub_model_path(), onnx_session.UNOPTIMIZED))
@@ -35,7 +35,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Makes the session and checks config.pbtxt against the file; ValueError fails the load."""
+        """Creates the session and checks config.pbtxt against the file; ValueError fails the load."""
         config = json.loads(args["model_config"])
         settings = onnx_session.SessionSettings.from_config(config)
         path = instance.version_folder(args) / (config.get("default_model_filename") or "model.onnx")
@@ -52,7 +52,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """What the dynamic batcher merged -> one response per request, in the same order."""
+        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
         responses: list[Any] = self.batcher.answer(requests)
         return responses
 

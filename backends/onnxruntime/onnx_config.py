@@ -1,9 +1,9 @@
-"""config.pbtxt and the ONNX file: the file fills what config.pbtxt leaves out, and the two must agree.
+"""config.pbtxt and the ONNX file: the file fills what is missing in config.pbtxt, and the two must agree.
 
 The rules are those of NVIDIA's backend (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc).
-`session` is an onnxruntime.InferenceSession, `config` the configuration as Triton hands it to a backend.
-Every mistake is a ValueError that names the tensor, what the model expects and what the configuration says;
-it fails the load.
+`session` is an onnxruntime.InferenceSession, `config` the configuration that Triton passes to a backend.
+Every mistake raises a ValueError that names the tensor, what the model expects and what the configuration says.
+The error fails the load.
 """
 
 import os
@@ -23,12 +23,12 @@ DATATYPES = {f"tensor({name})": f"TYPE_{name.upper()}" for name in INTEGERS} | {
     "tensor(double)": "TYPE_FP64",
     "tensor(string)": "TYPE_STRING",
 }
-DEFAULT_MAX_BATCH_SIZE = 4  # Triton's own, of --backend-config=default-max-batch-size
+DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for --backend-config=default-max-batch-size
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output as the ONNX file declares it; -1 where a dimension varies, () for a scalar."""
+    """An input or output as the ONNX file declares it; -1 for a variable dimension, () for a scalar."""
 
     name: str
     kind: str
@@ -36,10 +36,10 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Triton's name; ValueError for what NumPy does not have (BF16) or Triton (maps, lists)."""
+        """Triton's name for it; ValueError for a type that NumPy (BF16) or Triton (maps, lists) does not have."""
         if self.kind not in DATATYPES:
             raise ValueError(
-                f"tensor '{self.name}' of the model is a {self.kind}, which this backend cannot serve; "
+                f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
                 f"it serves {', '.join(sorted(set(DATATYPES.values())))}"
             )
         return DATATYPES[self.kind]
@@ -54,8 +54,8 @@ def tensors(nodes: Iterable[Any]) -> dict[str, Tensor]:
 def complete(config: Config, session: Any) -> None:
     """Fills inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
 
-    A model whose tensors all have a first dimension that varies can be batched; max_batch_size is then
-    Triton's default where config.pbtxt gives none.
+    A model can be batched when the first dimension of each of its tensors is variable. max_batch_size is then
+    Triton's default, unless config.pbtxt sets it.
     """
     found = {"input": tensors(session.get_inputs()), "output": tensors(session.get_outputs())}
     fixed = [tensor for side in found.values() for tensor in side.values() if tensor.shape[:1] != (-1,)]
@@ -64,17 +64,17 @@ def complete(config: Config, session: Any) -> None:
     if config["max_batch_size"] > 0 and fixed:
         raise ValueError(
             f"model '{config['name']}', tensor '{fixed[0].name}': the configuration specifies max_batch_size "
-            f"{config['max_batch_size']} but the model's shape {list(fixed[0].shape)} has no first dimension "
-            "that varies; set max_batch_size 0 or export the model with a dynamic batch dimension"
+            f"{config['max_batch_size']} but the model's shape {list(fixed[0].shape)} has a fixed first dimension; "
+            "set max_batch_size 0 or export the model with a dynamic batch dimension"
         )
     for side, specs in found.items():
         config[side] = config[side] or [completed(spec, config["max_batch_size"] > 0) for spec in specs.values()]
 
 
 def completed(tensor: Tensor, batching: bool) -> Config:
-    """One entry of config.pbtxt; dims cannot be empty there, so a scalar is [1] to callers.
+    """The tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a scalar as [1].
 
-    Triton takes an empty `reshape` only for a model with batches; else the backend reshapes.
+    Triton allows an empty `reshape` only for a model with batches; for others the backend reshapes.
     """
     dims = list(tensor.shape[1:] if batching else tensor.shape)
     entry: Config = {"name": tensor.name, "data_type": tensor.datatype, "dims": dims or [1]}
@@ -82,8 +82,8 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """--backend-config=default-max-batch-size of the server, the parent process, or of the options that `serve` would
-    give to it; Triton's own is 4."""
+    """--backend-config=default-max-batch-size from the server's command line (the parent process) or from the options
+    that `serve` passes to it; Triton's default is 4."""
     command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
     given = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
@@ -91,14 +91,14 @@ def default_max_batch_size() -> int:
 
 
 def check(config: Config, session: Any) -> None:
-    """ValueError when config.pbtxt and the ONNX file disagree: the tensor, expected and found."""
+    """ValueError when config.pbtxt and the ONNX file disagree: the tensor, what was expected and what was found."""
     inputs, outputs = tensors(session.get_inputs()), tensors(session.get_outputs())
     optional = tensors(session.get_overridable_initializers())
     controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
     missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
     if missing:
         raise ValueError(
-            f"model '{config['name']}': the model has the input '{min(missing)}', the configuration has not"
+            f"model '{config['name']}': the model has the input '{min(missing)}', but the configuration does not"
         )
     for entry in config["input"]:
         check_tensor(config, "input", entry, inputs | optional)
@@ -107,7 +107,7 @@ def check(config: Config, session: Any) -> None:
 
 
 def check_tensor(config: Config, side: str, entry: Config, found: Mapping[str, Tensor]) -> None:
-    """One input or output of config.pbtxt against those of the file."""
+    """Checks one input or output of config.pbtxt against those in the file."""
     place = f"model '{config['name']}', {side} '{entry['name']}'"
     tensor = found.get(entry["name"])
     if tensor is None:
@@ -126,12 +126,12 @@ def check_tensor(config: Config, side: str, entry: Config, found: Mapping[str, T
 
 
 def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
-    """The whole shape that the model would see."""
+    """The shape that the model would get, with the batch dimension."""
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
     return (*([-1] if max_batch_size else []), *map(int, dims))
 
 
 def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """A dimension that varies in the file takes any, a fixed one only itself."""
+    """A variable dimension in the file accepts any size, a fixed one only its own."""
     same_rank = len(configured) == len(shape)
     return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))

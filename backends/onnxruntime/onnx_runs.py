@@ -1,9 +1,10 @@
-"""How the calls that the dynamic batcher merged become runs of ONNX Runtime: one of all their rows, or one each.
+"""How the calls that the dynamic batcher merged become runs of ONNX Runtime: one run for all rows, or one per call.
 
-One run of all rows by all threads is what texts and small images want. Rows of large images fall out of the
-processors' caches in a batch, and a run's threads wait for one another hundreds of times, the longer the more else the
-processors have to do: there, as many calls as threads and more run at the same time, each by one thread. YOLOv5n at 640
-by 8 callers on 2 processors, which decode the images as well: 24.5 ms of processor time a call, against 32 to 37.
+For texts and small images, one run of all rows on all threads is fastest. A batch of large images does not fit into the
+processors' caches, and the threads of a run wait for each other hundreds of times, longer when the machine is busy.
+So with at least as many calls as threads, each call of such a model runs on one thread, several calls at the same time.
+Measured with YOLOv5n at 640, 8 callers, 2 processors that also decode the images: 24.5 ms of processor time per call
+instead of 32 to 37.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,10 @@ from onnx_session import SessionSettings, run_options  # type: ignore[import-not
 
 
 class Runs:
-    """The session of all threads and, for a model of large rows, a second one whose runs take one thread each, made
-    when calls are merged for the first time: it takes the memory of the weights once more."""
+    """A session that uses all threads and, for a model with large rows, a second one whose runs use one thread.
+
+    The second session takes the memory of the weights again, so it is created when calls are first merged.
+    """
 
     def __init__(self, load: Callable[[SessionSettings], Any], settings: SessionSettings) -> None:
         self.load, self.settings = load, settings

@@ -1,7 +1,7 @@
 """ONNX Runtime's session for one instance: its options, its threads, its execution provider.
 
 The parameters and their defaults are those of NVIDIA's backend (triton-inference-server/onnxruntime_backend,
-src/onnxruntime.cc), except the number of threads, which follows the container and not the machine.
+src/onnxruntime.cc), except the number of threads, which follows the container's limit and not the machine's.
 """
 
 import math
@@ -13,13 +13,13 @@ from typing import Any
 import onnxruntime as ort
 from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
-CACHE_BYTES = 1 << 20  # of one processor, its own: 1 to 2 MB on servers of today (lscpu, L2 cache)
-VALUE_BYTES = 4  # of a value as a run has it, which makes FP32 of pixels in UINT8
+CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
+VALUE_BYTES = 4  # runs compute in FP32, also from UINT8 pixels
 CPU = ("CPUExecutionProvider",)
-DISABLED = 2  # of config.pbtxt's optimization.graph.level
+DISABLED = 2  # the optimization.graph.level in config.pbtxt that turns optimization off
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
-BRIEF_SPIN = {SPIN_TIME: "20"}  # microseconds: the pauses between a run's operators, not those between runs
-FATAL = 4  # of ONNX Runtime's log severities
+BRIEF_SPIN = {SPIN_TIME: "20"}  # microseconds: long enough between operators, too short between runs
+FATAL = 4  # ONNX Runtime's log severity
 OPTIMIZATION_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -29,7 +29,7 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """config.pbtxt's `parameters`, by the names and meanings of NVIDIA's backend; `separate_runs` is our own."""
+    """config.pbtxt's `parameters`, named as in NVIDIA's backend; only `separate_runs` is our own."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0
@@ -42,7 +42,7 @@ class SessionSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
-        """ValueError names a parameter that cannot be read."""
+        """ValueError names a parameter with a wrong value."""
         given = given_parameters(config)
         threads = read(given, "intra_op_thread_count", int, 0)
         threads = threads if threads > 0 else default_threads()
@@ -58,7 +58,7 @@ class SessionSettings:
         )
 
     def options(self) -> ort.SessionOptions:
-        """ONNX Runtime's options. Threads that wait spin for a moment only: models share the processors."""
+        """ONNX Runtime's options. Waiting threads spin only briefly, because models share the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
         if self.parallel:
@@ -75,16 +75,16 @@ class SessionSettings:
         return options
 
     def describe(self) -> str:
-        """For the log."""
+        """The settings in words, for the log."""
         mode = "parallel" if self.parallel else "sequential"
-        separate = ", merged requests at the same time by one thread each" if self.separate_runs else ""
+        separate = ", merged requests run at the same time on one thread each" if self.separate_runs else ""
         return f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level {self.level}{separate}"
 
 
 def separate_runs(config: Mapping[str, Any], given: Mapping[str, str], threads: int) -> bool:
-    """Whether merged requests run at the same time: the parameter, else whether a row exceeds the cache.
+    """Whether merged requests run separately at the same time: the parameter, else whether a row exceeds the cache.
 
-    Never where the batcher merges none, or fewer than there are threads, nor on a GPU.
+    False when the batcher merges no requests or fewer than there are threads, and on a GPU.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     gpu = any(group["kind"] == "KIND_GPU" for group in config.get("instance_group", ()))
@@ -93,7 +93,7 @@ def separate_runs(config: Mapping[str, Any], given: Mapping[str, str], threads: 
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:
-    """Bytes of one row of an input of config.pbtxt, in FP32; a dimension that varies counts as 1."""
+    """Bytes of one row of an input in config.pbtxt, in FP32; a variable dimension counts as 1."""
     return VALUE_BYTES * math.prod(abs(int(size)) for size in entry["dims"])
 
 
@@ -101,14 +101,14 @@ UNOPTIMIZED = SessionSettings(level=DISABLED)
 
 
 def run_options() -> ort.RunOptions:
-    """Of every run: errors go to the caller, not to the log as well."""
+    """Options for every run: errors go to the caller, so they are not logged too."""
     options = ort.RunOptions()
     options.log_severity_level = FATAL
     return options
 
 
 def providers(args: Mapping[str, str]) -> list[Any]:
-    """CUDA for an instance on a GPU where this onnxruntime has it, with the processor behind it."""
+    """CUDA first for an instance on a GPU, if this onnxruntime has it; the CPU otherwise."""
     if args["model_instance_kind"] == "GPU" and "CUDAExecutionProvider" in ort.get_available_providers():
         cuda = ("CUDAExecutionProvider", {"device_id": args["model_instance_device_id"]})
         return [cuda, *CPU]
@@ -122,7 +122,7 @@ def load(path: Path, settings: SessionSettings, execution_providers: Sequence[An
         raise FileNotFoundError(f"unable to find '{file}'")
     try:
         session = ort.InferenceSession(str(file), settings.options(), providers=list(execution_providers))
-    except Exception as err:  # ONNX Runtime's exceptions have no base of their own
+    except Exception as err:  # ONNX Runtime's exceptions have no common base class
         raise ValueError(f"ONNX Runtime cannot load '{file}': {err}") from err
     give_back_memory()
     return session

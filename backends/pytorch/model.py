@@ -1,8 +1,8 @@
 """Triton's `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a python-based backend.
 
 It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same names of tensors (naming.py),
-parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend). Each instance is a process
-of its own. PyTorch is not among what the container serves with: where it is missing, the load says what to install.
+parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend). Each instance runs in its own
+process. The container does not include PyTorch: without it the load fails and says what to install.
 """
 
 import json
@@ -17,9 +17,9 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """TorchScript says neither shapes nor datatypes: config.pbtxt has to be complete, as with NVIDIA's backend.
+        """Checks config.pbtxt, which must be complete: a TorchScript file has neither shapes nor datatypes.
 
-        This runs in a process of its own, which ends with it: PyTorch, which takes seconds to import, is not needed.
+        Triton starts a process just for this call, so it must not import PyTorch, which takes seconds.
         """
         naming.check(auto_complete_model_config.as_dict())
         return auto_complete_model_config
@@ -31,12 +31,12 @@ class TritonPythonModel:
         except ModuleNotFoundError as err:
             raise ModuleNotFoundError(
                 f"the platform pytorch_libtorch needs PyTorch, which Triton's Python environment lacks ({err}): "
-                "pip install torch there (a CPU build will do without a GPU), or serve the model as ONNX"
+                "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
             ) from err
         self.instance = TorchInstance(json.loads(args["model_config"]), args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """What the dynamic batcher merged -> one response per request, in the same order."""
+        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
         responses: list[Any] = self.instance.batcher.answer(requests)
         return responses
 

@@ -19,7 +19,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class TorchInstance:
-    """Loads the file and checks config.pbtxt against its forward(); ValueError where they do not agree."""
+    """Loads the file and checks config.pbtxt against its forward(); ValueError when they disagree."""
 
     def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
         self.settings = TorchSettings.from_config(config)
@@ -45,13 +45,16 @@ class TorchInstance:
         self.datatypes = {entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])}
 
     def _share(self, path: Path) -> str:
-        """ENABLE_WEIGHT_SHARING: instances are processes, which can share the pages of a file, and nothing on a GPU."""
+        """Applies ENABLE_WEIGHT_SHARING; returns a note for the log.
+
+        Instances are processes: they can share the pages of a file, but no memory on a GPU.
+        """
         if not self.settings.weight_sharing:
             return ""
         if self.device.type != "cpu":
-            return "; ENABLE_WEIGHT_SHARING has no effect on a GPU, each instance has a copy there"
+            return "; ENABLE_WEIGHT_SHARING has no effect on a GPU, where each instance has a copy"
         shared, total = torch_module.share_weights(self.module, path)
-        return f"; {shared / 2**20:.1f} of {total / 2**20:.1f} MB of weights are shared between the instances"
+        return f"; the instances share {shared / 2**20:.1f} of {total / 2**20:.1f} MB of weights"
 
     def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
         feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -82,24 +85,24 @@ class TorchInstance:
         return array.tolist() if array.dtype == np.object_ else torch.from_numpy(array).to(self.device)
 
     def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
-        """The output of that name; ValueError where forward() returned something else than config.pbtxt says."""
+        """The output with that name; ValueError when forward() did not return what config.pbtxt says."""
         place = self.outputs[name]
         if place >= len(results):
-            raise ValueError(f"output '{name}' is result {place} of the model, which returned {len(results)}")
+            raise ValueError(f"output '{name}' is result {place} of the model, but the model returned {len(results)}")
         result = results[place]
         if isinstance(result, list) and all(isinstance(text, str) for text in result):
             return np.array([text.encode() for text in result], dtype=np.object_)
         if not isinstance(result, torch.Tensor):
-            raise ValueError(f"output '{name}' is a {type(result).__name__}; a tensor or a list of strings is served")
+            raise ValueError(f"output '{name}' is a {type(result).__name__}; it must be a tensor or a list of strings")
         if not result.ndim:
-            raise ValueError(f"output '{name}' is a scalar, which is not supported")
+            raise ValueError(f"output '{name}' is a scalar; scalars are not supported")
         return self._checked(name, result.contiguous().cpu().numpy())
 
     def _checked(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
         if array.dtype != expected:
             raise ValueError(
-                f"output '{name}' is {self.datatypes[name]} in the configuration, the model gives {array.dtype}"
+                f"output '{name}' is {self.datatypes[name]} in the configuration, but the model returns {array.dtype}"
             )
         return array
 
@@ -109,5 +112,5 @@ def device_of(args: Mapping[str, str]) -> Any:
     if args["model_instance_kind"] != "GPU":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError(f"an instance is on a GPU, and PyTorch {torch.__version__} here has none")
+        raise ValueError(f"an instance is on a GPU, but PyTorch {torch.__version__} here finds none")
     return torch.device("cuda", int(args["model_instance_device_id"]))

@@ -1,4 +1,4 @@
-"""config.pbtxt's `parameters`, by the names and meanings of NVIDIA's backend (pytorch_backend, README.md)."""
+"""config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (pytorch_backend, README.md)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ import torch
 from instance import default_threads, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
 ALLOWED = "true, false, 1, 0"
-IGNORED = {"ENABLE_NVFUSER": "nvFuser is no part of PyTorch any more (since 2.2)"}
-SWITCHES = {  # of TorchScript's executor, left as PyTorch has them unless config.pbtxt names them
+IGNORED = {"ENABLE_NVFUSER": "PyTorch 2.2 and newer have no nvFuser"}
+SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless config.pbtxt sets them
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
     "ENABLE_TENSOR_FUSER": "_jit_set_texpr_fuser_enabled",
@@ -19,7 +19,7 @@ SWITCHES = {  # of TorchScript's executor, left as PyTorch has them unless confi
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """The defaults are NVIDIA's, but for the number of threads, which follows the container and not the machine."""
+    """The defaults are NVIDIA's, except the number of threads, which follows the container's limit."""
 
     inference_mode: bool = True
     optimized_execution: bool = True
@@ -33,7 +33,7 @@ class TorchSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
-        """ValueError names a parameter that cannot be read, and what it may be."""
+        """ValueError names a parameter with a wrong value, and the allowed values."""
         given = given_parameters(config)
         threads = _threads(given, "INTRA_OP_THREAD_COUNT")
         ignored = [name for name in IGNORED if _boolean(given, name, False)]
@@ -50,7 +50,7 @@ class TorchSettings:
         )
 
     def apply(self) -> None:
-        """To this process, which serves one instance; before anything is run."""
+        """Applies the settings to this process, which serves one instance; call it before the first run."""
         torch.set_num_threads(self.intra_op_threads)
         if self.inter_op_threads:
             torch.set_num_interop_threads(self.inter_op_threads)
@@ -60,13 +60,13 @@ class TorchSettings:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around each run."""
+        """The context of each run."""
         without_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
         with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
             yield
 
     def describe(self) -> str:
-        """For the log."""
+        """The settings in words, for the log."""
         mode = "inference mode" if self.inference_mode else "no inference mode"
         optimized = "optimized" if self.optimized_execution else "not optimized"
         switches = "".join(f", {name}={str(value).lower()}" for name, value in self.switches)

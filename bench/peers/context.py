@@ -1,4 +1,4 @@
-"""What a peer's start gets and gives."""
+"""The argument and the result of a peer's `start`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ class Context:
 
 @dataclass(frozen=True)
 class Start:
-    """A command, variables beside those that every peer gets, and a pattern of what a killed one leaves in shared
-    memory."""
+    """A command, its variables besides those that every peer gets, and a pattern for the shared-memory files that a
+    killed peer leaves."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)

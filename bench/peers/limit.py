@@ -1,7 +1,7 @@
 """The limit: ONNX Runtime in one process, the same preprocessing, no server.
 
-Reads one JSON order per line, answers one JSON line. `best` searches the thread setting first: threads of a run,
-runs at once, spinning or not; the fastest of a short trial is then kept for that model and number of callers.
+Reads one JSON order per line and answers with one JSON line. `best` first searches the thread setting (threads per run,
+concurrent runs, spinning or not) in short trials and keeps the fastest for that model and number of callers.
 """
 
 import json
@@ -24,12 +24,12 @@ TRIAL_SECONDS = 0.7
 
 @cache
 def subject(model: str, threads: int, spinning: str) -> Subject:
-    """Made at its first use, as every setting takes memory."""
+    """Created at its first use, because every setting takes memory."""
     return Subject(Path(os.environ["BENCH_REPOSITORY"]) / model, threads, spinning)
 
 
 def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: int, seconds: float) -> Sample:
-    """`callers` threads, of which no more than `at_once` work."""
+    """`callers` threads, of which at most `at_once` work at the same time."""
     slots, lock, latencies = threading.Semaphore(at_once), threading.Lock(), list[float]()
     model.predict(bodies)
     begun = time.monotonic()
@@ -51,7 +51,7 @@ def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: 
 
 @cache
 def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[int, int, str]:
-    """(threads of a run, runs at once, spinning) of the highest throughput."""
+    """(threads per run, concurrent runs, spinning) with the highest throughput."""
     cores = len(os.sched_getaffinity(0))
     settings = product(sorted({1, cores}), range(1, min(callers, cores) + 1), SPINNING)
 
@@ -63,8 +63,8 @@ def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[int, int,
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """{"measure": seconds} gives a Sample and the setting, {"predict": true} the predictions, {"decode": true}
-    the seconds of decoding one instance wholly."""
+    """{"measure": seconds} gives a Sample and the setting, {"predict": true} the predictions, {"decode": true} the
+    seconds to decode one instance at full size."""
     bodies = tuple(bytes.fromhex(text) for text in order["bodies"])
     if order.get("predict"):
         return {"predictions": subject(order["model"], 0, SHORT).predict(bodies)}

@@ -10,7 +10,7 @@ from bench.workload import Request, Workload
 
 
 def start(context: Context) -> Start:
-    """Its models are named, for the repository may hold others."""
+    """Names its models, because the repository may hold others."""
     variables = {
         "PORT": str(context.port),
         "SERVE_HOST": "127.0.0.1",
@@ -22,7 +22,7 @@ def start(context: Context) -> Start:
 
 
 def request(work: Workload) -> Request:
-    """One instance goes raw, several as JSON, a tensor as KServe v2; the model is named in a header."""
+    """One instance is sent raw, several as JSON, a tensor as KServe v2; a header names the model."""
     named = {"X-Amzn-SageMaker-Target-Model": work.model}
     path = f"/invocations?model_name={quote(work.model)}"
     if work.tensor is not None:
@@ -35,6 +35,6 @@ def request(work: Workload) -> Request:
 
 
 def predictions(body: bytes) -> list[object]:
-    """Of a reply that is JSON; that of a tensor as rows."""
+    """The predictions of a JSON reply; for a tensor, its rows."""
     found = json.loads(body)
     return list(found["predictions"]) if "predictions" in found else [[v] for v in found["outputs"][0]["data"]]

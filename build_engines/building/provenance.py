@@ -1,4 +1,4 @@
-"""What a build is made from, and whether it was done already."""
+"""What a build is made from, and whether the same build was done already."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def _is_hub(request: Request) -> bool:
 
 
 def up_to_date(request: Request, asked: Mapping[str, Any]) -> Path | None:
-    """The folder that this build would make again; its files are as they were made."""
+    """The folder with the same build whose files have not changed; None if there is none."""
     names = [request.name] if request.name else [request.model, *(f"{request.model}_{p}" for p in ("int8", "fp16"))]
     for folder in (request.repository / name for name in names):
         record = read_record(folder)

@@ -11,31 +11,36 @@ from build_engines.request import PRECISIONS, REPOSITORY, TARGETS
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m build_engines", description="Makes what Triton serves.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_build(commands.add_parser("build", help="weights -> a model folder"))
-    commands.add_parser("list", help="the models that can be built by name").set_defaults(run=_list)
-    inspect = _stored(commands.add_parser("inspect", help="inputs, outputs, size, origin and speed here"), _inspect)
-    verify = _stored(
-        commands.add_parser("verify", help="the engine against its fp32 reference; 1 when a limit fails"), _verify
+    _add_build(commands.add_parser("build", help="build a model folder from weights"))
+    commands.add_parser("list", help="list the models that can be built by name").set_defaults(run=_list)
+    inspect = _stored(
+        commands.add_parser("inspect", help="print a model's inputs, outputs, size, origin and speed here"), _inspect
     )
-    verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, when it is not in the cache")
+    verify = _stored(
+        commands.add_parser("verify", help="compare the engine with its fp32 reference; exit code 1 if a limit fails"),
+        _verify,
+    )
+    verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, if it is not in the cache")
     verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
-    verify.add_argument("--count", type=_positive, default=0, help="how many samples; all or 100 pages by default")
+    verify.add_argument("--count", type=_positive, default=0, help="number of samples; default: all, or 100 pages")
     tune = _stored(
-        commands.add_parser("tune", help="measures instances, threads and batching here; writes the best"), _tune
+        commands.add_parser("tune", help="measure instances, threads and batching here, and write the best"), _tune
     )
     tune.add_argument(
         "--callers",
         type=_callers,
         default=(1, 8),
         metavar="N,N",
-        help="latency is that of the fewer, throughput that of the more; 1,8",
+        help="measure latency with the first number of callers, throughput with the second; default: 1,8",
     )
-    tune.add_argument("--dry-run", action="store_true", help="prints the choice and writes nothing")
-    archive = _stored(commands.add_parser("archive", help="NAME.tar.gz as SageMaker takes it"), _archive)
-    archive.add_argument("--copies", type=_positive, default=0, help="NAME-0.tar.gz …, each under a name of its own")
-    archive.add_argument("--out", type=Path, default=Path("dist"), metavar="FOLDER", help="where to; dist")
-    inspect.epilog = "The speed is that of the file in this process, without Triton."
-    commands.add_parser("doctor", help="what this machine can build and run").set_defaults(run=_doctor)
+    tune.add_argument("--dry-run", action="store_true", help="print the choice and write nothing")
+    archive = _stored(commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes"), _archive)
+    archive.add_argument("--copies", type=_positive, default=0, help="make NAME-0.tar.gz …, each with its own name")
+    archive.add_argument(
+        "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="output folder; default: dist"
+    )
+    inspect.epilog = "The speed is measured in this process, without Triton."
+    commands.add_parser("doctor", help="print what this machine can build and run").set_defaults(run=_doctor)
     return parser
 
 
@@ -49,39 +54,45 @@ def _stored(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace],
 def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_build)
     add = parser.add_argument
-    add("model", metavar="MODEL", help="one of `list`, or a name of your own with --weights")
-    add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; the first of `list` by default")
-    add("--precision", choices=PRECISIONS, default="fp32", help="auto: what is fastest here and keeps the accuracy")
-    add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt where trtexec and a GPU are")
+    add("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
+    add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; default: the first in `list`")
+    add("--precision", choices=PRECISIONS, default="fp32", help="auto: the fastest here that keeps the accuracy")
+    add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt with trtexec and a GPU, else cpu")
     add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
-    add("--name", default="", help="the model's folder; MODEL, or MODEL_int8 for INT8 on a CPU")
-    add("--client", default="", help="of a model of your own: resnet, yolov5, bert; none: it takes tensors")
-    add("--task", default="", help="of BERT: embedding, fill-mask or text-classification")
-    add("--labels", type=Path, metavar="FILE", help="one label a line")
+    add("--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
+    add("--client", default="", help="for your own model: resnet, yolov5 or bert; default: none, it takes tensors")
+    add("--task", default="", help="for BERT: embedding, fill-mask or text-classification")
+    add("--labels", type=Path, metavar="FILE", help="file with one label per line")
     add(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the client, a parameter of config.pbtxt; repeatable",
+        help="setting of the client, as a parameter in config.pbtxt; repeatable",
     )
-    add("--size", type=_positive, default=0, help="height and width of the input, for what is exported here")
+    add("--size", type=_positive, default=0, help="height and width of the input, for networks exported here")
     add(
         "--boxes",
         type=_count,
         default=-1,
         metavar="N",
-        help="of YOLOv5: the N likeliest leave the network; 1000; 0: all",
+        help="for YOLOv5: the network returns only the N likeliest boxes; default: 1000; 0: all",
     )
-    add("--max-batch-size", type=_count, default=-1, metavar="N", help="0: none, one instance at a time")
-    add("--input", action="append", default=[], metavar="[NAME:]DATATYPE:DIMS", help="of TorchScript: FP32:3,224,224")
+    add("--max-batch-size", type=_count, default=-1, metavar="N", help="0: no batches, one instance at a time")
+    add(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME:]DATATYPE:DIMS",
+        help="for TorchScript, such as FP32:3,224,224",
+    )
     add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
-    add("--force", action="store_true", help="build again what is up to date")
+    add("--force", action="store_true", help="build even if the model is up to date")
     serving = parser.add_argument_group("config.pbtxt")
     serving.add_argument("--instances", type=_positive, default=0)
     serving.add_argument("--preferred-batch-sizes", type=_sizes, default=(), metavar="N,N")
     serving.add_argument("--queue-delay", type=_count, default=0, metavar="MICROSECONDS")
-    serving.add_argument("--warm-up", action="store_true", help="Triton runs zeros when it loads the model")
+    serving.add_argument("--warm-up", action="store_true", help="let Triton run the model on zeros when it loads it")
     serving.add_argument("--response-cache", action="store_true")
     serving.add_argument("--versions", default="", metavar="POLICY", help="all, latest:2 or 1,3")
     serving.add_argument(
@@ -89,7 +100,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND=INPUT",
-        help="start, end, ready or corrid: sequence batching",
+        help="for sequence batching; KIND is start, end, ready or corrid",
     )
     serving.add_argument("--sequence-idle", type=float, default=0.0, metavar="SECONDS")
 

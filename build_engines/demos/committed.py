@@ -1,4 +1,4 @@
-"""A network that was trained here and is committed with its model folder."""
+"""A trained network that is committed with its model folder."""
 
 import shutil
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Committed:
     sha256: str
 
     def copy(self, target: Path) -> None:
-        """Copies the file; BuildError when it is not the one that was trained."""
+        """Copies the file; BuildError when its SHA-256 is not that of the trained network."""
         if not self.path.is_file() or digest(self.path) != self.sha256:
             raise BuildError(
                 f"{self.path} is not the network that was trained: get it back (git checkout {self.path.name}), "

@@ -44,7 +44,7 @@ def _train(folder: Path, model: Path) -> None:
 
 
 def _client(folder: Path) -> Client:
-    """The client as it will be in front of Triton."""
+    """The client that will serve the model."""
     model = Model(
         name=folder.name,
         path=folder,

@@ -1,4 +1,4 @@
-"""Trains the network that reads handwritten digits, in the pixels that its own client makes of them: minutes."""
+"""Trains the network that reads handwritten digits, on pixels that its own client prepares. Takes minutes."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +13,14 @@ from build_engines.digits.images import held_out, training
 from clients.resnet import Client, Pixels
 
 ROUNDS, EPOCHS, BATCH, LEARNING_RATE = 32, 8, 128, 4e-3
-MAX_SHIFT = 3  # pixels of the network's input, either way
+MAX_SHIFT = 3  # pixels of the network's input, in each direction
 
 Labels = NDArray[np.int64]
 
 
 def train(network: ResNetForImageClassification, client: Client) -> None:
     """Trains in place on rendered digits (AdamW, one cycle, bfloat16); reports the held-out accuracy."""
-    torch.set_num_threads(1)  # layers this thin lose more by waiting for each other than they gain
+    torch.set_num_threads(1)  # in layers this thin, threads wait longer for each other than they save
     pixels, labels = _training_set(client)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=0.02)
     steps = len(pixels) // BATCH
@@ -77,7 +77,7 @@ def _step(
 
 
 def _accuracy(network: ResNetForImageClassification, client: Client) -> float:
-    """Share of the held-out fifth that is read rightly."""
+    """The share of the held-out fifth that the network reads correctly."""
     images, labels = zip(*held_out(), strict=True)
     with torch.inference_mode():
         logits = network(torch.from_numpy(client.preprocess(images)[client.input.name])).logits

@@ -1,10 +1,10 @@
 # mypy: allow-subclassing-any
 """Trains the YOLOv5 network on pages strewn with digits, on CPU cores, from scratch.
 
-Convolution does not care where a digit lies, so training sees 320×320 windows of letterboxed pages: digits
-at the size they have at 640×640, at a quarter of the work. Loss and target assignment are YOLOv5's as
-published: CIoU (arXiv:1911.08287) on boxes, binary cross-entropy on objectness (aimed at the box's IoU) and on
-classes; an object belongs to every anchor within a ratio of 4, in its cell and the two nearest neighbours.
+Convolution works the same everywhere in an image, so training uses 320×320 windows of letterboxed pages: digits have
+the same size as at 640×640, at a quarter of the work. Loss and target assignment are YOLOv5's as published: CIoU
+(arXiv:1911.08287) on boxes, binary cross-entropy on objectness (with the box's IoU as the target) and on classes; an
+object belongs to every anchor within a ratio of 4, in its cell and the two nearest neighbours.
 """
 
 import copy
@@ -42,14 +42,14 @@ class Round:
     box_gain: float
 
 
-# What and about where, then exactly where: half an hour on one core.
+# First classes and rough places, then exact places: half an hour on one core.
 ROUNDS = (Round(1600, 2e-3, 0.05), Round(800, 1e-3, 0.3), Round(600, 1e-3, 0.3))
 
 Sample = tuple[NDArray[np.uint8], NDArray[np.float32]]  # pixels [3,H,W]; rows of class, cx, cy, w, h in pixels
 
 
 class Windows(IterableDataset[Sample]):
-    """Endless windows of training pages, another sequence in each worker."""
+    """Endless windows of training pages; each worker has its own sequence."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -67,7 +67,7 @@ class Windows(IterableDataset[Sample]):
 def window(
     rng: np.random.Generator, pixels: NDArray[np.uint8], boxes: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> Sample:
-    """A window around some digit: digits cut to less than 60 % are painted over, the others are clipped."""
+    """A window around a random digit. Paints over digits of which less than 60 % are inside, clips the others."""
     centre = rng.uniform(0, LETTERBOX, 2)
     if len(boxes):
         chosen = boxes[rng.integers(len(boxes))]
@@ -99,7 +99,7 @@ def collate(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
 def assign(
     targets: Tensor, anchors: Tensor, stride: int, height: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Which cells answer for which targets at one stride.
+    """The cells that have to find the targets, at one stride.
 
     Returns [P,4] indices (image, anchor, row, column), [P] classes, [P,4] boxes (centre relative to the cell's
     corner, size; all in cells), [P,2] anchors in cells.

@@ -1,7 +1,7 @@
 """Held-out pages: held-out digits in rows, tables and loose grids, drawn with Pillow on textured paper.
 
-Written apart from digit_pages.py on purpose (other layouts, grounds, resampling and clutter); only the page's
-form and the rule for what counts as ink are shared, since they define the task.
+This generator is independent of pages.py on purpose (other layouts, backgrounds, resampling and clutter). They share
+only the form of a page and the rule for what counts as ink, because these define the task.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def held_out_pages(seed: int) -> Iterator[Page]:
 
 
 def held_out_page(rng: np.random.Generator, digits: Digits) -> Page:
-    """One page: textured ground, printed furniture, then digits laid out as people lay them out."""
+    """One page: a textured background, printed lines and marks, then digits arranged as people arrange them."""
     width, height = (int(side) for side in rng.integers(200, 1500, 2))
     width, height = max(width, height // 4), max(height, width // 4)
     dark = rng.random() < 0.3
@@ -43,7 +43,7 @@ def held_out_page(rng: np.random.Generator, digits: Digits) -> Page:
 
 
 def _ground(rng: np.random.Generator, width: int, height: int, dark: bool) -> Image.Image:
-    """Blotches (a few random pixels blown up) under a vignette, lightly coloured."""
+    """A lightly coloured background of blotches (a few enlarged random pixels) under a vignette."""
     level = rng.uniform(15, 80) if dark else rng.choice([250, 235, rng.uniform(150, 220)])
     blotches = rng.normal(level, rng.uniform(0, 9), rng.integers(2, 9, 2)).clip(0, 255).astype(np.uint8)
     paper = np.asarray(Image.fromarray(blotches).resize((width, height), Image.Resampling.BICUBIC), np.float32)
@@ -54,7 +54,7 @@ def _ground(rng: np.random.Generator, width: int, height: int, dark: bool) -> Im
 
 
 def _rows(rng: np.random.Generator, drawing: ImageDraw.ImageDraw, size: float) -> list[Spot]:
-    """Numbers of one to six digits along lines that climb or fall a little."""
+    """Numbers of one to six digits along slightly sloped lines."""
     width, height = _extent(drawing)
     spots: list[Spot] = []
     y = size * rng.uniform(0.7, 1.5)
@@ -85,7 +85,7 @@ def _table(rng: np.random.Generator, drawing: ImageDraw.ImageDraw, size: float) 
 
 
 def _loose(rng: np.random.Generator, drawing: ImageDraw.ImageDraw, size: float) -> list[Spot]:
-    """A grid so shaken that it does not look like one, with digits of quite different sizes."""
+    """Digits of very different sizes on a grid with so much random shift that it does not look like one."""
     width, height = _extent(drawing)
     cell = size * rng.uniform(1.6, 2.6)
     spots: list[Spot] = []
@@ -106,7 +106,7 @@ def _extent(drawing: ImageDraw.ImageDraw) -> tuple[int, int]:
 def _write(
     rng: np.random.Generator, page: Image.Image, digits: Digits, spots: list[Spot], dark: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Writes a digit at every spot where it fits, all in one or two pens."""
+    """Writes a digit at every spot where it fits, with one or two pens for all."""
     images, classes = digits
     scale = LETTERBOX / max(page.size)
     pens = [_pen(rng, dark) for _ in range(rng.integers(1, 3))]
@@ -126,7 +126,7 @@ def _write(
 
 
 def _pen(rng: np.random.Generator, dark: bool) -> tuple[int, int, int]:
-    """Black, blue, red or pencil; chalk on dark ground."""
+    """A colour: black, blue, red or pencil; chalk on a dark background."""
     dark_pens = [(20, 20, 25), (30, 40, 130), (140, 25, 30), (85, 85, 85)]
     red, green, blue = (
         [(235, 235, 230), (240, 220, 150), (190, 215, 240)][rng.integers(3)] if dark else dark_pens[rng.integers(4)]
@@ -135,7 +135,7 @@ def _pen(rng: np.random.Generator, dark: bool) -> tuple[int, int, int]:
 
 
 def _glyph(rng: np.random.Generator, digit: NDArray[np.uint8], size: float) -> Image.Image:
-    """The digit's opacity as a picture: enlarged, turned by up to 10 degrees, smoothed, made firm."""
+    """The digit's opacity as a picture: enlarged, rotated by up to 10 degrees, smoothed, with sharpened edges."""
     source = Image.fromarray(np.pad(digit, 2))
     big = source.resize((max(round(size * 1.5), 12),) * 2, Image.Resampling.LANCZOS)
     turned = big.rotate(rng.uniform(-10, 10), Image.Resampling.BILINEAR)
@@ -147,7 +147,7 @@ def _glyph(rng: np.random.Generator, digit: NDArray[np.uint8], size: float) -> I
 
 
 def _furniture(rng: np.random.Generator, drawing: ImageDraw.ImageDraw, dark: bool) -> None:
-    """What lies about on pages: rules, a frame, words, arrows, coffee rings, crossings-out."""
+    """Other marks on a page: rules, a frame, words, arrows, coffee rings, crossings-out."""
     width, height = _extent(drawing)
     unit = max(width, height) / LETTERBOX
     for _ in range(rng.integers(0, 7)):
@@ -206,7 +206,7 @@ FURNITURE = (_word, _word, _rule, _ring, _arrow, _crossing_out, _swatch)
 
 
 def _photograph(rng: np.random.Generator, page: Image.Image) -> Image.Image:
-    """Per-channel grain, salt and pepper, or a soft lens."""
+    """Adds noise per channel, salt-and-pepper noise, or blur."""
     kind = rng.integers(4)
     if kind == 0:
         return page

@@ -1,8 +1,9 @@
-"""Handwritten digits as people photograph them: one digit on one sheet, rendered from an 8×8 scan.
+"""Pictures like photos of handwritten digits: one digit on one sheet, rendered from an 8×8 scan.
 
-Dark on light or light on dark, grey or coloured, 28 to 600 pixels a side, a little turned, anywhere on the
-sheet, unevenly lit, with some blur and noise. Everything is drawn from a numpy Generator, so the same seed
-gives the same pictures. The network learns from `training`, the tests measure it on `held_out`.
+They are dark on light or light on dark, grey or coloured, with sides of 28 to 600 pixels. The digit is slightly rotated
+and lies anywhere on the sheet; the light is uneven, with some blur and noise. All randomness comes from a numpy
+Generator, so the same seed gives the same pictures. The network learns from `training`; the tests measure it on
+`held_out`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ Rng = np.random.Generator
 
 SIDES = (28, 600)  # pixels, shorter and longer side alike
 MAX_ASPECT = 1.8  # longer side / shorter side
-MAX_TURN = 15.0  # degrees, either way
+MAX_TURN = 15.0  # degrees, in each direction
 DIGIT_SHARE = (0.4, 1.0)  # the digit's height as a share of the shorter side
 MIN_CONTRAST = 90.0  # of 255, between the means of ink and paper
 _MARGIN = 2  # zero pixels around the scan, so that interpolation fades out at its edge
@@ -30,7 +31,7 @@ _HELD_OUT_SEED, _TRAINING_SEED = 1, 2
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the 8×8 scan lies on the sheet: `scale` in pixels per scan pixel, `centre` in pixels (x, y),
+    """The placement of the 8×8 scan on the sheet: `scale` in pixels per scan pixel, `centre` in pixels (x, y),
     `turn` and `shear` in radians."""
 
     scale: float
@@ -63,7 +64,7 @@ def held_out(count: int | None = None) -> list[tuple[Image.Image, int]]:
 
 
 def training(number: int) -> Iterator[tuple[Image.Image, int]]:
-    """Every digit of the training four fifths (1,438), with its label, as rendered in that round."""
+    """Every digit of the other four fifths (1,438), with its label, as rendered in that round."""
     scans, labels = split()[0]
     for i, scan in enumerate(scans):
         yield render(scan, np.random.default_rng((_TRAINING_SEED, number, i))), int(labels[i])
@@ -77,7 +78,7 @@ def render(scan: Scan, rng: Rng) -> Image.Image:
 
 
 def _sheet_size(rng: Rng) -> tuple[int, int]:
-    """(width, height), both sides within SIDES; small and large sheets are equally likely on a log scale."""
+    """(width, height), both within SIDES; sizes are uniform on a log scale."""
     side = np.exp(rng.uniform(*np.log(SIDES)))
     stretch = np.exp(rng.uniform(-0.5, 0.5) * np.log(MAX_ASPECT)) if rng.random() < 0.7 else 1.0
     width, height = np.clip([side * stretch, side / stretch], *SIDES).round().astype(int)
@@ -85,7 +86,7 @@ def _sheet_size(rng: Rng) -> tuple[int, int]:
 
 
 def _placement(size: tuple[int, int], rng: Rng) -> Placement:
-    """Anywhere, any size and a little turned, with the upright digit wholly on the sheet."""
+    """A random place, size and slight rotation; the digit, if it were upright, lies fully on the sheet."""
     height = rng.uniform(*DIGIT_SHARE) * min(size)
     centre = tuple(rng.uniform(height / 2, side - height / 2) for side in size)
     turn = np.radians(rng.uniform(-MAX_TURN, MAX_TURN))
@@ -93,7 +94,7 @@ def _placement(size: tuple[int, int], rng: Rng) -> Placement:
 
 
 def _ink(scan: Scan, size: tuple[int, int], placement: Placement, rng: Rng) -> Rgb:
-    """How much ink lies on each pixel: [height, width, 1], 0 to 1; from soft grey to a crisp stroke."""
+    """The ink on each pixel [height, width, 1], 0 to 1; strokes are soft or crisp."""
     resample = rng.choice(len(_RESAMPLING), p=(0.15, 0.25, 0.6))
     source = Image.fromarray(np.pad(scan, _MARGIN))
     drawn = source.transform(size, Image.Transform.AFFINE, placement.inverse(), _RESAMPLING[resample])
@@ -113,7 +114,7 @@ def _coloured(ink: Rgb, rng: Rng) -> Rgb:
 
 
 def _tinted(grey: float, rng: Rng) -> Rgb:
-    """A colour around a grey: none, a little or a lot of tint, its mean kept where the range allows."""
+    """A colour near a grey, with no, little or much tint; keeps the mean if the range allows."""
     tint = rng.uniform(-1, 1, 3)
     strength = rng.choice((0.0, 12.0, 45.0))
     colour: Rgb = np.clip(grey + strength * (tint - tint.mean()), 0, 255).astype(np.float32)
@@ -121,7 +122,7 @@ def _tinted(grey: float, rng: Rng) -> Rgb:
 
 
 def _lighting(shape: tuple[int, ...], rng: Rng) -> Rgb:
-    """A linear fall of light across the sheet, at most a fifth: [height, width, 1]."""
+    """Light that falls linearly across the sheet, by at most a fifth: [height, width, 1]."""
     fall_y, fall_x = rng.uniform(-0.1, 0.1, 2)
     rows = np.linspace(-1, 1, shape[0], dtype=np.float32)[:, None, None]
     columns = np.linspace(-1, 1, shape[1], dtype=np.float32)[None, :, None]
@@ -130,7 +131,7 @@ def _lighting(shape: tuple[int, ...], rng: Rng) -> Rgb:
 
 
 def _photograph(colours: Rgb, rng: Rng) -> Image.Image:
-    """The lens's blur, then the sensor's noise (up to 10 of 255, one sigma)."""
+    """Adds the blur of a lens, then the noise of a sensor (sigma up to 10 of 255)."""
     sharp = Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
     radius = rng.uniform(0, 0.012) * min(sharp.size)
     blurred = sharp.filter(ImageFilter.GaussianBlur(radius)) if rng.random() < 0.5 else sharp

@@ -1,8 +1,8 @@
-"""Pages strewn with scikit-learn's digits, with the ink's bounding box and the class of each digit.
+"""Pages with scattered scikit-learn digits, and the bounding box of the ink and the class of each digit.
 
-Training pages and held-out pages come from two generators that share only the digits' source: this module
-scatters training digits and draws with OpenCV; held_out_pages.py sets held-out digits in rows, tables and
-loose grids and draws with Pillow. So what a detector scores on held-out pages is not learned from the page.
+Training pages and held-out pages come from two generators that share only the source of the digits. This module
+scatters training digits and draws with OpenCV; held_out_pages.py arranges held-out digits in rows, tables and loose
+grids and draws with Pillow. So a detector's score on held-out pages does not depend on a learned page style.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from PIL import Image
 from build_engines.digits.scans import Digits, split
 from clients._boxes import Letterbox
 
-LETTERBOX = 640  # the detector's input; digit sizes are meant after scaling a page into it
+LETTERBOX = 640  # the detector's input; digit sizes are those after scaling a page to it
 SMALLEST, LARGEST = 12, 150  # longer side of a digit's ink, in pixels of the letterbox
-LEGIBLE = 10  # and never fewer pixels than this on the page itself: the sources have 8
-INK = 0.4  # opacity from which a pixel counts as ink
+LEGIBLE = 10  # and at least this many pixels on the page itself: the scans have 8
+INK = 0.4  # a pixel counts as ink from this opacity on
 
 Canvas = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -42,7 +42,7 @@ def training_pages(seed: int) -> Iterator[Page]:
 
 
 def training_page(rng: np.random.Generator, digits: Digits) -> Page:
-    """One page: paper, panels and clutter, then up to 30 digits where the ground is calm."""
+    """One page: paper, panels and clutter, then up to 30 digits where the background is even."""
     width, height = page_size(rng, 240, 1400)
     canvas = _paper(rng, width, height)
     for _ in range(rng.integers(0, 13)):
@@ -58,7 +58,7 @@ def letterboxed(page: Page) -> tuple[Canvas, Floats]:
 
 
 def page_size(rng: np.random.Generator, low: int, high: int) -> tuple[int, int]:
-    """Width and height: the longer side log-uniform in [low, high], the shorter one down to a third of it."""
+    """(width, height): the longer side is log-uniform in [low, high], the shorter one at least a third of it."""
     longer = float(np.exp(rng.uniform(np.log(low), np.log(high))))
     sides = [round(longer), round(longer * rng.uniform(0.34, 1.0))]
     rng.shuffle(sides)
@@ -77,14 +77,14 @@ def _colour(rng: np.random.Generator, level: float, tint: float) -> tuple[int, i
 
 
 def _contrasting(rng: np.random.Generator, ground: float, least: float) -> float:
-    """A grey level at least `least` away from the ground (or as far as it goes), darker or lighter by the room."""
+    """A darker or lighter grey level at least `least` away from the background, or as far as possible."""
     darker, lighter = max(ground - least, 0.0), max(255 - ground - least, 0.0)
     level = float(rng.uniform(0, darker + lighter))
     return level if level < darker else min(ground + least + level - darker, 255.0)
 
 
 def _paper(rng: np.random.Generator, width: int, height: int) -> Canvas:
-    """White, grey, tinted or dark paper, some with a slope of light."""
+    """White, grey, tinted or dark paper, some with a gradient of light."""
     level = [rng.uniform(225, 255), rng.uniform(110, 235), rng.uniform(0, 110)][rng.choice(3, p=[0.4, 0.35, 0.25])]
     canvas = np.full((height, width, 3), _colour(rng, level, rng.choice([0, 2, 12])), np.uint8)
     if rng.random() < 0.4:
@@ -95,7 +95,7 @@ def _paper(rng: np.random.Generator, width: int, height: int) -> Canvas:
 
 
 def _scatter(rng: np.random.Generator, canvas: Canvas, digits: Digits) -> tuple[Floats, NDArray[np.int64]]:
-    """Inks digits into the canvas in place, apart from each other; half of them beside an earlier one."""
+    """Draws digits into the canvas, without overlaps; half of them next to an earlier one."""
     images, labels = digits
     scale = LETTERBOX / max(canvas.shape[:2])
     smallest = max(SMALLEST, LEGIBLE * scale)
@@ -115,7 +115,7 @@ def _scatter(rng: np.random.Generator, canvas: Canvas, digits: Digits) -> tuple[
 
 
 def _stamp(rng: np.random.Generator, digit: Canvas, size: float) -> Floats:
-    """The digit's opacity 0-1, turned and sheared a little: the ink's longer side near `size` pixels."""
+    """The digit's opacity 0-1, slightly rotated and sheared; the ink's longer side is about `size` pixels."""
     padded = np.pad(digit, 3).astype(np.float32) / 255
     side = round(size * rng.uniform(1.6, 1.85)) + 2
     turn, stretch = rng.normal(0, 0.12), rng.uniform(0.85, 1.15)
@@ -134,7 +134,7 @@ def _stamp(rng: np.random.Generator, digit: Canvas, size: float) -> Floats:
 def _place(
     rng: np.random.Generator, canvas: Canvas, opacity: Floats, boxes: list[tuple[float, ...]]
 ) -> tuple[int, int] | None:
-    """The top left corner of a free spot on calm ground, or None after 12 tries."""
+    """The top left corner of a free spot on an even background, or None after 12 tries."""
     (height, width), (rows, columns) = opacity.shape, canvas.shape[:2]
     taken = np.array(boxes, np.float32).reshape(-1, 4)
     for _ in range(12):
@@ -170,7 +170,7 @@ def _pen(rng: np.random.Generator, canvas: Canvas) -> tuple[tuple[int, int, int]
 
 
 def _panel(rng: np.random.Generator, canvas: Canvas) -> None:
-    """A filled rectangle: digits may lie within."""
+    """A filled rectangle; digits may lie inside."""
     cv2.rectangle(canvas, _point(rng, canvas), _point(rng, canvas), _pen(rng, canvas)[0], -1)
 
 
@@ -182,7 +182,7 @@ def _box(rng: np.random.Generator, canvas: Canvas) -> None:
 
 
 def _line(rng: np.random.Generator, canvas: Canvas) -> None:
-    """One from edge to edge of a random span: far longer than thick, so that none is a 1."""
+    """A line across a random span, far longer than thick, so that it does not look like a 1."""
     angle, reach = rng.uniform(0, np.pi), rng.uniform(0.15, 1.0) * max(canvas.shape[:2])
     x, y = _point(rng, canvas)
     end = (int(x + reach * np.cos(angle)), int(y + reach * np.sin(angle)))
@@ -200,7 +200,7 @@ def _ruling(rng: np.random.Generator, canvas: Canvas) -> None:
 
 
 def _blob(rng: np.random.Generator, canvas: Canvas) -> None:
-    """Filled ellipses, and dots down to dirt."""
+    """Filled ellipses, from large ones to specks of dirt."""
     for _ in range(rng.integers(1, 12)):
         radius = np.exp(rng.uniform(np.log(1), np.log(0.08 * max(canvas.shape[:2]))))
         axes = (int(radius) + 1, int(radius * rng.uniform(0.4, 1)) + 1)
@@ -209,7 +209,7 @@ def _blob(rng: np.random.Generator, canvas: Canvas) -> None:
 
 
 def _scribble(rng: np.random.Generator, canvas: Canvas) -> None:
-    """A stroke of 6 to 20 random turns: more than any digit has."""
+    """A stroke with 6 to 20 random turns, more than any digit has."""
     size = np.exp(rng.uniform(np.log(10), np.log(200))) * max(canvas.shape[:2]) / LETTERBOX
     knots = np.array(_point(rng, canvas)) + rng.uniform(-size / 2, size / 2, (int(rng.integers(6, 21)), 2))
     colour, width = _pen(rng, canvas)
@@ -230,7 +230,7 @@ CLUTTER = (_panel, _panel, _box, _line, _ruling, _blob, _scribble, _scribble, _l
 
 
 def _scan(rng: np.random.Generator, canvas: Canvas) -> Canvas:
-    """Blur, sensor noise (fine or coarse) and a JPEG's artefacts, each on some pages."""
+    """Adds blur, sensor noise (fine or coarse) and JPEG artefacts, each on some pages."""
     if rng.random() < 0.3:
         canvas = cv2.GaussianBlur(canvas, (0, 0), rng.uniform(0.3, 1.0))
     if rng.random() < 0.6:

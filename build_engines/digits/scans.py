@@ -10,7 +10,7 @@ Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 def split() -> tuple[Digits, Digits]:
     """(training, held-out) as (images [n,8,8] uint8 0-255 with ink bright, labels [n]); a fifth held out.
 
-    The file is ordered by writer, so the held-out fifth is drawn at random with a fixed seed.
+    The file is ordered by writer, so the held-out fifth is chosen at random with a fixed seed.
     """
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""What INT8 is calibrated with: the model's client, and its instances as ONNX Runtime's tools take them."""
+"""The data to calibrate INT8 with: inputs that the model's client makes from instances, for ONNX Runtime's tools."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +28,7 @@ def model_of(model_spec: ModelSpec, folder: Path) -> Model:
 
 
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Its client, with the files that lie in the folder; BuildError where they do not fit together."""
+    """The model's client, with the files in the folder; BuildError when they do not fit together."""
     try:
         return make_client(model_of(model_spec, folder), own_clients=False) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything

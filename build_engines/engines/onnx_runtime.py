@@ -1,4 +1,4 @@
-"""Engines for a CPU, by ONNX Runtime: fp32 as it is, INT8 where that keeps the accuracy.
+"""Engines for a CPU, by ONNX Runtime: fp32 unchanged, or INT8 if that keeps the accuracy.
 
 fp16 is no faster than fp32 on any CPU that was measured.
 """
@@ -43,7 +43,7 @@ def bound_to() -> dict[str, str]:
 
 
 def _faster(model_spec: ModelSpec, folder: Path, request: Request, facts: dict[str, str]) -> Engine:
-    """INT8 where it is faster here and within the limits of its kind, else fp32; prints why."""
+    """INT8 if it is faster here and within the limits for its kind of model, else fp32; prints why."""
     reference = folder / "1" / "model.onnx"
     try:
         model = quantized(model_spec, folder, request)

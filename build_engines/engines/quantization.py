@@ -58,12 +58,12 @@ def _static(source: Path, target: Path, batches: CalibrationDataReader, keeps_he
         op_types_to_quantize=list(BETWEEN),
         nodes_to_exclude=heads(graph) if keeps_head else [],
         activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,  # the pair that x86 multiplies fastest
+        weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
     )
 
 
 def heads(graph: Any) -> list[str]:
-    """The names of the last convolutions (no other is behind them) and of all that is computed from them."""
+    """The names of the last convolutions (no other follows them) and of all nodes computed from them."""
     consumers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
@@ -89,7 +89,7 @@ def _dynamic(source: Path, target: Path) -> None:
 
 
 def _untie(path: Path) -> None:
-    """Gives each Gemm a matrix of its own: the quantiser transposes it in place, whoever else reads it.
+    """Gives each Gemm its own matrix, because the quantiser transposes it in place although other nodes may read it.
 
     BERT's word embeddings, for example, are also its language model's last matrix.
     """
@@ -106,7 +106,7 @@ def _untie(path: Path) -> None:
 
 
 def _tidy(path: Path) -> None:
-    """Takes out the operator sets that no node uses: older runtimes need not know them."""
+    """Removes the operator sets that no node uses, so that older runtimes need not know them."""
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node} | {""}
     kept = [entry for entry in model.opset_import if entry.domain in used]
@@ -117,7 +117,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the quantiser's advice, on the root logger, to prepare the model: it is prepared."""
+    """Hides the quantiser's advice (on the root logger) to prepare the model, because it is prepared."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -126,7 +126,7 @@ def _tensorflow_config(model_spec: ModelSpec) -> str:
 
 
 def _check(inputs: Specs, outputs: Specs) -> None:
-    """BuildError unless the network takes batches of one square RGB image and gives one score per class."""
+    """BuildError unless the network takes batches of one square RGB image and returns one score per class."""
     right = len(inputs) == 1 and inputs[0].shape in {(-1, *shape) for shape in LAYOUTS}
     if not right or len(outputs) != 1 or len(outputs[0].shape) != 2:
         found = "; ".join(f"{spec.name} {list(spec.shape)}" for spec in (*inputs, *outputs))

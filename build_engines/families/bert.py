@@ -1,6 +1,6 @@
 """BERT checkpoints -> model folders, without torch.
 
-A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it: BERT itself,
+A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it. It is a BERT
 or a sentence encoder, whose pooling is read too.
 """
 
@@ -52,7 +52,7 @@ BERT_BASE = {
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """The model folder's files; BuildError where the checkpoint is no BERT of that task."""
+    """Writes the model folder's files; BuildError when the checkpoint is not a BERT for that task."""
     try:
         if path is None and request.model == "bert_base":
             return _bert_base(request, folder)
@@ -78,7 +78,7 @@ def _task(config: Mapping[str, Any]) -> str:
 
 
 def _pooling(checkpoint: Path) -> dict[str, str]:
-    """The client's settings where a sentence encoder does not use the mean, scaled to length 1."""
+    """The client's settings for a sentence encoder that does not use the mean, scaled to length 1."""
     pooling, modules = checkpoint / "1_Pooling" / "config.json", checkpoint / "modules.json"
     settings = {}
     if pooling.is_file() and json.loads(pooling.read_text(encoding="utf-8")).get("pooling_mode_cls_token"):
@@ -89,7 +89,7 @@ def _pooling(checkpoint: Path) -> dict[str, str]:
 
 
 def _bert_base(request: Request, folder: Path) -> ModelSpec:
-    """BERT-base: the published weights, or random ones for load tests; MiniLM's tokenizer is its own."""
+    """BERT-base with the published weights, or with random ones for load tests; its tokenizer is also MiniLM's."""
     if request.source == "random":
         copy_tokenizer(minilm(), folder / "tokenizer")
         tensors = dict(random_weights(BERT_BASE))
@@ -180,7 +180,7 @@ def _load_weights(checkpoint: Path) -> dict[str, NDArray[Any]]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies those of the tokenizer's files that exist."""
+    """Copies the tokenizer's files that exist."""
     target.mkdir(exist_ok=True)
     for name in TOKENIZER_FILES:
         if (source / name).exists():

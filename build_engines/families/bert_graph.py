@@ -1,8 +1,8 @@
 """Any BERT checkpoint -> an ONNX graph, written with onnx's helpers and without torch.
 
-BERT as in Devlin et al. 2018 (arXiv:1810.04805); tensor names as transformers' BertModel, BertForMaskedLM and
-BertForSequenceClassification save them. Only standard operators of opset 17 are used, arranged so that ONNX
-Runtime's optimiser recognises attention, GELU and skip-LayerNorm and fuses them.
+BERT as in Devlin et al. 2018 (arXiv:1810.04805). The tensors have the names in which transformers' BertModel,
+BertForMaskedLM and BertForSequenceClassification save them. The graph uses only standard operators of opset 17, in an
+order in which ONNX Runtime's optimiser recognises and fuses attention, GELU and skip-LayerNorm.
 """
 
 import math
@@ -25,12 +25,12 @@ POSITIONS = "masked_lm_positions"  # the name that Google's run_pretraining.py g
 
 
 class CheckpointError(ValueError):
-    """The checkpoint is not one that can be written as this graph; the message says why."""
+    """The checkpoint cannot be written as this graph; the message says why."""
 
 
 @dataclass(frozen=True)
 class BertShape:
-    """The numbers of a checkpoint's config.json that the graph needs."""
+    """The values from a checkpoint's config.json that the graph needs."""
 
     layers: int
     heads: int
@@ -60,7 +60,7 @@ class BertShape:
 
 
 class _Graph:
-    """Nodes and initializers as they are added; every method returns the name of the tensor it makes."""
+    """Collects nodes and initializers; every method returns the name of the tensor that it adds."""
 
     def __init__(self, tensors: Mapping[str, Array], epsilon: float) -> None:
         self.tensors, self.epsilon = tensors, epsilon
@@ -73,7 +73,7 @@ class _Graph:
         return output
 
     def constant(self, name: str, value: Any) -> str:
-        """An initializer, stored once however often it is asked for."""
+        """An initializer; stored only once, even if it is used several times."""
         if name not in self.initializers:
             self.initializers[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
@@ -93,7 +93,7 @@ class _Graph:
         return self.tensors[key]
 
     def affine(self, x: str, matrix: str, bias: str) -> str:
-        """x·Wᵀ + b for x of two dimensions, W as the checkpoint has it."""
+        """x·Wᵀ + b for a two-dimensional x, with W as in the checkpoint."""
         return self.add("Gemm", x, matrix, bias, transB=1)
 
     def linear(self, x: str, key: str) -> str:
@@ -140,7 +140,7 @@ def _embeddings(graph: _Graph) -> str:
 
 
 def _mask(graph: _Graph) -> str:
-    """attention_mask -> what is added to the scores, [batch, 1, 1, sequence]: 0 to attend, -10000 not to."""
+    """attention_mask -> what is added to the scores, [batch, 1, 1, sequence]: 0, or -10000 for padding."""
     mask = graph.add("Unsqueeze", "attention_mask", graph.integers(1))
     mask = graph.add("Unsqueeze", mask, graph.integers(2))
     absent = graph.add("Sub", graph.floats(1.0), graph.add("Cast", mask, to=TensorProto.FLOAT))
@@ -182,16 +182,16 @@ def _last_hidden_state(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInf
 
 
 def _decoder(graph: _Graph) -> str:
-    """The matrix [vocabulary, hidden] of the language-model head: the word embeddings where tied."""
+    """The matrix [vocabulary, hidden] of the language-model head; the word embeddings if they are tied."""
     own, words = "cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"
     tied = own not in graph.tensors or np.array_equal(graph.tensor(own), graph.tensor(words))
     return graph.weight(words if tied else own)
 
 
 def _masked_lm_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfoProto:
-    """Logits [batch, masks, vocabulary] at the positions asked for.
+    """Logits [batch, masks, vocabulary] at the requested positions.
 
-    A caller wants a few of them: for all of 128 tokens it would be 15.6 MB per text, and a fifth of the time.
+    Callers need only a few. The logits of all 128 tokens would be 15.6 MB per text and take a fifth of the time.
     """
     at = graph.add("Unsqueeze", POSITIONS, graph.integers(2))
     x = graph.linear(graph.add("GatherND", x, at, batch_dims=1), "cls.predictions.transform.dense")
@@ -222,7 +222,7 @@ HEADS = {"embedding": _last_hidden_state, "fill-mask": _masked_lm_logits, "text-
 
 
 def plain_keys(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Tensors under the names that this module uses: without "bert.", LayerNorm's as weight and bias."""
+    """The tensors with this module's names: without "bert.", and LayerNorm's called weight and bias."""
 
     def plain(key: str) -> str:
         key = key.removeprefix("bert.")

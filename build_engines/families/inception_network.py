@@ -1,7 +1,7 @@
 """Inception v3 in PyTorch, after Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (2015).
 
-The parts are named as in torchvision's checkpoints, so that one can be loaded; the auxiliary classifier, which only
-training needs, is left out. 23,834,568 parameters for 1000 classes (27,161,264 with the auxiliary classifier).
+The parts have the names of torchvision's checkpoints, so that those can be loaded. The auxiliary classifier is left
+out, because only training needs it. 23,834,568 parameters for 1000 classes (27,161,264 with the auxiliary classifier).
 """
 
 from pathlib import Path
@@ -162,8 +162,8 @@ class InceptionV3(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Probabilities(nn.Module):  # type: ignore[misc, unused-ignore]
-    """[N, 299, 299, 3] -> [N, 1001], as TensorFlow's graph: class 0 is "background", which a network of 1000 classes
-    does not know and never gives."""
+    """[N, 299, 299, 3] -> [N, 1001], as TensorFlow's graph. Class 0 is "background"; a network of 1000 classes never
+    returns it."""
 
     def __init__(self, network: InceptionV3) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Probabilities(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def random_network(classes: int = 1001) -> InceptionV3:
-    """Weights that keep the size of what flows through them, the same ones every time."""
+    """A network with random weights, scaled so that activations neither grow nor vanish; the same every time."""
     torch.manual_seed(0)
     network = InceptionV3(classes)
     network.eval()
@@ -187,10 +187,12 @@ def random_network(classes: int = 1001) -> InceptionV3:
 
 
 def checkpoint_network(path: Path) -> InceptionV3:
-    """A file of torchvision's weights, read by torch's own loader of nothing but tensors; BuildError."""
+    """The network with the weights of a torchvision file, read by torch's tensors-only loader; BuildError."""
     state = read_state(path)
     if "fc.bias" not in state or len(state["fc.bias"]) > 1001:
-        raise BuildError(f"{path} holds no Inception v3 of torchvision's: no tensor 'fc.bias' of 1001 classes at most")
+        raise BuildError(
+            f"{path} is not a torchvision Inception v3: it has no tensor 'fc.bias' of at most 1001 classes"
+        )
     network = InceptionV3(len(state["fc.bias"]))
     kept = {name: value for name, value in state.items() if not name.startswith("AuxLogits.")}
     load_state(network, kept, path, "Inception v3's structure")

@@ -1,4 +1,4 @@
-"""A user's own ONNX file as a model folder: its tensors tell the configuration, a flag the client."""
+"""A user's own ONNX file as a model folder: the configuration follows from its tensors, the client from a flag."""
 
 import shutil
 from dataclasses import replace
@@ -16,7 +16,7 @@ LABELS = "labels.txt"
 
 
 def export(request: Request, path: Path, folder: Path) -> ModelSpec:
-    """Copies the file, and those that hold its weights, as 1/model.onnx."""
+    """Copies the file, and the files with its weights, as 1/model.onnx."""
     model = onnx_files.read(path)
     shutil.copyfile(path, folder / "1" / "model.onnx")
     for file in onnx_files.external_files(model, path.parent):
@@ -41,7 +41,7 @@ def spec_of_flags(request: Request, folder: Path) -> ModelSpec:
 
 
 def client_of(request: Request) -> str:
-    """The flag's, else the recipe's, else none; UsageError for an unknown one."""
+    """The client of the flag, else of the recipe, else none; UsageError for an unknown one."""
     client = request.client or (request.recipe.client if request.recipe else "")
     if client and client not in families():
         raise UsageError(
@@ -53,8 +53,8 @@ def client_of(request: Request) -> str:
 def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
     """The ModelSpec with the tensors of its 1/model.onnx, and its batching.
 
-    A model whose tensors all have a free first dimension takes batches: of the request's `max_batch_size`, else of the
-    ModelSpec's. Another model takes none.
+    A model takes batches when the first dimension of all its tensors is variable; `max_batch_size` is the request's,
+    else the ModelSpec's. Other models take no batches.
     """
     inputs, outputs = onnx_files.specs(onnx_files.read(folder / "1" / "model.onnx"))
     fixed = [spec for spec in (*inputs, *outputs) if spec.shape[:1] != (-1,)]
@@ -71,7 +71,7 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
 
 
 def _with_controls(request: Request, model_spec: ModelSpec) -> ModelSpec:
-    """Takes the inputs that sequence batching fills out of the callers'."""
+    """Removes the inputs that sequence batching fills from the callers' inputs."""
     given = dict(text.partition("=")[::2] for text in request.controls)
     inputs = {spec.name: spec for spec in model_spec.inputs}
     for kind, name in given.items():

@@ -1,4 +1,4 @@
-"""ResNets of transformers: made anew, from a checkpoint's folder or from a file of torchvision's, and exported."""
+"""transformers' ResNets: with random weights, from a checkpoint's folder or a torchvision file; and their export."""
 
 import re
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ _INNER = {"conv": "convolution", "bn": "normalization"}
 
 
 def random_network(architecture: Mapping[str, Any], classes: int) -> ResNetForImageClassification:
-    """The network with random weights, the same ones every time."""
+    """The network with random weights; the same every time."""
     torch.manual_seed(0)
     return ResNetForImageClassification(ResNetConfig(num_labels=classes, **architecture)).eval()
 
 
 def from_checkpoint(folder: Path) -> ResNetForImageClassification:
-    """A folder as save_pretrained writes it; BuildError when it is no ResNet."""
+    """The network of a folder that save_pretrained wrote; BuildError when it is not a ResNet."""
     try:
         return ResNetForImageClassification.from_pretrained(folder, local_files_only=True).eval()
     except (OSError, ValueError, RuntimeError) as err:
@@ -33,10 +33,10 @@ def from_checkpoint(folder: Path) -> ResNetForImageClassification:
 
 
 def from_torchvision(path: Path) -> ResNetForImageClassification:
-    """A file of torchvision's weights for a ResNet, read by torch's own loader of nothing but tensors."""
+    """The network with the weights of a torchvision ResNet file, read by torch's tensors-only loader."""
     state = read_state(path)
     if "layer1.0.conv1.weight" not in state:
-        raise BuildError(f"{path} holds no ResNet of torchvision's: there is no tensor 'layer1.0.conv1.weight'")
+        raise BuildError(f"{path} is not a torchvision ResNet: it has no tensor 'layer1.0.conv1.weight'")
     network = ResNetForImageClassification(_config(state)).eval()
     renamed = {transformers_name(name): tensor for name, tensor in state.items()}
     load_state(network, renamed, path, "ResNet's structure")
@@ -44,7 +44,7 @@ def from_torchvision(path: Path) -> ResNetForImageClassification:
 
 
 def _config(state: Mapping[str, torch.Tensor]) -> ResNetConfig:
-    """The architecture, read off the tensors' names and shapes."""
+    """The architecture, derived from the tensors' names and shapes."""
     bottleneck = "layer1.0.conv3.weight" in state
     last = "conv3" if bottleneck else "conv2"
     depths = [len({name.split(".")[1] for name in state if name.startswith(f"layer{i}.")}) for i in range(1, 5)]
@@ -58,7 +58,7 @@ def _config(state: Mapping[str, torch.Tensor]) -> ResNetConfig:
 
 
 def transformers_name(name: str) -> str:
-    """torchvision's name of a tensor as transformers has it: layer1.0.conv2.weight -> resnet.encoder.stages.0.…"""
+    """torchvision's name of a tensor -> transformers' name: layer1.0.conv2.weight -> resnet.encoder.stages.0.…"""
     if found := re.fullmatch(r"(conv1|bn1)\.(.*)", name):
         return f"resnet.embedder.embedder.{_FIRST[found[1]]}.{found[2]}"
     if found := re.fullmatch(r"layer(\d)\.(\d+)\.downsample\.([01])\.(.*)", name):
@@ -71,7 +71,7 @@ def transformers_name(name: str) -> str:
 
 
 class _Logits(torch.nn.Module):  # type: ignore[misc]
-    """The network as images -> logits, without the classes that transformers wraps results in."""
+    """The network as images -> logits, without transformers' result classes."""
 
     def __init__(self, network: ResNetForImageClassification) -> None:
         super().__init__()

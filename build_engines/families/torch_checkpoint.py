@@ -1,4 +1,4 @@
-"""A file of torch.save as a state_dict, read by torch's own loader of nothing but tensors, and put into a network."""
+"""Reads a torch.save file as a state_dict with torch's tensors-only loader, and puts it into a network."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from build_engines.errors import BuildError, first_line
 
 
 def read_state(path: Path) -> Mapping[str, Any]:
-    """Names -> tensors; empty when the file holds something else. BuildError when it cannot be read."""
+    """{name: tensor}; empty when the file holds something else. BuildError when it cannot be read."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as err:  # pickle's errors have no base of their own
@@ -19,7 +19,7 @@ def read_state(path: Path) -> Mapping[str, Any]:
 
 
 def load_state(network: torch.nn.Module, state: Mapping[str, Any], path: Path, structure: str) -> None:
-    """Every tensor into its place; BuildError where one is missing, too much, or of another shape."""
+    """Puts every tensor into its place; BuildError when one is missing, unknown or of another shape."""
     try:
         network.load_state_dict(state)
     except RuntimeError as err:

@@ -25,7 +25,9 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     example = torch.zeros(2 if batching else 1, *image, dtype=dtype)
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # sizes and anchors are meant as constants
+        warnings.simplefilter(
+            "ignore", torch.jit.TracerWarning
+        )  # the exporter warns that sizes and anchors become constants, as they should
         warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster
         shape = tuple(module.eval()(example).shape)
         _trace(module, example, path, names, batching)

@@ -1,4 +1,4 @@
-"""A user's own TorchScript file as a model folder: flags tell the inputs, a run on zeros the outputs."""
+"""A user's own TorchScript file as a model folder: flags give its inputs, a run on zeros gives its outputs."""
 
 import re
 import shutil
@@ -28,7 +28,8 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """[NAME:]DATATYPE:DIMS as FP32:3,224,224, -1 where one varies; the names are Triton's INPUT__0 … without one."""
+    """The inputs from [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a variable dimension; without a NAME,
+    Triton's INPUT__0 …"""
     if not texts:
         raise UsageError(
             "a TorchScript file does not say what it takes: add --input FP32:3,224,224 for each input "
@@ -48,7 +49,7 @@ def _parse_input(text: str, number: int) -> TensorSpec:
 
 
 def _run_torchscript(path: Path, inputs: Sequence[TensorSpec], batching: bool) -> tuple[TensorSpec, ...]:
-    """The outputs as OUTPUT__0 …; a dimension that differs between two runs of different sizes varies."""
+    """The outputs as OUTPUT__0 …; a dimension is variable if it differs between two runs with different sizes."""
     import torch
 
     shapes = []

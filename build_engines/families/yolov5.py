@@ -1,4 +1,4 @@
-"""YOLOv5 as model folders, every size of the release: an official checkpoint, or random weights.
+"""YOLOv5 as model folders, in every size of the release, from an official checkpoint or with random weights.
 
 Random weights are for load tests: nonsense at the true speed. What needs torch is imported late.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH_SIZE = 8
 SIDE, STRIDE = 640, 32
-BOXES = 1000  # that leave the network; next to none of the others would be a detection
+BOXES = 1000  # that the network returns; hardly any of the others would be a detection
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
 CLASSES = 80  # of COCO
 
@@ -35,7 +35,7 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
 
 
 def _network(request: Request, path: Path | None) -> "tuple[YoloV5 | YoloV5u, tuple[str, ...]]":
-    """The network and its labels, none where they are not known."""
+    """The network and its labels; no labels if they are unknown."""
     from build_engines.families import yolov5_checkpoint, yolov5_random
 
     if path is None and request.source == "random":
@@ -45,7 +45,7 @@ def _network(request: Request, path: Path | None) -> "tuple[YoloV5 | YoloV5u, tu
 
 
 def write_network(request: Request, network: "YoloV5 | YoloV5u", model: Path) -> str:
-    """Writes the ONNX file; the client's `layout`."""
+    """Writes the ONNX file and returns the client's `layout`."""
     from build_engines.families.yolov5_network import YoloV5
     from build_engines.families.yolov5_random import write_onnx
 

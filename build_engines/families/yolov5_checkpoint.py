@@ -1,7 +1,7 @@
-"""An official YOLOv5 checkpoint -> our own network, by its tensors alone.
+"""An official YOLOv5 checkpoint -> our own network, only from its tensors.
 
-The release's packages are AGPL and neither imported nor needed: layers are known by their number, as the release's
-published structure counts them. Release 6 and 7, and the anchor-free "u" ones; three strides (not the P6 models).
+The release's packages are AGPL and are not imported: layers are identified by their number in the release's published
+structure. Supports releases 6 and 7 and the anchor-free "u" models, with three strides (not the P6 models).
 """
 
 import re
@@ -62,7 +62,7 @@ def read(path: Path) -> tuple[YoloV5 | YoloV5u, tuple[str, ...]]:
 
 
 def _model(saved: Any, path: Path) -> Placeholder:
-    """The averaged model where there is one, as the release's own loading does."""
+    """The averaged model if there is one, which the release's own loader takes too."""
     found = (saved.get("ema") or saved.get("model")) if isinstance(saved, Mapping) else saved
     if not isinstance(found, Placeholder) or "_modules" not in found.state:
         raise BuildError(f"{path} holds no model under 'ema' or 'model': it is no YOLOv5 checkpoint")
@@ -80,14 +80,14 @@ def _network(size: str, arrays: Mapping[str, NDArray[Any]], path: Path) -> YoloV
 
 
 def _fill(network: YoloV5 | YoloV5u, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Every tensor into its place; BuildError where one is missing, too much, or of another shape."""
+    """Puts every tensor into its place; BuildError when one is missing, unknown or of another shape."""
     state = {ours(name): torch.from_numpy(np.array(array)) for name, array in arrays.items() if not _left_out(name)}
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
     load_state(network, state, path, "YOLOv5's published structure")
 
 
 def _left_out(name: str) -> bool:
-    """What follows from the structure: anchors, and the bins' numbers of the "u" head."""
+    """Whether the tensor follows from the structure: anchors, and the bin numbers of the "u" head."""
     return bool(re.fullmatch(r"model\.24\.(anchors|anchor_grid|strides?|dfl\.conv\.weight)", name))
 
 

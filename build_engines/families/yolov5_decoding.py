@@ -1,8 +1,8 @@
 # mypy: allow-subclassing-any
-"""What a YOLOv5 network's maps say of boxes: a table of all of them, or of those that score best.
+"""A YOLOv5 network's output maps -> a table of all boxes, or of those with the best scores.
 
-A cell is a place of a map. What leaves the network is copied several times on its way to the client, and of YOLOv5's
-25,200 boxes (9 MB with 80 classes) next to none survive; so the best are chosen before they are decoded.
+A cell is a place in a map. The network's output is copied several times on its way to the client, and hardly any of
+YOLOv5's 25,200 boxes (9 MB with 80 classes) are detections. So the best boxes are chosen before decoding.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ BINS = 16  # of the anchor-free head, for each side of a box
 
 
 class Decoded(nn.Module):
-    """A network as pixels UINT8 [N,3,H,W], RGB, -> its table of `boxes` boxes at most; 0: of all."""
+    """A network as RGB pixels UINT8 [N,3,H,W] -> a table of at most `boxes` boxes; 0: all boxes."""
 
     def __init__(self, network: nn.Module, boxes: int = 0):
         super().__init__()
@@ -26,19 +26,19 @@ class Decoded(nn.Module):
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Scores [N,M] -> the places of the `count` highest [N,min(count,M)], in no order."""
+    """Scores [N,M] -> the indices of the `count` highest [N,min(count,M)], unordered."""
     return scores.topk(min(count, int(scores.shape[1])), 1, sorted=False).indices
 
 
 def picked(table: Tensor, chosen: Tensor, dim: int = 1) -> Tensor:
-    """The rows (dim 1) or columns (dim 2) of each table of [N,M,D] or [N,D,M] at its places `chosen` [N,K]."""
+    """The rows (dim 1) or columns (dim 2) of each table in [N,M,D] or [N,D,M] at its indices `chosen` [N,K]."""
     size = [-1, -1, -1]
     size[3 - dim] = int(table.shape[3 - dim])
     return table.gather(dim, chosen.unsqueeze(3 - dim).expand(*size))
 
 
 def cells_of(sizes: Sequence[tuple[int, int]], strides: Sequence[int]) -> list[Tensor]:
-    """Of each map of (height, width) its cells [height*width,3]: x, y, stride."""
+    """The cells of each map of (height, width), [height*width,3]: x, y, stride."""
     return [_cells(height, width, stride) for (height, width), stride in zip(sizes, strides, strict=True)]
 
 
@@ -48,7 +48,7 @@ def _cells(height: int, width: int, stride: int) -> Tensor:
 
 
 def with_anchors(cells: Tensor, anchors: Sequence[Sequence[float]]) -> Tensor:
-    """Cells [M,3] once for each anchor [3*M,5]: x, y, stride, the anchor's width and height."""
+    """Cells [M,3] -> a row for each cell and anchor [3*M,5]: x, y, stride, the anchor's width and height."""
     return torch.cat([torch.cat((cells, torch.tensor(each).float().expand(len(cells), 2)), 1) for each in anchors])
 
 

@@ -1,10 +1,10 @@
 # mypy: allow-subclassing-any
-"""The YOLOv5 network, release 6, from its published structure, with its classic head and the anchor-free one.
+"""The YOLOv5 network, release 6, written from its published structure, with the classic and the anchor-free head.
 
-Conv, C3, SPPF and PANet as in the papers (CSPNet arXiv:1911.11929, SPP arXiv:1406.4729, PANet
-arXiv:1803.01534), anchors and strides as published with the release; the parameter counts of the sizes are those
-published too. The head of the "u" models, YOLOv8's, has branches for boxes and for classes; a box's sides are
-expectations over bins (Distribution Focal Loss, arXiv:2006.04388).
+Conv, C3, SPPF and PANet are as in the papers (CSPNet arXiv:1911.11929, SPP arXiv:1406.4729, PANet arXiv:1803.01534).
+Anchors, strides and parameter counts are those published with the release. The head of the "u" models is YOLOv8's. It
+has branches for boxes and for classes; a box's sides are expectations over bins (Distribution Focal Loss,
+arXiv:2006.04388).
 """
 
 import math
@@ -129,7 +129,7 @@ class PANet(nn.Module):
 
 
 class Network(nn.Module):
-    """Backbone and neck of one size; what is behind them is the subclasses'."""
+    """Backbone and neck of one size; subclasses add the head."""
 
     def __init__(self, size: str, classes: int):
         super().__init__()
@@ -141,7 +141,7 @@ class Network(nn.Module):
         self.classes = classes
 
     def fuse(self) -> Self:
-        """The same network in eval mode with every batch norm folded away, in place."""
+        """Folds every batch norm into its convolution, in place; returns the network in eval mode."""
         self.eval()
         for module in self.modules():
             if isinstance(module, Conv):
@@ -159,7 +159,7 @@ class YoloV5(Network):
         self._set_prior()
 
     def _set_prior(self) -> None:
-        """Biases that begin with few objects: 8 on a 640×640 image, and each class at 0.6 of its share."""
+        """Sets biases that predict few objects at first: 8 per 640×640 image, and each class at 0.6 of its share."""
         with torch.no_grad():
             for head, stride in zip(self.heads, STRIDES, strict=True):
                 bias = head.bias.view(3, -1)
@@ -177,7 +177,7 @@ class YoloV5(Network):
     def decoded(self, images: Tensor, boxes: int = 0) -> Tensor:
         """images -> [N,rows,5+classes]: cx, cy, w, h in input pixels, objectness, class scores.
 
-        Of `boxes` rows, those of the highest objectness, in no order; 0: all.
+        Returns only the `boxes` rows with the highest objectness, unordered; 0: all rows.
         """
         maps = self(images)
         sizes = [(int(logits.shape[2]), int(logits.shape[3])) for logits in maps]  # constants in the export
@@ -215,7 +215,7 @@ class YoloV5u(Network):
         self._set_prior()
 
     def _set_prior(self) -> None:
-        """Biases that begin with few objects: 5 on a 640×640 image, whatever the class."""
+        """Sets biases that predict few objects at first: 5 per 640×640 image, equally often of each class."""
         with torch.no_grad():
             for head, stride in zip(self.heads, STRIDES, strict=True):
                 head.boxes[2].bias.fill_(1.0)
@@ -228,7 +228,7 @@ class YoloV5u(Network):
     def decoded(self, images: Tensor, boxes: int = 0) -> Tensor:
         """images -> [N,4+classes,cells]: cx, cy, w, h in input pixels, class scores.
 
-        Of `boxes` cells, those whose best class scores highest, in no order; 0: all.
+        Returns only the `boxes` cells with the highest class scores, unordered; 0: all cells.
         """
         maps = self(images)
         sizes = [(int(scores.shape[2]), int(scores.shape[3])) for _, scores in maps]  # constants in the export

@@ -1,4 +1,4 @@
-"""YOLOv5 networks without training, and their export."""
+"""Untrained YOLOv5 networks, and their export."""
 
 import math
 from itertools import islice
@@ -17,7 +17,7 @@ PASSING = 30  # boxes whose objectness is above 0.3, per page and on average
 
 
 def network(size: str, classes: int, anchor_free: bool = False) -> YoloV5 | YoloV5u:
-    """Random weights of a fixed seed."""
+    """A network with random weights from a fixed seed."""
     torch.manual_seed(0)
     if anchor_free:
         return YoloV5u(size, classes)
@@ -25,7 +25,7 @@ def network(size: str, classes: int, anchor_free: bool = False) -> YoloV5 | Yolo
 
 
 def _with_boxes(made: YoloV5) -> YoloV5:
-    """Sets norms and biases so that on a page some boxes pass and overlap."""
+    """Sets norms and biases so that a page gives some boxes, and some of them overlap."""
     from build_engines.digits.held_out_pages import held_out_pages
     from build_engines.digits.pages import letterboxed
 
@@ -43,7 +43,7 @@ def _with_boxes(made: YoloV5) -> YoloV5:
 
 
 def _measure_norms(made: YoloV5, images: torch.Tensor) -> None:
-    """Sets every batch norm's statistics from these images, or random layers fade to a constant."""
+    """Sets the statistics of every batch norm from these images; otherwise random layers fade to a constant."""
     for module in made.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # plain average

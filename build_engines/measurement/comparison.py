@@ -34,7 +34,7 @@ ALL_BOXES = {"confidence": 0.001, "iou": 0.6}  # what average precision is measu
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value and its least allowed value; None: it is printed and never fails."""
+    """A measured value and the least allowed value; without a limit it is only printed."""
 
     name: str
     value: float
@@ -72,7 +72,7 @@ def _kind(client: ModelClient, family: str) -> str:
 
 
 def _predict(client: ModelClient, run: Runner, sample: Sample) -> Any:
-    """What a caller would get, of all boxes where there are boxes."""
+    """The predictions that a caller would get; for a detector, of all boxes."""
     known = {p.name for p in client.parameters}
     parameters = client.read_parameters({k: v for k, v in ALL_BOXES.items() if k in known})
     inputs = client.preprocess([sample.instance])

@@ -1,6 +1,6 @@
-"""Instances to calibrate INT8 with and to compare engines on: bundled ones or a user's.
+"""Instances to calibrate INT8 with and to compare engines on: bundled ones or the user's.
 
-Calibration and comparison never share an instance: training digits for the one, held-out ones for the other.
+Calibration and comparison never share an instance: calibration uses training digits, comparison held-out digits.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def _bundled(family: str) -> Iterator[Any]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Says what to do where a package of the bundled generators is missing."""
+    """Says what to do when a package for the bundled generators is missing."""
     try:
         yield
     except ModuleNotFoundError as err:

@@ -43,7 +43,7 @@ def latency(run: Callable[[], object], seconds: float = 1.0) -> float:
 
 
 def latencies(runs: Sequence[Callable[[], object]], seconds: float = 1.0) -> list[float]:
-    """The same of several, run in turns, so that what disturbs the machine disturbs all of them."""
+    """The latencies of several runs in turns, so that a disturbance of the machine affects all of them."""
     for run in runs:
         run()
     times: list[list[float]] = [[] for _ in runs]

@@ -1,4 +1,4 @@
-"""A folder is filled beside its place, checked, and renamed at the end: readers see the old one or the new one."""
+"""Fills a folder in a temporary place, checks it and renames it, so that readers see the old one or the new one."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def check(folder: Path) -> None:
-    """What `serve --check` would say of the folder; BuildError with the first finding."""
+    """Checks the folder as `serve --check` does; BuildError with the first finding."""
     for finding in check_files(Settings.from_env({}), {folder.name: folder}):
         raise BuildError(
             f"the model would not be served: {finding.file}: {' '.join(finding.what.split())}; {finding.remedy}"

@@ -67,7 +67,7 @@ class Figures:
 
     @staticmethod
     def best(figures: "list[Figures]") -> "Figures":
-        """The better of each of one candidate's figures."""
+        """The better value of each of one candidate's figures."""
         return Figures(
             latency=min(f.latency for f in figures),
             throughput=max(f.throughput for f in figures),
@@ -86,7 +86,8 @@ def candidates(processors: int) -> list[Candidate]:
 
 
 def choose(found: Mapping[Candidate, Figures]) -> Candidate:
-    """The least memory of those within 3 % of the lowest latency of those within 3 % of the highest throughput."""
+    """Keeps the candidates within 3 % of the highest throughput, of these those within 3 % of the lowest latency, and
+    returns the one with the least memory."""
     throughput = max(f.throughput for f in found.values())
     fast = {c: f for c, f in found.items() if f.throughput >= (1 - CLOSE) * throughput}
     latency = min(f.latency for f in fast.values())

@@ -2,8 +2,8 @@
 
     candidates --real tritonserver--> Figures of each --choose--> the configuration that this machine uses
 
-Each candidate answers one caller and several, one row per request, in two rounds in turns. The better round counts,
-for a disturbance only makes a machine slower.
+Each candidate answers one caller and several, one row per request, in two rounds in which the candidates take turns.
+The better round counts, because a disturbance can only make a machine slower.
 """
 
 import json

@@ -90,7 +90,7 @@ def download(artifact: Artifact, target: Path) -> Path:
 
 
 def _transfer(url: str, part: Path) -> None:
-    """All of `url` into `part`, however often the connection breaks off."""
+    """Downloads all of `url` into `part`; resumes when the connection breaks off."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             if _receive(url, part):
@@ -108,7 +108,7 @@ def _transfer(url: str, part: Path) -> None:
 
 
 def _receive(url: str, part: Path) -> bool:
-    """Appends what is missing; whether the file is complete now."""
+    """Appends what is missing; returns whether the file is complete now."""
     there = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:

@@ -24,7 +24,7 @@ HUB_FILES = [
 
 
 def find(request: Request) -> Path | None:
-    """The file or folder of the weights, fetched from the hub where they are there; None for a recipe's word.
+    """The file or folder with the weights, fetched from the hub for a HUB-ID; None for a recipe's word.
 
     UsageError when it is none of them.
     """

@@ -1,7 +1,7 @@
 """Reads the tensors and plain values of a file of torch.save without running any code of it.
 
-A .pt file is a zip of a pickle and of raw storages. A pickle calls what it names; here it can name only the few
-things below, and every other class becomes a Placeholder that keeps its state and does nothing.
+A .pt file is a zip of a pickle and raw storages. A pickle calls the functions and classes that it names. Here it gets
+only those below; every other class becomes a Placeholder that keeps its state and does nothing.
 """
 
 import io
@@ -35,7 +35,7 @@ LARGEST_PICKLE = 64 << 20  # bytes; that of YOLOv5x has 0.3 million
 
 
 class Placeholder:
-    """An object of a class that is not loaded: its state, and what it was made with."""
+    """Stands for an object whose class is not loaded: its state and its constructor's arguments."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.state: dict[str, Any] = {}
@@ -106,7 +106,7 @@ class _Unpickler(pickle.Unpickler):
         return _Storage(str(key), dtype)
 
     def array(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Array:
-        """A tensor as an array of its own, bounds checked."""
+        """A tensor as a separate array; checks its bounds."""
         raw = self.archive.read(f"{self.root}data/{storage.key}")
         values = _widened(raw) if storage.dtype == "bf16" else np.frombuffer(raw, np.dtype(storage.dtype))
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

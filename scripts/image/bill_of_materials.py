@@ -1,8 +1,8 @@
-"""A step of the Dockerfile: what an image consists of, as CycloneDX JSON.
+"""A step of the Dockerfile: writes the image's bill of materials as CycloneDX JSON.
 
     python bill_of_materials.py ENVIRONMENT DPKG_FOLDER OUTPUT
 
-Python's packages are cyclonedx-bom's to list; Debian's are added to them.
+cyclonedx-bom lists the Python packages; this script adds the Debian packages.
 """
 
 import json
@@ -16,7 +16,7 @@ FIELDS = r"${db:Status-Status}\t${Package}\t${Version}\t${Architecture}\n"
 
 
 def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
-    """The environment's packages and those that the dpkg folder has as installed."""
+    """The environment's packages and the installed packages of the dpkg folder."""
     tool = Path(sys.executable).with_name("cyclonedx-py")
     listing = [tool, "environment", "--output-reproducible", environment / "bin/python"]
     bill: dict[str, Any] = json.loads(_output(listing))
@@ -25,7 +25,7 @@ def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
 
 
 def debian_packages(listing: str) -> list[dict[str, str]]:
-    """CycloneDX components of dpkg-query's lines of FIELDS."""
+    """CycloneDX components from dpkg-query's lines with FIELDS."""
     rows = (line.split("\t") for line in listing.splitlines())
     return [_component(*row) for status, *row in rows if status == "installed"]
 

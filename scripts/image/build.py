@@ -1,9 +1,9 @@
-"""make image: builds the image with docker, podman or buildah, whichever works here.
+"""make image: builds the image with docker, podman or buildah, the first that works.
 
 usage: python scripts/image/build.py [cpu | gpu]
 
-It is named IMAGE:TAG and IMAGE:latest, for gpu IMAGE:TAG-gpu and IMAGE:gpu; the cpu image's bill of materials is
-written to dist/sbom.json.
+The image gets the names IMAGE:TAG and IMAGE:latest; for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The cpu image's bill of
+materials is written to dist/sbom.json.
 Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker, podman or buildah),
 BASE_IMAGE and TRITON_IMAGE (what the Dockerfile says).
 """
@@ -26,11 +26,11 @@ BILL = "/opt/program/sbom.json"
 
 
 class ImageError(Exception):
-    """Why there is no image, and what to do."""
+    """The image cannot be built; the text says why and what to do."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0, 1 after a failure, 2 when the arguments are wrong."""
+    """The command line; returns 0, 1 after a failure, 2 for wrong arguments."""
     target = arguments[0] if arguments else "cpu"
     if len(arguments) > 1 or target not in TARGETS:
         sys.stderr.write(f"unknown arguments: {' '.join(arguments)}\nusage: build.py [{' | '.join(TARGETS)}]\n")
@@ -60,7 +60,7 @@ def find_engine(wanted: str) -> str:
 
 
 def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
-    """The name of the image that was built; ImageError."""
+    """Builds the image and returns its name; ImageError."""
     image = environ.get("IMAGE") or "triton-multi-model"
     tag = environ.get("TAG") or _git("describe", "--tags", "--always", "--dirty") or "unknown"
     name, newest = (f"{image}:{tag}", f"{image}:latest") if target == "cpu" else (f"{image}:{tag}-gpu", f"{image}:gpu")
@@ -73,7 +73,7 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
         for key, value in labels(tag).items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
-        # Docker's attestations make an index of manifests of the image, which SageMaker does not take.
+        # With Docker's attestations the image becomes an index of manifests, which SageMaker refuses.
         plain = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         if subprocess.run(command, env=plain, check=False).returncode:
             raise ImageError(f"{engine} cannot build the image; its last lines say why")
@@ -81,10 +81,10 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
 
 
 def building(engine: str, environ: Mapping[str, str]) -> list[str]:
-    """The engine's command that builds, with what makes two builds of a commit the same."""
+    """The engine's build command, with the options that make builds reproducible."""
     if engine == "docker":
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
-    # Docker's format, for OCI's has no HEALTHCHECK. A chroot needs less of the machine than a container does.
+    # Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer rights than a container.
     command = ["podman", "build"] if engine == "podman" else ["buildah", "bud"]
     command += ["--format", "docker", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm"]
     return [*command, "--timestamp", _epoch()]
@@ -97,7 +97,7 @@ def labels(tag: str) -> dict[str, str]:
 
 
 def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """What pip needs to know on this machine, for the build only: its index and its certificates."""
+    """Options that pass pip's index and certificates to the build; they do not become part of the image."""
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
@@ -113,7 +113,7 @@ INDEXES = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """BASE_IMAGE, or Debian's image, or where no registry is reachable one that is made of Debian's packages."""
+    """BASE_IMAGE, else Debian's image, else without a registry an image made from Debian's packages."""
     if wanted := environ.get("BASE_IMAGE"):
         return wanted
     for name in (LOOK_ALIKE, DEBIAN):
@@ -121,18 +121,20 @@ def base_image(engine: str, environ: Mapping[str, str]) -> str:
             return name
     if _succeeds([engine, "pull", DEBIAN]):
         return DEBIAN
-    sys.stderr.write(f"{DEBIAN} cannot be pulled: making {LOOK_ALIKE} of Debian's packages …\n")
+    sys.stderr.write(f"{DEBIAN} cannot be pulled: making {LOOK_ALIKE} from Debian's packages …\n")
     return make_base(engine)
 
 
 def make_base(engine: str) -> str:
-    """Makes LOOK_ALIKE; ImageError."""
+    """Makes the image LOOK_ALIKE from Debian's packages; ImageError."""
     if not shutil.which("mmdebstrap") or os.geteuid() != 0:
-        raise ImageError("it takes root and mmdebstrap (apt-get install mmdebstrap), or set BASE_IMAGE to a Debian 12")
+        raise ImageError(
+            "a base image needs root and mmdebstrap (apt-get install mmdebstrap), or BASE_IMAGE, a Debian 12 image"
+        )
     with tempfile.TemporaryDirectory() as folder:
         archive = f"{folder}/debian.tar"
         if not _succeeds(["sh", f"{ROOT}/scripts/image/debian", archive]):
-            raise ImageError("scripts/image/debian has failed: run it with a file's name to see why")
+            raise ImageError("scripts/image/debian failed: run it with a file name to see why")
         commands = _importing(engine, archive)
         if not all(map(_succeeds, commands)):
             raise ImageError(f"{engine} cannot import {archive}")
@@ -150,7 +152,7 @@ def _importing(engine: str, archive: str) -> list[list[str]]:
 
 
 def write_bill(engine: str, target: str, name: str) -> None:
-    """The image's bill of materials as dist/sbom.json; ImageError. NVIDIA's image brings no such thing."""
+    """Writes the image's bill of materials to dist/sbom.json; ImageError. NVIDIA's image has none."""
     if target == "gpu":
         return
     (ROOT / "dist").mkdir(exist_ok=True)
@@ -168,12 +170,12 @@ def _read_file(engine: str, image: str, path: str) -> str:
 
 
 def _epoch() -> str:
-    """Seconds of the time that files and the image get."""
+    """The time stamp of the image and its files, in seconds since 1970."""
     return os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or "0"
 
 
 def _git(*arguments: str) -> str:
-    """git's answer; "" outside a repository."""
+    """git's output; "" outside a repository."""
     done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 

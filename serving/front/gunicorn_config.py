@@ -23,7 +23,7 @@ logger_class = JsonLogger
 
 
 def on_starting(server: Any) -> None:
-    _services(server).gateway.shared_memory.bury()
+    _services(server).gateway.shared_memory.remove_files()
 
 
 def post_worker_init(worker: Any) -> None:
@@ -35,7 +35,7 @@ def post_worker_init(worker: Any) -> None:
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
     _services(worker).in_flight.end_worker(worker.age)
-    _services(worker).gateway.shared_memory.bury(worker.pid)
+    _services(worker).gateway.shared_memory.remove_files(worker.pid)
 
 
 def _services(of: Any) -> Services:

@@ -101,8 +101,8 @@ class SharedMemory:
                 if not region.late:
                     region.empty()
 
-    def bury(self, pid: int | str = "*") -> None:
-        """Removes what a worker that has ended left. Triton has it mapped, so the pages are given back first."""
+    def remove_files(self, pid: int | str = "*") -> None:
+        """Removes the files of a worker that has ended. Triton still maps them, so their pages are freed first."""
         for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)

@@ -52,7 +52,10 @@ def test_a_configuration_is_completed_as_by_triton(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("bad_batch", "has no first dimension that varies"), ("bad_bfloat16", "which this backend cannot serve")],
+    [
+        ("bad_batch", "has a fixed first dimension; set max_batch_size 0"),
+        ("bad_bfloat16", "this backend cannot serve tensor 'x'"),
+    ],
 )
 def test_the_last_line_says_why_a_configuration_cannot_be_completed(
     name: str, reason: str, repository: Path, backends: Path

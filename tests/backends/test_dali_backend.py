@@ -180,8 +180,8 @@ def test_the_step_in_python_gives_what_the_one_on_dali_gives(client: Client) -> 
 
 
 REASONS = {
-    "bad_gpu": "DALI cannot build the pipeline here: .*device_id=None and operators of device='cpu'",
-    "bad_source": "has 0 pipelines with @autoserialize; exactly one is served",
+    "bad_gpu": "DALI cannot build the pipeline here: .*device_id=None and operators with device='cpu'",
+    "bad_source": "has 0 pipelines with @autoserialize; it must have exactly one",
     "bad_empty": "unable to find '.*model.dali' or '.*dali.py'",
 }
 

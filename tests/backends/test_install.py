@@ -88,7 +88,7 @@ def test_the_command_reports_what_it_did_and_why_it_failed(tmp_path: Path, caplo
     (tmp_path / "file").touch()
     assert main([str(tmp_path / "file")]) == 1
     assert [record.getMessage().partition(": ")[2][:9] for record in caplog.records[:2]] == ["installed", "up to dat"]
-    assert "cannot be installed" in caplog.text
+    assert "cannot install Triton's backends" in caplog.text
 
 
 def test_the_default_folder_belongs_to_the_environment() -> None:

@@ -162,7 +162,7 @@ def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(client: Cl
 def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:
     feed = {f"IN_{name}": extremes(name)[:1, :1] for name in DATATYPES}
     feed["IN_BYTES"] = np.array([[b"\xff\xfe"]], dtype=np.object_)
-    with pytest.raises(InferenceServerException, match=r"'IN_BYTES' has bytes that are not UTF-8") as caught:
+    with pytest.raises(InferenceServerException, match="input 'IN_BYTES' is not UTF-8") as caught:
         infer(client, "datatypes", feed)
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
@@ -257,9 +257,9 @@ REASONS = {
     "bad_rank": r"input 'x': the model expects shape \[-1, 3\] but the configuration specifies \[3\]",
     "bad_datatype": "input 'x': the model expects TYPE_FP32 but the configuration specifies TYPE_INT32",
     "bad_output": "output 'z': the model has no such output, only y",
-    "bad_missing": "the model has the input 'y', the configuration has not",
+    "bad_missing": "the model has the input 'y', but the configuration does not",
     "bad_batch": r"tensor 'x': .* max_batch_size 8 but the model's shape \[1, 3\]",
-    "bad_bfloat16": r"tensor 'x' of the model is a tensor\(bfloat16\), which this backend cannot serve",
+    "bad_bfloat16": r"this backend cannot serve tensor 'x' of the model, a tensor\(bfloat16\)",
     "bad_parameter": "parameter 'intra_op_thread_count' has a wrong value: 'many'",
     "bad_file": "ONNX Runtime cannot load .*bad_file/1/model.onnx.*Protobuf parsing failed",
 }

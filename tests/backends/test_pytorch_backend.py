@@ -146,7 +146,7 @@ def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server
 
 
 def test_instances_share_the_pages_of_their_weights_and_answer_alike(client: Client, server: Server) -> None:
-    assert server.text().count("1.0 of 1.0 MB of weights are shared between the instances") == 2
+    assert server.text().count("the instances share 1.0 of 1.0 MB of weights") == 2
     maps = [maps for maps in mapped(server) if "weighted_shared/1/model.pt" in maps]
     assert len(maps) == 2
     x = floats(4, 512)
@@ -168,7 +168,7 @@ def mapped(server: Server) -> list[str]:
 
 REASONS = {
     "bad_file": r"PyTorch cannot load .*bad_file/1/model\.pt' as TorchScript",
-    "bad_config": "config.pbtxt must say at least one input",
+    "bad_config": "config.pbtxt must list at least one input",
 }
 
 

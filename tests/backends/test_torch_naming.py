@@ -27,7 +27,7 @@ def test_inputs_are_named_as_arguments_or_by_index_or_stand_in_order(names: list
 
 @pytest.mark.parametrize("names", [["x"], ["x", "y", "z"], ["INPUT__0", "INPUT__2"], ["INPUT__1", "OTHER__1"]])
 def test_inputs_that_are_not_all_arguments_are_refused_with_both_lists(names: list[str]) -> None:
-    with pytest.raises(ValueError, match=f"has the inputs {', '.join(names)}, the model's forward takes 2: x, y"):
+    with pytest.raises(ValueError, match=f"has the inputs {', '.join(names)}, but the model's forward takes 2: x, y"):
         input_places(names, ["x", "y"])
 
 
@@ -41,15 +41,15 @@ def test_the_control_tensors_of_a_sequence_are_inputs() -> None:
     assert input_names({"input": [entry("INPUT__0")], "sequence_batching": controls}) == ["INPUT__0", "START__1"]
 
 
-def test_datatypes_that_pytorch_has_not_are_refused() -> None:
+def test_datatypes_that_pytorch_does_not_have_are_refused() -> None:
     config = {"input": [entry("INPUT__0", "UINT32")], "output": [entry("OUTPUT__0")], "max_batch_size": 0}
-    with pytest.raises(ValueError, match="input 'INPUT__0' is UINT32, which is none of: BOOL"):
+    with pytest.raises(ValueError, match="input 'INPUT__0' is UINT32; it must be one of: BOOL"):
         check(config)
 
 
 def test_strings_with_two_dimensions_are_refused() -> None:
     config = {"input": [entry("INPUT__0", "STRING", 1)], "output": [entry("OUTPUT__0")], "max_batch_size": 8}
-    with pytest.raises(ValueError, match="one dimension, and not 2"):
+    with pytest.raises(ValueError, match="one dimension, not 2"):
         check(config)
 
 

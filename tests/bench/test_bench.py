@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bench import curves, figures, report, scenarios
-from bench.load import Sample, Wrong, filled_up, percentile, sample
+from bench.load import Sample, Wrong, corrected, percentile, sample
 from bench.measure import Results, Start
 from bench.peer_table import PEERS, Peer
 from bench.peers.context import Context
@@ -133,8 +133,8 @@ def test_percentiles_and_rates() -> None:
 
 
 def test_a_long_wait_stands_for_the_callers_that_would_have_come() -> None:
-    assert filled_up([0.1, 0.1], 0.1) == [0.1, 0.1]
-    assert filled_up([0.5], 0.1) == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+    assert corrected([0.1, 0.1], 0.1) == [0.1, 0.1]
+    assert corrected([0.5], 0.1) == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 def test_answers_are_alike_up_to_the_last_digits() -> None:

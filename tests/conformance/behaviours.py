@@ -1,4 +1,4 @@
-"""What a row of the table is: a request to both servers, and what of their answers is compared."""
+"""A row of the table: a request to both servers, and the parts of their answers that are compared."""
 
 import json
 import re
@@ -17,8 +17,8 @@ SAME, IMPROVEMENT, BUG = "same", "improvement", "BUG"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two servers: its port, what starts it again, the path of an invocation; of multi-model archives
-    their folder, what begins their names in this run, and a folder that is elsewhere."""
+    """One of the two servers: its port, a function that restarts it, the path of an invocation; for multi-model
+    also the archives' folder, the prefix of their names in this run, and a folder outside."""
 
     port: int
     revive: Callable[[], None] = lambda: None
@@ -28,7 +28,7 @@ class Side:
     elsewhere: Path = Path()
 
     def archive(self, name: str) -> Path:
-        """Where the platform unpacks that archive."""
+        """The folder into which the platform unpacks that archive."""
         return self.archives / f"{self.token}.{name}" / "model"
 
 
@@ -55,14 +55,14 @@ class Observed:
 
     @property
     def verdict(self) -> str:
-        """BUG also for an improvement that is none any more."""
+        """The verdict; BUG also for an improvement that no longer differs."""
         if self.native == self.ours:
             return BUG if self.behaviour.improvement else SAME
         return IMPROVEMENT if self.behaviour.improvement else BUG
 
 
 def shown(answer: Answer) -> str:
-    """An answer in the form that is compared and shown: an error by its status and that it has a text."""
+    """An answer in the form that is compared and shown: of an error, only its status and whether it has a text."""
     if answer.status == 0:
         return "hangs up"
     interim = f"{answer.interim}, then " if answer.interim else ""
@@ -118,14 +118,14 @@ def get(path: str, method: str = "GET", see: Callable[[Answer], str] = shown) ->
 def post(
     body: object, headers: Headers | None = None, see: Callable[[Answer], str] = shown, method: str = "POST"
 ) -> Ask:
-    """An invocation; what is neither bytes nor a string is sent as JSON."""
+    """An invocation; a body that is neither bytes nor a string is sent as JSON."""
     data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else compact(body)
     sent = {"Content-Type": "application/json", **(headers or {})}
     return lambda side: see(wire.send(side.port, method, side.path, sent, data))
 
 
 def binary(header: object, blob: bytes, content_type: str = f"{BINARY};json-header-size=LENGTH") -> Ask:
-    """An invocation with binary tensors behind the JSON; LENGTH stands for the JSON's."""
+    """An invocation with binary tensors after the JSON; LENGTH stands for the JSON's length."""
     data = compact(header) if header is not None else b""
     return post(data + blob, {"Content-Type": content_type.replace("LENGTH", str(len(data)))})
 

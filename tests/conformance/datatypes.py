@@ -25,7 +25,7 @@ DTYPES = {"FP16": "f2", "FP32": "f4", "FP64": "f8", "BOOL": "?"}
 
 
 def _raw(name: str) -> bytes:
-    """The values as they travel."""
+    """The values as bytes."""
     if name == "BYTES":
         texts = [str(value).encode() for value in VALUES[name]]
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
@@ -36,7 +36,7 @@ RAW = {name: _raw(name) for name in VALUES}
 
 
 def _asked(name: str, as_json: bool, answer_binary: bool) -> Ask:
-    """All inputs go as bytes but this one; only this one's output is asked for."""
+    """Sends all inputs but this one as bytes; asks only for this one's output."""
     inputs, blobs = [], b""
     for other, values in VALUES.items():
         if other == name and as_json:

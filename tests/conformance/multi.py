@@ -40,7 +40,7 @@ OUT_OF_MEMORY = (
 
 
 def make_archives(side: Side) -> None:
-    """As the platform unpacks them: ID/model with what the archive held."""
+    """Makes folders as the platform unpacks archives: ID/model with the archive's content."""
     for name in ("talker", "twin"):
         make_talker(side.archive(name) / "talker")
     make_talker(side.archive("at_root"))
@@ -54,7 +54,7 @@ def make_archives(side: Side) -> None:
 
 
 def masked(side: Side, text: str) -> str:
-    """Without what is another in every run."""
+    """The text without what differs between runs."""
     text = text.replace(str(side.elsewhere), "/elsewhere").replace(f"{side.token}.", "")
     return text.replace(str(side.archives), "/opt/ml/models")
 

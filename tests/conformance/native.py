@@ -61,7 +61,7 @@ class Native:
         return process
 
     def revive(self) -> None:
-        """Starts it again, whatever is left of it."""
+        """Kills what is left of it and starts it again."""
         self.process.kill()
         self.stop()
         self.process = self._start()

@@ -1,4 +1,4 @@
-"""What takes more than one request and answer: connections, encodings, and whether the server lives on."""
+"""Behaviours that take more than one request: connections, encodings, and whether the server survives."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ HEADER = compact(
 
 
 def framing(answer: Answer) -> str:
-    """The headers that say what a body is."""
+    """The headers that describe a body."""
     names = ("content-type", "content-length", "content-encoding", "transfer-encoding")
     return ", ".join(
         [str(answer.status), *(f"{name}: {answer.headers[name]}" for name in names if name in answer.headers)]
@@ -43,7 +43,7 @@ def error_fields(answer: Answer) -> str:
 
 
 def echo_of(name: str) -> Callable[[Answer], str]:
-    """Whether this header comes back."""
+    """Whether this header comes back in the reply."""
     return lambda answer: f"{answer.status}, {name}: {answer.headers.get(name.lower(), 'none')}"
 
 
@@ -94,7 +94,7 @@ def http_1_0(side: Side) -> str:
 
 
 def compressed(encoding: str) -> Ask:
-    """A body in that encoding."""
+    """Sends a body in that encoding."""
     plain = compact(ONE)
     data = {"gzip": gzip.compress(plain), "deflate": zlib.compress(plain)}.get(encoding, plain)
     return lambda side: shown(wire.send(side.port, "POST", side.path, {"Content-Encoding": encoding}, data))
@@ -107,13 +107,13 @@ def compressed_binary(side: Side) -> str:
 
 
 def bomb(side: Side) -> str:
-    """40 kB that become 40 MB."""
+    """A body of 40 kB that unpacks to 40 MB."""
     data = zlib.compress(b" " * 40_000_000, 9)
     return shown(wire.send(side.port, "POST", side.path, {"Content-Encoding": "deflate"}, data))
 
 
 def large(megabytes: int, as_binary: bool) -> Ask:
-    """The sum of what comes back of so many MB of numbers, as JSON or as bytes."""
+    """Sends so many MB of numbers, as JSON or as bytes, and sums what comes back."""
     count = megabytes * 250_000 if as_binary else megabytes * 500_000
     tensor = {"name": "x", "shape": [1, count], "datatype": "FP32"}
 

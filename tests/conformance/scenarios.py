@@ -1,4 +1,4 @@
-"""Both servers in the same mode with the same models, and the rows that are asked of them."""
+"""Both servers in the same mode with the same models, and the rows to ask them."""
 
 import secrets
 import shutil
@@ -71,7 +71,7 @@ def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
 
 @contextmanager
 def _archives(folder: Path) -> Iterator[Path]:
-    """/opt/ml/models, or a folder of our own where we must not make it."""
+    """/opt/ml/models, or another folder if this user cannot make it."""
     made = [path for path in (PLATFORM.parent, PLATFORM) if not path.exists()]
     try:
         PLATFORM.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ Fill = Callable[[Path], None]
 
 
 def start(fill: Fill, native: str, words: tuple[str, ...], **variables: str) -> Ask:
-    """Starts ours on a repository; `words` must stand in what it says when it stops."""
+    """Starts ours on a repository; its last output must contain `words` when it stops."""
 
     def asked(side: Side) -> str:
         if side is SCRIPT:

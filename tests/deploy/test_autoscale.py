@@ -34,8 +34,8 @@ def test_there_may_be_nothing_to_remove(aws: Aws, capsys: pytest.CaptureFixture[
 
 
 WRONG = {
-    "bounds": (["--min", "3", "--max", "2"], "--min must be 1 or more, and --max no less"),
-    "zero": (["--min", "0"], "does not scale to zero"),
+    "bounds": (["--min", "3", "--max", "2"], "--min must be 1 or more, and --max at least --min"),
+    "zero": (["--min", "0"], "cannot scale to zero"),
     "aim": (["--concurrency", "0"], "--concurrency must be above 0"),
     "cooldown": (["--scale-in-cooldown", "-1"], "a cooldown cannot be negative"),
 }

@@ -70,7 +70,7 @@ def test_a_table_that_cannot_be_read_is_an_error(
     own = tmp_path / "own.toml"
     own.write_text(text)
     assert aws.deploy("costs", "--prices", str(own)) == 1
-    assert f"{own} is no table of prices: " in (err := capsys.readouterr().err)
+    assert f"{own} is not a price table: " in (err := capsys.readouterr().err)
     assert wrong in err
     assert aws.deploy("costs", "--prices", str(tmp_path / "none.toml")) == 1
     assert "cannot be read: No such file or directory" in capsys.readouterr().err

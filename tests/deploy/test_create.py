@@ -48,7 +48,7 @@ def test_a_failed_creation_without_a_log_says_so(
 ) -> None:
     slow_creation(monkeypatch, "Failed")
     assert aws.deploy("create", "--image", IMAGE) == 1
-    assert f"nothing in the log group {LOGS}" in capsys.readouterr().err
+    assert f"the log group {LOGS} is empty" in capsys.readouterr().err
 
 
 def test_a_failed_endpoint_is_made_anew_by_the_next_create(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +141,11 @@ WRONG = {
         "both 8080",
     ),
     "pair": (["--env", "SERVE_WORKERS"], "--env takes KEY=VALUE, got 'SERVE_WORKERS'"),
-    "long value": (["--env", "A=" + "x" * 1025], "--env A: the value has 1025 characters, SageMaker takes 1024"),
+    "long value": (["--env", "A=" + "x" * 1025], "--env A: the value has 1025 characters, SageMaker allows 1024"),
     "model data": (["--model-data", "s3://b/model.zip"], "--model-data 's3://b/model.zip'"),
     "multi-model folder": (["--multi-model", "s3://b/x"], "must end with /"),
-    "no S3": (["--multi-model", "/tmp/"], "'/tmp/' is no folder of S3"),
-    "serverless memory": (["--serverless", "5000"], "--serverless takes 1024, 2048, 3072, 4096, 5120, 6144 MB"),
+    "no S3": (["--multi-model", "/tmp/"], "'/tmp/' is not an S3 folder"),
+    "serverless memory": (["--serverless", "5000"], "--serverless must be 1024, 2048, 3072, 4096, 5120, 6144 MB"),
     "serverless concurrency": (["--serverless", "1024", "--max-concurrency", "201"], "must be 1 to 200"),
     "serverless zero": (["--serverless", "1024", "--max-concurrency", "0"], "must be 1 to 200"),
     "serverless GPU": (["--serverless", "1024", "--instance-type", "ml.g4dn.xlarge"], "which has no instances"),
@@ -158,8 +158,11 @@ WRONG = {
     "health timeout": (["--health-timeout", "30"], "--health-timeout must be 60 to 3600 seconds"),
     "no instance": (["--instances", "0"], "--instances must be 1 or more"),
     "instance type": (["--instance-type", "c5.xlarge"], "SageMaker's names begin with ml."),
-    "half a network": (["--subnet", "subnet-1"], "--subnet and --security-group go together"),
-    "name": (["--name", "a_b"], "--name 'a_b': letters, digits and single - within, at most 46 characters"),
+    "half a network": (["--subnet", "subnet-1"], "--subnet and --security-group need each other"),
+    "name": (
+        ["--name", "a_b"],
+        "--name 'a_b' must be letters and digits, with - only between them, at most 46 characters",
+    ),
 }
 
 

@@ -33,7 +33,7 @@ def test_without_a_terminal_it_needs_a_yes_on_the_command_line(
     assert aws.deploy("create", "--image", IMAGE) == 0
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert main(["delete"], Host(aws.session)) == 2
-    assert "--yes says yes" in capsys.readouterr().err
+    assert "--yes confirms" in capsys.readouterr().err
     assert aws.inventory()["endpoints"] == ["triton-multi-model"]
 
 

@@ -83,7 +83,7 @@ def test_an_error_of_aws(
 @pytest.mark.parametrize(
     ("code", "message", "text"),
     [
-        ("ValidationError", "Endpoint x of account 1 not found.", "'python -m deploy status' shows what there is"),
+        ("ValidationError", "Endpoint x of account 1 not found.", "(see 'python -m deploy status'"),
         ("ModelNotReadyException", "not ready", "the model is still being loaded"),
         ("ServiceUnavailable", "busy", "try again in a minute"),
     ],

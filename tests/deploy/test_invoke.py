@@ -135,9 +135,9 @@ def test_a_container_without_aws_is_asked_itself(
     assert aws.deploy("invoke", DIGIT, "--model", "nobody", *words[4:]) == 1
     assert "the container answered 404: " in capsys.readouterr().err
     assert aws.deploy("invoke", DIGIT, "--container", f"http://127.0.0.1:{free_port()}") == 1
-    assert "no answer from http://127.0.0.1:" in capsys.readouterr().err
+    assert "no reply from http://127.0.0.1:" in capsys.readouterr().err
     assert aws.deploy("invoke", DIGIT, "--container", "http://[") == 1
-    assert "no answer from http://[/invocations" in capsys.readouterr().err
+    assert "no reply from http://[/invocations" in capsys.readouterr().err
     assert aws.calls == []
 
 
@@ -193,7 +193,7 @@ def test_a_late_asynchronous_result_says_where_it_will_be(
 
     aws.session = session  # type: ignore[method-assign]
     assert aws.deploy("invoke", DIGIT, "--async", bucket, "--wait", "10") == 1
-    assert "no result after 0:00:10; it will still come: s3://sagemaker-output-" in capsys.readouterr().err
+    assert "no result after 0:00:10; it may still appear at s3://sagemaker-output-" in capsys.readouterr().err
 
 
 WRONG = {
@@ -204,10 +204,10 @@ WRONG = {
     "semicolon": (["--text", "a", "--parameter", "a=b;c=d"], "--parameter takes NAME=VALUE"),
     "not ASCII": (["--text", "a", "--model", "modèle"], "must be at most 1024 characters of ASCII"),
     "stream of an archive": (["--text", "a", "--target-model", "x.tar.gz", "--stream"], "have no TargetModel"),
-    "no URL": (["--text", "a", "--container", "localhost:8080"], "'localhost:8080' is no URL: http://HOST:PORT"),
-    "no endpoint URL": (["--text", "a", "--endpoint-url", "nonsense"], "'nonsense' is no URL"),
-    "dry container": (["--text", "a", "--container", "http://x", "--dry-run"], "goes with neither --async nor"),
-    "no S3": (["--text", "a", "--async", "/tmp"], "'/tmp' is no place in S3"),
+    "no URL": (["--text", "a", "--container", "localhost:8080"], "'localhost:8080' is not a URL: http://HOST:PORT"),
+    "no endpoint URL": (["--text", "a", "--endpoint-url", "nonsense"], "'nonsense' is not a URL"),
+    "dry container": (["--text", "a", "--container", "http://x", "--dry-run"], "works with neither --async nor"),
+    "no S3": (["--text", "a", "--async", "/tmp"], "'/tmp' is not an S3 location"),
 }
 
 
@@ -227,7 +227,7 @@ def test_a_body_that_is_too_large_is_for_the_asynchronous_way(
     with large.open("wb") as file:
         file.truncate(25 * 1024 * 1024 + 1)
     assert aws.deploy("invoke", str(large)) == 2
-    assert "SageMaker takes 26214400; --async takes 1 GB" in capsys.readouterr().err
+    assert "SageMaker allows 26214400; --async allows 1 GB" in capsys.readouterr().err
 
 
 def test_output_keeps_a_binary_reply(aws: Aws, runtime: RuntimeStandIn, tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ def test_following_prints_each_line_once_until_it_is_interrupted(aws: Aws, capsy
     assert aws.deploy("logs", "--follow") == 130
     seen = capsys.readouterr()
     assert seen.out == "i-1 old\ni-1 new\ni-2 newer\n"
-    assert seen.err == "interrupted; what AWS has begun goes on\n"
+    assert seen.err == "interrupted; AWS continues what it has begun\n"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
         ([], 1, f"there is no log group {GROUP} in eu-west-1: the container has not started yet"),
-        (["--since", "yesterday"], 2, "--since 'yesterday': a number and s, m, h or d, such as 10m"),
+        (["--since", "yesterday"], 2, "--since 'yesterday' must be a number and s, m, h or d, such as 10m"),
         (["--lines", "0"], 2, "--lines must be 1 or more"),
     ],
 )
@@ -80,5 +80,5 @@ def test_status_tells_what_runs_there(aws: Aws, capsys: pytest.CaptureFixture[st
 def test_status_of_a_serverless_endpoint(aws: Aws, capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.deploy("create", "--image", IMAGE, "--serverless", "2048") == aws.deploy("status") == 0
     out = capsys.readouterr().out
-    assert "serverless     2048 MB, 5 at once\n" in out
+    assert "serverless     2048 MB, 5 concurrent\n" in out
     assert "models         in the image\n" in out

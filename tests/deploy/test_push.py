@@ -94,9 +94,9 @@ def test_an_engine_and_a_tag_must_be_there(aws: Aws, engines: Path, capsys: pyte
     assert aws.deploy("push", "--tag", "v1", "--engine", "podman") == 1
     assert "podman is not installed here; --engine names another" in capsys.readouterr().err
     assert aws.deploy("push") == 1  # no git on this PATH
-    assert "git describe gives no version here: name one with --tag" in capsys.readouterr().err
+    assert "git describe finds no version here: name one with --tag" in capsys.readouterr().err
     assert aws.deploy("push", "--tag", "a b") == 2
-    assert "'a b' is no tag of an image" in capsys.readouterr().err
+    assert "'a b' is not a valid image tag" in capsys.readouterr().err
 
 
 def test_the_engine_that_has_the_image_is_taken(

@@ -90,7 +90,7 @@ def test_there_must_be_a_model(aws: Aws, capsys: pytest.CaptureFixture[str]) -> 
 
 
 WRONG = {
-    "input": (["--input", "lines.jsonl"], "--input 'lines.jsonl' is no place in S3"),
+    "input": (["--input", "lines.jsonl"], "--input 'lines.jsonl' is not an S3 location"),
     "payload": (["--max-payload", "101"], "--max-payload must be 0 to 100 MB"),
     "product": (["--max-payload", "30", "--max-concurrent", "4"], "must be at most 100 MB"),
     "strategy": (["--split", "none", "--strategy", "multi"], "--strategy multi needs --split line"),

@@ -69,7 +69,7 @@ def test_somebody_elses_alarm_of_that_name_is_left_alone(aws: Aws, capsys: pytes
         Statistic="Sum",
     )
     assert aws.deploy("update", "--image", IMAGE + "1") == 1
-    assert "is not this program's: name your alarms with --alarm" in capsys.readouterr().err
+    assert "was not made by this program: name your own alarms with --alarm" in capsys.readouterr().err
     assert aws.deploy("delete", "--yes") == 0
     assert aws.inventory()["alarms"] == ["triton-multi-model-rollback-5xx"]
 
@@ -94,7 +94,7 @@ def test_a_rollback_is_a_failure_with_its_reason(
     assert aws.deploy("update", "--image", IMAGE + "1") == 1
     err = capsys.readouterr().err
     assert "0:00:10 endpoint triton-multi-model: RollingBack" in err
-    assert err.endswith(f"was rolled back, {old} goes on being served: alarm triton-multi-model-rollback-5xx rang\n")
+    assert err.endswith(f"was rolled back, {old} is still served: alarm triton-multi-model-rollback-5xx rang\n")
     assert old in aws.inventory()["configs"]
     monkeypatch.setattr(SageMakerResponse, "update_endpoint", update_endpoint)
     assert aws.deploy("update", "--image", IMAGE + "2") == 0
@@ -123,7 +123,7 @@ def test_a_serverless_endpoint_is_updated_without_guards(aws: Aws, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("status", "advice"), [("Creating", "try again when it is InService"), ("Failed", "'create' makes it anew")]
+    ("status", "advice"), [("Creating", "try again when it is InService"), ("Failed", "'create' replaces it")]
 )
 def test_an_endpoint_that_is_not_in_service_is_not_updated(
     aws: Aws, status: str, advice: str, capsys: pytest.CaptureFixture[str]

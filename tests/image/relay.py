@@ -30,7 +30,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def connect(caller: socket.socket) -> None:
-    """A caller is hung up on where nobody listens in the container."""
+    """Closes a caller's connection when nothing listens in the container."""
     try:
         callee = socket.create_connection(CONTAINER, timeout=5)
     except OSError:

@@ -65,7 +65,15 @@ class Simulation:
         self.s3, self.lines = folder / "s3", list[str]()
         self.journal = Journal(with_limits(QUICK | dict(limits or {})), self.lines.append)
         runner = InPlace(program, can_isolate() if isolated is None else isolated)
-        plan = Plan(name, runner, {**(environment or {}), **variables}, folder, memory or memory_limit(), model, models)
+        plan = Plan(
+            endpoint=name,
+            runner=runner,
+            environment={**(environment or {}), **variables},
+            folder=folder,
+            memory=memory or memory_limit(),
+            model=model,
+            store=models,
+        )
         self.endpoint = Endpoint(plan, instances, routing, self.journal, Chaos(chaos))
         self._queue = Queue(self.endpoint, Folder(self.s3), "s3://bucket/out", instances)
         self._server = Server("127.0.0.1", 0, Api(self.endpoint, self._queue).app())

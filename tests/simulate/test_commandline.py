@@ -110,8 +110,8 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         (["--limit", "headers=1"], "the rule headers has no limit"),
         (["--limit", "time=0"], "time=0: must be a number above 0"),
         (["--health-check-timeout", "-1"], "start-up=-1.0: must be a number above 0"),
-        (["--chaos", "flood"], "'flood' is none of slow-disk, kill, 507"),
-        (["--chaos", "507=2"], "507=2: a number from 0 to 1"),
+        (["--chaos", "flood"], "'flood' is not one of slow-disk, kill, 507"),
+        (["--chaos", "507=2"], "507=2: it must be a number from 0 to 1"),
         (["--async-output", "folder"], "must be s3://BUCKET/PREFIX"),
     ],
 )
@@ -131,7 +131,7 @@ def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> N
         port = taken.getsockname()[1]
         for arguments, said in [
             (["--port", str(port)], f"error: cannot listen on 127.0.0.1:{port}: Address already in use; give"),
-            (["--serve", "absent"], "error: absent is no program that can be run"),
+            (["--serve", "absent"], "error: absent is not an executable file"),
             (["--model-data", str(broken)], "error: model.tar.gz cannot be unpacked"),
         ]:
             done = run("--serve", str(MISBEHAVING), *arguments)
@@ -160,7 +160,7 @@ def test_an_image_that_is_not_there_or_no_engine_is_told(tmp_path: Path) -> None
     done = run("--image", "no-such", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stdout) == (
         1,
-        "error: podman has no image no-such: no such image; `podman images` lists those that it has\n",
+        "error: podman has no image no-such: no such image; `podman images` lists its images\n",
     )
     (tmp_path / "empty").mkdir()
     done = run("--image", "no-such", PATH=str(tmp_path / "empty"))

@@ -20,7 +20,9 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Image:
 
 
 def command(image: Image, tmp_path: Path) -> str:
-    launch = Launch("sim-1", tmp_path, {"A": "b c"}, tmp_path / "model", tmp_path / "models")
+    launch = Launch(
+        name="sim-1", folder=tmp_path, environment={"A": "b c"}, model=tmp_path / "model", models=tmp_path / "models"
+    )
     return " ".join(image.command(launch, 12345))
 
 

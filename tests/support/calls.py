@@ -1,4 +1,4 @@
-"""Which tests start a server: they or their fixtures call something that `starts_a_server`, however far down."""
+"""Finds the tests that start a server: they or their fixtures call, maybe indirectly, what `starts_a_server` marks."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +19,7 @@ def starts_a_server(called: Any) -> bool:
 
 
 def _reached(called: Any, seen: set[Any]) -> Iterator[Any]:
-    """What of the tests' own functions and classes this one names, directly or by way of others."""
+    """The tests' functions and classes that this one names, directly or through others."""
     yield called
     for function in _functions(called):
         for name in _names(function.__code__):

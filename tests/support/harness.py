@@ -45,7 +45,7 @@ _PORTS = PortPicker((10000, 11999))
 
 
 def free_port() -> int:
-    """Kept from every other test, of another run too, and below those that the kernel gives to connections."""
+    """A free port that no other test gets, even in another run; below the ports that the kernel uses itself."""
     return _PORTS.pick(1)[0]
 
 
@@ -60,7 +60,7 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 
 def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = PATIENCE) -> Any:
-    """The condition's first true value; fails with `what` when there is none in time."""
+    """Waits for the condition's first true value and returns it; fails with `what` when there is none in time."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -94,7 +94,7 @@ class Server:
             )
 
     def wait_ready(self) -> "Server":
-        """Until /ping is 200; ends it when that does not happen."""
+        """Waits until /ping is 200; ends the server when that does not happen."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -128,12 +128,12 @@ class Server:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def process_of(self, name: str) -> dict[str, Any]:
-        """What the supervisor says of one of the three: its pid, None while there is none, and how often it started."""
+        """One process in the supervisor's status: its pid (None while there is none) and how often it started."""
         found: dict[str, Any] = self.status()["processes"][name]
         return found
 
     def status(self) -> dict[str, Any]:
-        """What the supervisor says."""
+        """The supervisor's status."""
         found: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
         return found
 
@@ -142,7 +142,7 @@ class Server:
         return pid
 
     def replace(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Kills one of the three, waits until the supervisor has started another; the pid of the killed one."""
+        """Kills one process, waits until the supervisor has started another, and returns the pid of the killed one."""
         killed = self.pid(name)
         self.kill(killed, number)
         self.wait_replaced(name, killed)
@@ -156,7 +156,7 @@ class Server:
 
     @contextlib.contextmanager
     def unattended(self) -> Iterator[None]:
-        """The supervisor is held: what dies meanwhile stays dead."""
+        """Pauses the supervisor inside the context, so that it restarts nothing."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -164,7 +164,7 @@ class Server:
             self.process.send_signal(signal.SIGCONT)
 
     def in_work(self) -> int:
-        """Requests that gunicorn's workers have in work."""
+        """The number of requests that gunicorn's workers are working on."""
         return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
 
     @property
@@ -173,16 +173,16 @@ class Server:
         return f"http://{TritonAccess.read(self.run_dir / 'triton.json').http_address}"
 
     def processes(self) -> list[int]:
-        """All processes of this server: those whose environment names its run folder."""
+        """All processes of this server, found by its run folder in their environment."""
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
         return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _has_variable(entry, marker)]
 
     def wait_ended(self) -> int:
-        """The exit code."""
+        """Waits for the end and returns the exit code."""
         return self.process.wait(timeout=PATIENCE)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """The exit code after that signal; nothing of it is left when it does not stop."""
+        """Sends the signal and returns the exit code; kills all processes when it does not stop."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -192,7 +192,7 @@ class Server:
             raise
 
     def kill_all(self) -> None:
-        """All of its processes at once."""
+        """Kills all of its processes at once."""
         while pids := self.processes():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -203,7 +203,7 @@ class Server:
 
 
 def _has_variable(entry: Path, marker: bytes) -> bool:
-    """Zombies have no environment."""
+    """Whether the process has the variable; False for zombies, which have no environment."""
     try:
         return marker in (entry / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -211,7 +211,7 @@ def _has_variable(entry: Path, marker: bytes) -> bool:
 
 
 def link_model(source: Path, repository: Path) -> None:
-    """A model folder in another repository, its large files linked, not copied."""
+    """Puts a model folder into another repository; links its large files instead of copying them."""
     for file in source.rglob("*"):
         if file.is_file():
             target = repository / source.name / file.relative_to(source)
@@ -316,7 +316,7 @@ class Client(ModelClient):
 
 
 def make_sleeper(repository: Path) -> None:
-    """`sleeper`: on Triton's python backend, without a batch dimension, with a client.py of its own."""
+    """`sleeper`: on Triton's python backend, without a batch dimension, with its own client.py."""
     folder = repository / "sleeper"
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.py").write_text(SLEEPER)

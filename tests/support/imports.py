@@ -1,6 +1,6 @@
-"""Which rooms of the house there are, and which import which: `python -m tests.support.imports` prints it.
+"""The packages of serving/ ("rooms") and which imports which: `python -m tests.support.imports` prints it.
 
-A file belongs to a room by where it lies, so a new one is covered. Rooms stand on floors, from the ground up.
+A file belongs to the room in which it lies, so a new file is covered. The rooms stand on floors, the lowest first.
 """
 
 import ast
@@ -32,7 +32,7 @@ def files(room: str) -> list[Path]:
 
 
 def imported(path: Path) -> set[str]:
-    """The names of the modules that a file imports, as far as they are written as imports."""
+    """The names of the modules in a file's import statements."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -43,7 +43,7 @@ def imported(path: Path) -> set[str]:
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module of this project; None for another one, and for the packages themselves."""
+    """The room of a module of this project; None for other modules and for the packages themselves."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return next((room for room in ROOMS if file in files(room)), None)

@@ -1,4 +1,4 @@
-"""Concurrent callers that note every answer."""
+"""Concurrent callers that count every answer."""
 
 import threading
 import time
@@ -13,8 +13,8 @@ import requests
 class Load:
     """`callers` threads that call `request` until they are stopped; a call is a new connection.
 
-    `answers` counts "STATUS code" of every reply; `refused` counts connections that nobody took or that were
-    closed before a byte of a reply, `cut` replies that ended too early.
+    `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or closed before the
+    first byte of a reply; `cut` counts replies that ended too early.
     """
 
     request: Callable[[int], requests.Response]
@@ -33,7 +33,7 @@ class Load:
         return self
 
     def begin_anew(self) -> Counter[str]:
-        """What was counted; from here on only calls count that have not begun yet."""
+        """Returns the counts so far and starts new ones, which leave out the calls that are running now."""
         with self._lock:
             before, self.answers = self.answers, Counter()
         return before

@@ -1,7 +1,6 @@
-"""README.md or a page of docs/ as its reader takes it: files to write, commands to run, in order, in a checkout of
-one's own.
+"""Follows README.md or a page of docs/ as a reader would: writes its files, runs its commands, in a fresh checkout.
 
-A block of commands is run as it stands unless the line above it says otherwise:
+A block of commands is run unchanged unless the line above it says otherwise:
 
     <!-- needs AWS -->, … (NEEDS)    it cannot be run here
     <!-- executed by tests/… -->     a test of that folder or file runs what commands(SECTION, PAGE) gives it
@@ -40,7 +39,7 @@ PORTS = ("8080", "8081", "8001", "8002")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `marker` is the comment above it, `file` the name of what is to be written."""
+    """A fenced block; `marker` is the comment above it, `file` the name of the file to write."""
 
     section: str
     language: str
@@ -50,7 +49,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """One for each command, continued lines joined."""
+        """The commands, with continued lines joined."""
         return self.text.replace("\\\n", " ").splitlines()
 
 
@@ -93,7 +92,7 @@ class Reader:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def follow(self, block: Block) -> None:
-        """All up to this block that has not been followed yet."""
+        """Follows the blocks up to this one that have not been followed yet."""
         while self.read <= self.blocks.index(block):
             following = self.blocks[self.read]
             self.read += 1
@@ -114,7 +113,7 @@ class Reader:
                 compare(output, replace(shown, text=self._here(shown.text)))
 
     def _here(self, text: str) -> str:
-        """With the ports of this reader, which no other one has."""
+        """The text with this reader's own ports."""
         return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda found: str(self.ports[found[0]]), text)
 
     def _run(self, command: str) -> str:
@@ -138,7 +137,7 @@ class Reader:
         return done.stdout
 
     def _start(self, name: str, command: str) -> None:
-        """In place of the one that was started by the same line, as a reader would who presses Ctrl-C first."""
+        """Starts a server; first stops the one that the same line started, as a reader would with Ctrl-C."""
         self._stop(name)
         with self._log_file(name).open("wb") as log:
             self.running[name] = process = subprocess.Popen(
@@ -201,7 +200,7 @@ def _number(word: str) -> str | float:
 
 
 def assert_alike(got: object, shown: object) -> None:
-    """Equal but for the last digits of numbers; a list that ends with CUT is compared as far as it goes."""
+    """Equal except for the last digits of numbers; of a list that ends with CUT, only the shown items count."""
     if isinstance(shown, dict):
         assert isinstance(got, dict)
         assert got.keys() == shown.keys()

@@ -1,4 +1,4 @@
-"""What the tests have started: it ends with the fixture or the test that fails, and with the run at the latest."""
+"""Ends what the tests started: when their fixture or test fails, and at the latest at the end of the run."""
 
 import contextlib
 import subprocess
@@ -18,7 +18,7 @@ def starts_a_server(starter: Starter) -> Starter:
 
 
 def ends_with(end: Callable[[], object]) -> None:
-    """`end` is called when things go wrong, and at the end of the run; whether it still runs or not."""
+    """Registers `end`, which is called after a failure and at the end of the run, even if nothing runs any more."""
     _ends.append(end)
 
 

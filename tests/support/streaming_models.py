@@ -12,8 +12,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """Tells its words one by one, `delay` seconds apart; "fail" fails there, "cancelled?" tells how many were. A word
-    that is a path is told once there is such a file; one with a > before it is not told, the file is made."""
+    """Sends its words one by one, `delay` seconds apart. "fail" fails at that word; "cancelled?" sends how many
+    requests were cancelled. A path is sent once the file exists; a path after a > is not sent, but the file is made."""
 
     def initialize(self, args):
         self.cancelled = 0

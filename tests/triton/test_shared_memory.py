@@ -40,7 +40,7 @@ class Made:
 def made() -> Iterator[Made]:
     fresh = Made(limit=8 * MEGABYTE)
     yield fresh
-    fresh.memory.bury()
+    fresh.memory.remove_files()
     assert fresh.files() == []
 
 
@@ -131,5 +131,5 @@ def test_what_a_worker_left_is_removed_and_nothing_of_others(made: Made) -> None
     made.memory.write([Tensor.of("x", numbers(2))])
     other = FOLDER / f"{made.prefix}-1-other"
     other.touch()
-    made.memory.bury(os.getpid())
+    made.memory.remove_files(os.getpid())
     assert made.files() == [other]

@@ -1,4 +1,4 @@
-"""Ray Serve: an application per model, two replicas each, on Ray's own cluster of this machine."""
+"""Ray Serve: an application per model with two replicas each, on a Ray cluster on this machine."""
 
 import json
 import os

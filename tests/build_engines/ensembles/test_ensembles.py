@@ -57,7 +57,7 @@ def test_a_checkpoint_of_torchvision_s_is_read_and_its_classes_follow_the_backgr
     ("content", "message"),
     [
         ({"fc.bias": torch.zeros(1000)}, "does not fit Inception v3's structure"),
-        ({"weight": torch.zeros(3)}, "holds no Inception v3 of torchvision's"),
+        ({"weight": torch.zeros(3)}, "is not a torchvision Inception v3"),
         (None, "cannot be read as a file of tensors"),
     ],
     ids=["other tensors", "no classifier", "no file of tensors"],

@@ -114,7 +114,7 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "yolov5"}, "less than two dimensions"),
+        ({"client": "yolov5"}, "fewer than two dimensions"),
         ({"client": "resnet", "settings": {"mean": "x"}}, "parameter 'mean'"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
         ({"client": "nobody"}, "the clients are bert, resnet, yolov5"),

@@ -14,8 +14,8 @@ GPU, DRIVER, CAPABILITY = "Stand-in T4", "550.54.15", "7.5"
 
 
 class Nvidia:
-    """A machine with a GPU, as far as programs on PATH tell: `environ` has what `serve` and others must be started
-    with. Its TensorRT is `code` as NvInferVersion.h packs it."""
+    """Makes this machine look like one with a GPU, through programs on PATH: start `serve` and others with `environ`.
+    `code` is the version of TensorRT as NvInferVersion.h packs it."""
 
     def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800, version: str = "10.8.0") -> None:
         self.folder, self.log = folder, folder / "trtexec.log"
