@@ -25,7 +25,7 @@ from serving.preparation import trtexec
 from serving.preparation.overlay import Change, show
 from serving.preparation.plan_config import build_by_config, onnx_config
 from serving.preparation.trtexec import TrtexecError
-from serving.repository.fingerprint import Build, Fingerprint, Hardware
+from serving.repository.fingerprint import Build, Fingerprint, Hardware, find_trtexec
 from serving.repository.layout import overlay
 from serving.repository.plans import (
     AUTO,
@@ -51,7 +51,7 @@ def make_plan(
     wanted: Fingerprint, onnx: Path, plan: Path, cache: Path, say: Callable[[str], None], seconds: float
 ) -> None:
     """With trtexec; raises TrtexecError. `cache` keeps its timing cache."""
-    program = trtexec.inspect(trtexec.find(os.environ))
+    program = trtexec.inspect(find_trtexec(os.environ))
     if wanted.hardware.tensorrt not in ("", program.version):
         raise TrtexecError(f"trtexec is of TensorRT {program.version}, and Triton has {wanted.hardware.tensorrt}")
     trtexec.build(program, wanted, onnx, plan, trtexec.timing_file(cache, wanted.hardware), say, seconds)

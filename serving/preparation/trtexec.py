@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from serving.host.programs import TRTEXEC_FOLDERS, find_trtexec
-from serving.repository.fingerprint import FILE, Build, Fingerprint, Hardware
+from serving.repository.fingerprint import FILE, TRTEXEC_FOLDERS, Build, Fingerprint, Hardware
 
-find = find_trtexec
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
 REPORT_SECONDS = 5.0
 REMEMBERED = 200

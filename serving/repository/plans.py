@@ -16,8 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from serving.host.programs import find_trtexec
-from serving.repository.fingerprint import Fingerprint, Hardware, read, source_sha256, this_hardware
+from serving.repository.fingerprint import Fingerprint, Hardware, find_trtexec, read, source_sha256, this_hardware
 from serving.repository.layout import folders_in, versions
 from serving.repository.model_config import backend_of, read_config
 from serving.settings.table import Settings
