@@ -14,11 +14,10 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from serving.errors import (
     InferenceFailed,
@@ -48,18 +47,11 @@ PAGE, LARGEST_PAGE = 100, 1000
 LONGEST_NAME = 1024
 
 
-class Step(Protocol):
-    """What is done to an archive before Triton sees it."""
-
-    def fit(self, archive: Archive, staged: Path) -> None:
-        """Changes what is staged of the archive; raises LoadFailed."""
-
-
 class MultiModel:
     """Loads, unloads and finds archives; safe to share between threads, and every worker has one.
 
     `folder` is shared by all workers, `root` is the only place that archives are taken from, `timeout` bounds a
-    load and an unload in seconds.
+    load and an unload in seconds, and `fit` changes what is staged of an archive before Triton sees it (LoadFailed).
     """
 
     def __init__(
@@ -69,10 +61,10 @@ class MultiModel:
         root: Path,
         budget: Budget,
         timeout: float,
-        steps: Sequence[Step],
+        fit: Callable[[Archive, Path], None],
     ) -> None:
         self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
-        self.root, self.budget, self.timeout, self.steps = root, budget, timeout, steps
+        self.root, self.budget, self.timeout, self.fit = root, budget, timeout, fit
         self._clients = _Clients(registry, loaded)
 
     def load(self, name: str, url: str, target: str) -> None:
@@ -84,8 +76,7 @@ class MultiModel:
             model = self._admit(name, url, target, archive)
             try:
                 archive.stage(self._staged(model))
-                for step in self.steps:
-                    step.fit(archive, self._staged(model))
+                self.fit(archive, self._staged(model))
                 self._hand_over(model)
             except TritonTimeout:  # it may still be loaded: the next call for it undoes that
                 raise

@@ -87,5 +87,5 @@ def config_file(model: Path, device: str) -> Path:
 
 
 def overlay(run_dir: Path, number: int) -> Path:
-    """Where the model repository of that number is shown with other TensorRT plans (preparation/overlay.py)."""
+    """Where the model repository of that number is shown with other TensorRT plans (preparation/rebuild.py)."""
     return run_dir / "repositories" / str(number)
