@@ -15,9 +15,9 @@ from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
-from serving.multimodel.loaded import LoadedModels
-from serving.multimodel.loader import MultiModel
+from serving.multimodel.control import MultiModel
 from serving.multimodel.memory import Budget
+from serving.multimodel.records import LoadedModels
 from serving.preparation.staging import Staging
 from serving.settings.table import Settings
 from serving.settings.triton_access import SECRET_KEY, TritonAccess

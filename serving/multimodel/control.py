@@ -3,9 +3,9 @@
     POST /models -> locate, admit, stage -> Triton's SageMaker endpoint -> READY
     DELETE /models/NAME -> no more calls begin, those begun end -> Triton unloads -> the repository is forgotten
 
-Triton's SageMaker endpoint registers, namespaces and loads. While it unloads it answers nothing else, so Triton
-is told over gRPC to unload first; calls never go through the endpoint. Triton's list of repositories is not guarded
-against changes while it is read (Triton 24.10: "failed to stat file" of some garbage): the lock REPOSITORIES does it.
+Triton's SageMaker endpoint registers, namespaces and loads. While it unloads it answers nothing else, so Triton first
+unloads over gRPC; calls never go through the endpoint. Triton does not guard its list of repositories against changes
+while it reads it (24.10: "failed to stat file" of some garbage), so the lock REPOSITORIES does.
 """
 
 import logging
@@ -33,8 +33,8 @@ from serving.errors import (
 from serving.host.process_memory import used_by
 from serving.inference.registry import Registry
 from serving.multimodel import memory
-from serving.multimodel.loaded import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
 from serving.multimodel.memory import Budget
+from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
 from serving.repository.archives import Archive, locate
 from serving.served_model import ServedModel
 from serving.triton.out_of_memory import is_out_of_memory
@@ -141,7 +141,7 @@ class MultiModel:
         return model
 
     def _check_absent(self, name: str) -> None:
-        """What a worker that was killed has left half done is undone."""
+        """Undoes what a worker that was killed left half done; raises ModelAlreadyLoaded."""
         model = self.loaded.read(name)
         if model is not None and model.state == READY:
             raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {model.url}")
@@ -149,7 +149,7 @@ class MultiModel:
             self._remove(model)
 
     def _admit(self, name: str, url: str, target: str, archive: Archive) -> LoadedModel:
-        """Notes the load, so that others reckon with it; raises OutOfMemory."""
+        """Records the load, so that others count its memory; raises OutOfMemory, ModelAlreadyLoaded."""
         needed = memory.estimate(archive.weight(), len(archive.parts))
         with self.loaded.changing(ADMISSION, self.timeout):
             used = used_by(self.loaded.pid()) + self._promised()
@@ -158,14 +158,14 @@ class MultiModel:
             if (other := self.loaded.named(target)) and other.name != name:
                 raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
             model = LoadedModel(
-                name,
-                url,
-                target,
-                triton_name(target),
-                str(archive.folder),
-                [part.name for part in archive.parts if part != archive.folder],
-                LOADING,
-                needed,
+                name=name,
+                url=url,
+                target=target,
+                triton_name=triton_name(target),
+                folder=str(archive.folder),
+                parts=[part.name for part in archive.parts if part != archive.folder],
+                state=LOADING,
+                estimate=needed,
                 load=secrets.token_hex(8),
                 server=self.loaded.server(),
             )
@@ -177,12 +177,11 @@ class MultiModel:
         return sum(model.estimate for model in loading if self.loaded.is_changing(model.name))
 
     def _hand_over(self, model: LoadedModel) -> None:
-        """Triton's endpoint may give two connections that come at once to one thread, where the second waits for
-        the first's load: the next is let through a little later."""
+        """Triton's endpoint may give two connections that come at once to one thread, where the second waits until
+        the first is loaded. So the lock is held for a moment after each call."""
         with self.loaded.unused(REPOSITORIES, self.timeout):
-            call = self.gateway.load_repository(
-                digest(model.name), str(self._staged(model)), model.triton_name, self.timeout
-            )
+            staged = str(self._staged(model))
+            call = self.gateway.load_repository(digest(model.name), staged, model.triton_name, self.timeout)
             call.has_reply(HANDOVER_SECONDS)
         status, message = call.result()
         if status != 200:
@@ -190,17 +189,16 @@ class MultiModel:
 
     def _failure(self, model: LoadedModel, status: int, message: str) -> Exception:
         message = message.replace(str(self._staged(model)), str(Path(model.folder).parent))
+        text = f"'{model.target}' cannot be loaded: {message}"
         if status == 409:
-            return ModelAlreadyLoaded(f"a model with the Target-Model '{model.target}' is loaded already: {message}")
-        if status == 507 or is_out_of_memory(message):
-            return OutOfMemory(f"'{model.target}' cannot be loaded: {message}")
-        return LoadFailed(f"'{model.target}' cannot be loaded: {message}")
+            return ModelAlreadyLoaded(text)
+        return OutOfMemory(text) if status == 507 or is_out_of_memory(message) else LoadFailed(text)
 
     def _remove(self, model: LoadedModel) -> None:
         """From Triton and from the files; calls that have begun are waited for."""
         self.loaded.write(replace(model, state=UNLOADING))
         with self.loaded.unused(model.name, self.timeout):
-            self._await(lambda: self._is_settled(model))
+            self._await(lambda: (model.triton_name, "LOADING") not in self._states({model.triton_name}))
             with self.loaded.unused(REPOSITORIES, self.timeout):
                 self.gateway.unload(model.triton_name)
             self._await(lambda: self._is_gone(model))
@@ -212,8 +210,8 @@ class MultiModel:
             self._forget(model)
 
     def _unload_parts(self, model: LoadedModel) -> None:
-        """Of an ensemble that fails Triton keeps the parts that were loaded before, unseen. It tells parts of one name
-        in several archives not apart: one that another archive has too is left alone."""
+        """Triton keeps the parts that it loaded before their ensemble failed. They are unloaded, but for those whose
+        name a part of another archive has too, as Triton may take one for the other."""
         others = [other for other in self.loaded.all() if other.name != model.name]
         taken = {name for other in others for name in (other.triton_name, *other.parts)}
         with self.loaded.unused(REPOSITORIES, self.timeout), suppress(ServingError):
@@ -225,12 +223,9 @@ class MultiModel:
         shutil.rmtree(self._staged(model), ignore_errors=True)
 
     def _is_gone(self, model: LoadedModel) -> bool:
-        """Its parts too: other archives' parts of the same names are waited for, as Triton does not tell them apart."""
+        """Its parts too, and parts of other archives that have the same names."""
         states = self._states({model.triton_name, *model.parts})
         return (model.triton_name, "READY") not in states and "UNLOADING" not in {state for _, state in states}
-
-    def _is_settled(self, model: LoadedModel) -> bool:
-        return (model.triton_name, "LOADING") not in self._states({model.triton_name})
 
     def _states(self, names: set[str]) -> set[tuple[str, str]]:
         with self.loaded.using(REPOSITORIES, self.timeout):
