@@ -4,7 +4,7 @@ A repository is a folder of model folders; several lie over one another.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.settings.table import AUTO
@@ -67,12 +67,6 @@ def versions(model: Path) -> list[Path]:
     """The folders that Triton takes for versions, the lowest number first."""
     found = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
     return sorted(found, key=lambda path: int(path.name))
-
-
-def find_folders(repositories: Iterable[Path], names: Iterable[str]) -> dict[str, Path]:
-    """The models' folders by name; where there is none, the place in the first repository."""
-    places = {name: [repository / name for repository in repositories] for name in names}
-    return {name: next((path for path in paths if path.is_dir()), paths[0]) for name, paths in places.items()}
 
 
 def config_name(device: str) -> str:
