@@ -102,8 +102,8 @@ def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Ma
 
 
 def multi_model(settings: Settings, access: TritonAccess) -> dict[str, object]:
-    """Flags of a Triton without models, whose SageMaker endpoint loads archives. What was known of archives that
-    another one has loaded is removed; a thread of the endpoint is busy for as long as a load takes."""
+    """Flags of a Triton without models, whose SageMaker endpoint loads archives, each in a thread. Removes what was
+    recorded of archives that an earlier tritonserver loaded."""
     folder = settings.models_folder
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "empty").mkdir(parents=True)
@@ -176,7 +176,7 @@ def nginx(settings: Settings, access: TritonAccess, facts: Facts, environ: Mappi
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """No process where it is not asked for, or not installed (`warnings` of serve says so)."""
+    """No process where it is not asked for, or not installed (`serve` warns of that)."""
     program = cloudwatch.find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []

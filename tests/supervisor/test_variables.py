@@ -14,12 +14,13 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from serving.host.machine import gpu_count
+from serving.host.ports import NoFreePort, PortPicker
 from serving.settings.explain import REMOVED, print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
 from serving.settings.triton_access import TritonAccess
 from serving.supervisor import triton_options
-from serving.supervisor.ports import NoFreePort, PortPicker, check_ports, picked, port_picker
+from serving.supervisor.ports import check_ports, picked
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import PATIENCE, ROOT, Server, free_port, make_scale
 
@@ -54,8 +55,8 @@ def command(folder: Path, **variables: str) -> tuple[str, ...]:
 
 def access(**variables: str) -> TritonAccess:
     settings = Settings.from_env(variables, MACHINE)
-    with contextlib.closing(port_picker(settings)) as picker:
-        return picked(settings, picker)
+    with picked(settings) as found:
+        return found
 
 
 @pytest.mark.parametrize("name", RENDERED)
