@@ -111,9 +111,8 @@ class MultiModel:
     def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
         """The model for a call, by its name or Target-Model; it is not unloaded meanwhile. Raises ModelNotLoaded."""
         if name is None:
-            raise InvalidRequest(
-                "no model is named; name one in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
-            )
+            where = "in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
+            raise InvalidRequest(f"no model is named; name one {where}")
         model = self._ready(name, self.loaded.named(name))
         with self.loaded.using(model.name):
             model = self._ready(name, self.loaded.read(model.name))
@@ -244,7 +243,6 @@ class MultiModel:
 
 @dataclass
 class _Entry:
-    load: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     served: ServedModel | None = None
 
@@ -254,28 +252,23 @@ class _Clients:
 
     def __init__(self, registry: Registry, loaded: LoadedModels) -> None:
         self._registry, self._loaded = registry, loaded
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Entry] = {}  # by the load's id
         self._lock = threading.Lock()
 
     def get(self, model: LoadedModel) -> ServedModel:
-        entry = self._entries.get(model.name)
-        if entry is None or entry.load != model.load:
-            entry = self._enter(model)
+        with self._lock:
+            if model.load not in self._entries:
+                self._forget_unloaded()
+            entry = self._entries.setdefault(model.load, _Entry())
         with entry.lock:
             if entry.served is None:
                 entry.served = self._registry.load(model.triton_name, Path(model.folder))
             return entry.served
 
-    def _enter(self, model: LoadedModel) -> _Entry:
-        """A new entry; those of archives that were unloaded, or loaded again, go."""
+    def _forget_unloaded(self) -> None:
         loads = {each.load for each in self._loaded.all()}
-        with self._lock:
-            entry = self._entries.get(model.name)
-            if entry is None or entry.load != model.load:
-                for name in [name for name, each in self._entries.items() if each.load not in loads]:
-                    self._registry.forget(self._entries.pop(name).served)
-                entry = self._entries[model.name] = _Entry(model.load)
-            return entry
+        for load in self._entries.keys() - loads:
+            self._registry.forget(self._entries.pop(load).served)
 
 
 def triton_name(target: str) -> str:
@@ -287,6 +280,4 @@ def triton_name(target: str) -> str:
 
 def _check_name(name: str) -> None:
     if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
-        raise InvalidRequest(
-            f"'model_name' must be 1 to {LONGEST_NAME} printable characters, the first of them no slash"
-        )
+        raise InvalidRequest(f"'model_name' must be 1 to {LONGEST_NAME} printable characters, the first one no slash")
