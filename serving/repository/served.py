@@ -38,9 +38,7 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
     models = _collect(final, warnings, shape)
     named = [*load, *([default] if default else [])]
     where = f"there is no folder of that name in {', '.join(map(str, final))}; its models are: {_list(models)}"
-    variables = dict.fromkeys([default], "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME") | dict.fromkeys(
-        load, "SERVE_LOAD_MODELS"
-    )
+    variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(load, "SERVE_LOAD_MODELS")
     _refuse(f"{variables[name]} names '{name}', and {where}" for name in dict.fromkeys(named) if name not in models)
     if not default and len(models) == 1:
         default = next(iter(models))
@@ -117,9 +115,11 @@ def _mistakes_at_root(folder: Path) -> Iterator[str]:
     if not folder.exists():
         yield f"there is no model repository {folder}"
     elif is_model(folder):
+        files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
+        name = _config_or_empty(folder, "", []).name or "MODEL"
         yield (
-            f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in a "
-            "folder of its own, whose name is the model's"
+            f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in "
+            f"a folder of its own, whose name is the model's: mkdir {name} && mv {files} {name}/"
         )
 
 
