@@ -130,7 +130,7 @@ class MultiModel:
                 raise
 
     def _check_version(self, served: ServedModel, version: str | None) -> None:
-        """Raises InvalidRequest, for a 404 would say that the model is not loaded."""
+        """Raises InvalidRequest, as a 404 would say that the model is not loaded."""
         if version is not None and not self.gateway.is_model_ready(served.name, version):
             raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
 
@@ -194,7 +194,7 @@ class MultiModel:
         return OutOfMemory(text) if status == 507 or is_out_of_memory(message) else LoadFailed(text)
 
     def _remove(self, model: LoadedModel) -> None:
-        """From Triton and from the files; calls that have begun are waited for."""
+        """Removes the model from Triton and from the records, once the calls that have begun end."""
         self.loaded.write(replace(model, state=UNLOADING))
         with self.loaded.unused(model.name, self.timeout):
             self._await(lambda: (model.triton_name, "LOADING") not in self._states({model.triton_name}))

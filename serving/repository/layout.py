@@ -1,6 +1,6 @@
 """The folders of a model repository: which are models, which versions, which configuration. Standard library only.
 
-A repository is a folder of model folders; several lie over one another.
+A repository is a folder of model folders; several are served as one.
 """
 
 import re
@@ -40,7 +40,7 @@ def is_model(folder: Path) -> bool:
 
 
 def holds_models(folder: Path) -> bool:
-    """Whether there is a model or something that was meant to be one: its mistakes are told then."""
+    """Whether there is a model, or something that was meant to be one and whose mistakes must be told."""
     try:
         return is_model(folder) or any(is_model(one) or has_a_model(one) for one in folders_in(folder))
     except OSError:

@@ -1,7 +1,7 @@
 """The CloudWatch agent's configuration: it scrapes /metrics and writes CloudWatch's embedded metric format.
 
 In a container (RUN_IN_CONTAINER) the agent reads its configuration from the variable CW_CONFIG_CONTENT (see
-aws/amazon-cloudwatch-agent), so nothing has to be written below /etc; what it scrapes stands in the run folder.
+aws/amazon-cloudwatch-agent), so nothing has to be written below /etc; what it scrapes is in the run folder.
 """
 
 import json

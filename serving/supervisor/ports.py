@@ -35,7 +35,7 @@ def picked(settings: Settings) -> Iterator[TritonAccess]:
 
 
 def check_ports(settings: Settings) -> None:
-    """Else nginx would try for seconds while /ping is answered by whoever has the port."""
+    """Without this check nginx tries for seconds while another server answers /ping on its port; SettingsError."""
     listeners = {f"SERVE_HOST={settings.host} and PORT={settings.port}": settings.port}
     if settings.allow_grpc:
         listeners[f"SAGEMAKER_TRITON_GRPC_PORT={settings.grpc_port}"] = settings.grpc_port

@@ -64,7 +64,7 @@ def with_overlays(settings: Settings, plans: Iterable[int]) -> Settings:
 
 
 def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Mapping[str, str]) -> Process:
-    """Its shared memory is given a name of its own, so that what a killed one leaves there can be removed."""
+    """Its shared memory has a name of its own, so that what a killed one leaves there can be removed."""
     backends = tritonserver.backend_directory()
     flags = {
         "backend-directory": backends,
@@ -133,7 +133,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # It would trust SCRIPT_NAME and PATH_INFO, for a unix socket's peer is taken for a proxy that sets them.
+        # Else it trusts SCRIPT_NAME and PATH_INFO: it takes the peer of a unix socket for a proxy that sets them.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
