@@ -14,8 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from serving.errors import LoadFailed
 from serving.host.files import replace_file
@@ -142,32 +142,22 @@ def prepare(settings: Settings, rebuilder: Rebuilder) -> None:
         link.replace(target)
 
 
-def main(command: list[str]) -> int:
-    """Does not return when all is well: the process becomes the command."""
+def main(command: list[str]) -> NoReturn:
+    """Becomes the command when all is well; else exits with EX_CONFIG, as another try would not help."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
-    code = prepared(Settings.from_env(os.environ))
-    if code == 0:
-        os.execv(command[0], command)
-    return code
-
-
-def prepared(settings: Settings) -> int:
-    """0, or EX_CONFIG: another try would not help."""
+    settings = Settings.from_env(os.environ)
     stage = settings.stage_file
     stage.unlink(missing_ok=True)  # of one that was killed
     try:
-        prepare(settings, Rebuilder(settings, abilities(settings), _say, partial(_write_stage, stage)))
+        rebuilder = Rebuilder(settings, abilities(settings), _say, lambda text: replace_file(stage, text.encode()))
+        prepare(settings, rebuilder)
     except LoadFailed as err:
         _say(f"error: {err}")
-        return os.EX_CONFIG
+        sys.exit(os.EX_CONFIG)
     finally:
         stage.unlink(missing_ok=True)
-    return 0
-
-
-def _write_stage(stage: Path, text: str) -> None:
-    replace_file(stage, text.encode())
+    os.execv(command[0], command)
 
 
 def _say(line: str) -> None:
@@ -176,4 +166,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
