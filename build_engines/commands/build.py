@@ -12,7 +12,7 @@ from build_engines.errors import UsageError
 from build_engines.recipes import RECIPES
 from build_engines.request import Request, ServingOptions
 from serving.host.machine import has_gpu
-from serving.preparation import trtexec
+from serving.repository.fingerprint import find_trtexec
 
 ENSEMBLES = {"text_embedding": text_embedding.build, "inception": inception.build}
 
@@ -81,4 +81,4 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _target(target: str) -> str:
     if target != "auto":
         return target
-    return "tensorrt" if trtexec.find(os.environ) and has_gpu() else "cpu"
+    return "tensorrt" if find_trtexec(os.environ) and has_gpu() else "cpu"

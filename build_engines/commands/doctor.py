@@ -15,7 +15,7 @@ from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY
 from build_engines.weights.downloads import cache_folder
 from serving.host import machine, tritonserver
-from serving.preparation import trtexec
+from serving.repository.fingerprint import find_trtexec
 
 DISK, SHM = 2 << 30, 256 << 20  # bytes: of a large model's build; of batches of 8 images (PyPI's Triton)
 PACKAGES = {
@@ -72,7 +72,7 @@ def _package(name: str, purpose: str) -> Fact:
 
 
 def _tensorrt() -> Fact:
-    path = trtexec.find(os.environ)
+    path = find_trtexec(os.environ)
     return Fact(
         bool(path),
         "trtexec",

@@ -26,7 +26,7 @@ from build_engines.weights.digests import digest
 from build_engines.weights.downloads import cache_folder
 from serving.preparation import trtexec
 from serving.preparation.trtexec import CALIBRATION, Trtexec, TrtexecError
-from serving.repository.fingerprint import Build, Fingerprint, Hardware, Profile, this_hardware
+from serving.repository.fingerprint import Build, Fingerprint, Hardware, Profile, find_trtexec, this_hardware
 
 INT64_SINCE = 10  # TensorRT's major version; older ones make INT32 of it, which the clients do not send
 INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 steps from 0
@@ -42,7 +42,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     precision = "fp16" if request.precision == "auto" else request.precision
     onnx = folder / "1" / "model.onnx"
     try:
-        program = trtexec.inspect(trtexec.find(os.environ))
+        program = trtexec.inspect(find_trtexec(os.environ))
         hardware = _hardware(program)
         _check_inputs(model_spec, program)
         calibration = _calibrated(model_spec, folder, request, program) if precision == "int8" else ""

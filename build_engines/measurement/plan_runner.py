@@ -18,6 +18,7 @@ from clients.base import Tensors
 from serving.preparation import trtexec
 from serving.preparation.trtexec import TrtexecError
 from serving.repository import fingerprint
+from serving.repository.fingerprint import find_trtexec
 
 SECONDS = 300.0  # of one call: loading a plan of gigabytes
 _MEDIAN = re.compile(r"GPU Compute Time:.*\bmedian = ([0-9.]+) ms")
@@ -48,7 +49,7 @@ def plan_latency(path: Path, feed: Tensors) -> float:
 
 def _run(path: Path, feed: Tensors, words: list[str]) -> list[str]:
     try:
-        program = trtexec.inspect(trtexec.find(os.environ))
+        program = trtexec.inspect(find_trtexec(os.environ))
         shapes = [f"--shapes={text}"] if (text := _shapes(path, feed)) else []
         return trtexec.run([program.path, f"--loadEngine={path}", *shapes, *words], lambda _: None, SECONDS)
     except TrtexecError as err:

@@ -43,9 +43,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 def check(folder: Path) -> None:
     """Checks the folder as `serve --check` does; BuildError with the first finding."""
     for finding in check_files(Settings.from_env({}), {folder.name: folder}):
-        raise BuildError(
-            f"the model would not be served: {finding.file}: {' '.join(finding.what.split())}; {finding.remedy}"
-        )
+        raise BuildError(f"the model would not be served: {finding.removeprefix(f'{folder.name}: ')}")
 
 
 def keep_users_files(folder: Path, target: Path) -> None:

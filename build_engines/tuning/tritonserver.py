@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from build_engines.errors import BuildError
 from serving.host import tritonserver
-from serving.supervisor.ports import PortPicker
+from serving.host.ports import PortPicker
 
 START_SECONDS, END_SECONDS, POLL_SECONDS = 40.0, 20.0, 0.05
 CONTROL = ("--model-control-mode=explicit", "--exit-on-error=false", "--allow-metrics=false", "--allow-http=false")

@@ -14,8 +14,8 @@ from serving.errors import InvalidRequest
 from serving.front.incoming import incoming
 from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
-from serving.multimodel.loaded import LoadedModel
-from serving.multimodel.loader import LARGEST_PAGE, PAGE, MultiModel
+from serving.multimodel.control import LARGEST_PAGE, PAGE, MultiModel
+from serving.multimodel.records import LoadedModel
 
 
 class ModelRoutes:

@@ -15,11 +15,10 @@ from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
-from serving.multimodel.loaded import LoadedModels
-from serving.multimodel.loader import MultiModel
+from serving.multimodel.control import MultiModel
 from serving.multimodel.memory import Budget
-from serving.preparation.archive_plans import ArchivePlans
-from serving.preparation.completion import Completion
+from serving.multimodel.records import LoadedModels
+from serving.preparation.staging import Staging
 from serving.settings.table import Settings
 from serving.settings.triton_access import SECRET_KEY, TritonAccess
 from serving.triton.gateway import TritonGateway
@@ -73,8 +72,8 @@ def multi_model(settings: Settings, registry: Registry) -> MultiModel:
     """For SAGEMAKER_MULTI_MODEL=true."""
     loaded = LoadedModels(settings.models_folder, settings.status_file)
     budget = Budget(int(settings.model_memory_share * memory_limit()))
-    steps = (ArchivePlans(settings), Completion(settings, tritonserver.backend_directory()))
-    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, steps)
+    staging = Staging(settings, tritonserver.backend_directory())
+    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, staging.fit)
 
 
 def services() -> Services:

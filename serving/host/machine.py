@@ -1,13 +1,13 @@
 """What this machine, or this container, gives us: processors, memory, shared memory, a GPU.
 
-A container's limits stand in its control group, not in /proc: cgroup v2 (`cpu.max`, `memory.max`) or v1
-(`cpu.cfs_quota_us`, `memory.limit_in_bytes`). The smallest limit on the way from the process's own group up
-to the root counts. Every function takes the file system's root, so that tests lay out a machine in a folder.
+A container's limits are in its control group, not in /proc: cgroup v2 (`cpu.max`, `memory.max`) or v1
+(`cpu.cfs_quota_us`, `memory.limit_in_bytes`). The smallest limit from the process's own group up to the root counts.
+Every function takes the file system's root, so that tests can lay out a machine in a folder.
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +29,15 @@ def this_machine(root: Path = ROOT) -> Machine:
 
 def cpu_quota(root: Path = ROOT) -> float:
     """Processors that this process may use: its control group's quota, at most its CPU affinity."""
-    available = float(len(os.sched_getaffinity(0)))
-    quotas = [*_limits(root, "", _read_cpu_max), *_limits(root, "cpu", _read_cfs_quota)]
-    return min([available, *quotas])
+    pairs = [*_limits(root, "", "cpu.max"), *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    quotas = [pair[0] / pair[1] for pair in pairs if len(pair) == 2 and min(pair) > 0]
+    return min([float(len(os.sched_getaffinity(0))), *quotas])
 
 
 def memory_limit(root: Path = ROOT) -> int:
     """Bytes that this process may use: its control group's limit, at most the machine's memory."""
-    limits = [*_limits(root, "", _read_memory_max), *_limits(root, "memory", _read_limit_in_bytes)]
-    return int(min([_total_memory(root), *limits]))
+    found = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
+    return min([_total_memory(root), *(limit for limits in found for limit in limits if limit > 0)])
 
 
 def has_gpu(root: Path = ROOT) -> bool:
@@ -60,7 +60,7 @@ def shm_size(root: Path = ROOT) -> int:
 
 
 def oom_kills(root: Path = ROOT) -> int:
-    """How many processes of the control group the kernel has killed for want of memory; 0 where it does not tell."""
+    """How many processes of the control group the kernel killed because memory was short; 0 where it is not said."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
@@ -69,60 +69,31 @@ def oom_kills(root: Path = ROOT) -> int:
     return 0
 
 
-def _limits(root: Path, controller: str, read: Callable[[Path], float | None]) -> Iterator[float]:
+def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
+    """The numbers in these files, for each group that has them."""
     for folder in _cgroup_folders(root, controller):
-        try:
-            limit = read(folder)
-        except (OSError, ValueError, ZeroDivisionError):
-            continue
-        if limit is not None and limit > 0:
-            yield limit
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            yield [int(word) for file in files for word in (folder / file).read_text().split()]
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     """The process's group and all above it; without a cgroup namespace only the topmost exists in here."""
-    mount = root / "sys/fs/cgroup" / controller
     group = Path(_cgroup_path(root, controller).lstrip("/"))
     for path in (group, *group.parents):
         if ".." not in path.parts:
-            yield mount / path
+            yield root / "sys/fs/cgroup" / controller / path
 
 
 def _cgroup_path(root: Path, controller: str) -> str:
     """From /proc/self/cgroup, lines of `ID:CONTROLLERS:PATH`; version 2 has no controllers there."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return "/"
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controller in controllers.split(","):
-            return path
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                return path
     return "/"
 
 
-def _read_cpu_max(folder: Path) -> float | None:
-    quota, period = (folder / "cpu.max").read_text().split()
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _read_cfs_quota(folder: Path) -> float | None:
-    quota = int((folder / "cpu.cfs_quota_us").read_text())
-    return None if quota < 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
-
-
-def _read_memory_max(folder: Path) -> float | None:
-    limit = (folder / "memory.max").read_text().strip()
-    return None if limit == "max" else int(limit)
-
-
-def _read_limit_in_bytes(folder: Path) -> float | None:
-    return int((folder / "memory.limit_in_bytes").read_text())
-
-
 def _total_memory(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("no MemTotal in /proc/meminfo")
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 NVIDIA_IMAGE = Path("/opt/tritonserver")
@@ -25,10 +25,9 @@ def is_nvidia_image() -> bool:
 def package() -> Path:
     """The folder `pytriton/tritonserver` of the installed package; FileNotFoundError without it."""
     spec = importlib.util.find_spec(PACKAGE)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / "tritonserver"
-        if (folder / "bin" / "tritonserver").is_file():
-            return folder
+    folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
+    if folder and (folder / "bin" / "tritonserver").is_file():
+        return folder
     raise FileNotFoundError(
         f"no tritonserver here: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}; "
         f"install it there (pip install --no-deps {DISTRIBUTION}) or use NVIDIA's Triton image"
@@ -41,10 +40,8 @@ def binary() -> Path:
     return folder / "bin" / "tritonserver"
 
 
-def backend_directory(override: Path | str | None = None) -> Path:
-    """What --backend-directory takes: `override`, else NVIDIA's, else triton/backends under sys.prefix."""
-    if override is not None:
-        return Path(override)
+def backend_directory() -> Path:
+    """What --backend-directory takes: NVIDIA's, else triton/backends under sys.prefix."""
     return NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
 
 
@@ -77,8 +74,8 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
-    """`environ` with which tritonserver listens on the loopback address only at `port`: its SageMaker endpoint has no
-    option for its address (backends/loopback.c). FileNotFoundError when the library is missing."""
+    """`environ` with a library that makes tritonserver's SageMaker endpoint, at `port`, listen on the loopback address
+    only: it has no option for that (backends/loopback.c). FileNotFoundError when the library is missing."""
     library = Path(sys.prefix) / "triton" / "loopback.so"
     if not library.is_file():
         raise FileNotFoundError(
@@ -97,7 +94,10 @@ def libpython(base: Mapping[str, str]) -> Path | None:
     FileNotFoundError, with Debian's package to install, when it is nowhere.
     """
     name = f"libpython{PYTHON}.so.1.0"
-    for folder in _library_folders(base):
+    configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    folders = [configured, configured / (sysconfig.get_config_var("MULTIARCH") or ""), Path(sys.base_prefix) / "lib"]
+    folders += [Path(folder) for folder in base.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    for folder in folders:
         if (folder / name).is_file():
             return folder / name
     if ctypes.util.find_library(f"python{PYTHON}"):
@@ -106,14 +106,6 @@ def libpython(base: Mapping[str, str]) -> Path | None:
         f"{name} is missing: Triton's Python stub is linked to it; install Debian's package "
         f"libpython{PYTHON}, or a Python built with --enable-shared"
     )
-
-
-def _library_folders(base: Mapping[str, str]) -> Iterator[Path]:
-    configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    yield configured
-    yield configured / (sysconfig.get_config_var("MULTIARCH") or "")
-    yield Path(sys.base_prefix) / "lib"
-    yield from (Path(folder) for folder in base.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder)
 
 
 def _prepended(folders: list[Path], existing: str) -> str:

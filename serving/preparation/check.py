@@ -18,7 +18,7 @@ from clients.base import Model, ModelClient, Tensors, TensorSpec, read_labels
 from serving.codecs import Limits
 from serving.host import tritonserver
 from serving.inference.registry import describe_model, make_client
-from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, find_folders, versions
+from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, versions
 from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, read_file
 from serving.repository.plans import OFF, Abilities, PlanModel, abilities, decide, plan_model
 from serving.served_model import ServedModel
@@ -26,48 +26,37 @@ from serving.settings.table import Settings
 from serving.triton.tensors import numpy_dtype
 
 DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
-GPU_ONLY = "a model of kind KIND_GPU does not load on a machine without a GPU"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One mistake: where it is, what it is, what to do."""
-
-    model: str
-    file: str
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.model}: {self.file}: {' '.join(self.what.split())}; {self.remedy}"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model and one of its configurations (the ModelConfig protobuf); `found` makes a Finding of it."""
+    """A model and one of its configurations (the ModelConfig protobuf)."""
 
     folder: Path
     file: Path
     config: Any
 
-    def found(self, what: str, remedy: str, file: str = "") -> Finding:
-        return Finding(self.folder.name, file or str(self.file.relative_to(self.folder)), what, remedy)
+    def found(self, what: str, remedy: str, file: str = "") -> str:
+        """One mistake in a line: model, file, what is wrong, what to do."""
+        place = file or self.file.relative_to(self.folder)
+        return f"{self.folder.name}: {place}: {' '.join(what.split())}; {remedy}"
 
 
 def main() -> int:
     settings = Settings.from_env(os.environ)
     if settings.multi_model:
         return _say(0, "nothing is wrong with the settings; archives are looked at when they are loaded")
-    folders = find_folders(settings.model_repositories, settings.load_models)
-    for warning in filter(None, foreseen(settings, folders)):
+    places = [repository / name for name in settings.load_models for repository in settings.model_repositories]
+    folders = {path.name: path for path in places if path.is_dir()}
+    for warning in filter(None, plan_warnings(settings, folders)):
         _say(0, f"WARNING: {warning}")
     findings = list(check_models(settings, folders))
     for finding in findings:
-        _say(1, str(finding))
+        _say(1, finding)
     return 1 if findings else _say(0, f"nothing is wrong with the settings and the models {', '.join(folders)}")
 
 
-def foreseen(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
+def plan_warnings(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """What a start would say of the TensorRT plans."""
     models = [model for folder in folders.values() if (model := _plan_model(folder, settings))]
     here = abilities(settings) if models else Abilities(gpu=False, hardware=None)
@@ -76,46 +65,35 @@ def foreseen(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _plan_model(folder: Path, settings: Settings) -> PlanModel | None:
-    with suppress(Unreadable):  # told below
+    with suppress(Unreadable):  # check_files says it
         return plan_model(folder, settings.device) if settings.tensorrt != OFF else None
     return None
 
 
-def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Finding]:
+def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """All that is wrong with them, a model after the other."""
     yield from check_files(settings, folders)
     for folder in folders.values():
         with suppress(Unreadable):
-            yield from _check_here(_active(folder, settings), settings)
+            file = config_file(folder, settings.device)
+            yield from _check_here(Candidate(folder, file, read_file(file)), settings)
 
 
-def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[Finding]:
+def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """What is wrong with them on any machine."""
     parsed: dict[str, list[Candidate]] = {}
     for name, folder in folders.items():
         try:
-            parsed[name] = _candidates(folder)
+            files = [folder / CONFIG, *sorted((folder / "configs").glob("*.pbtxt"))]
+            parsed[name] = [Candidate(folder, file, read_file(file)) for file in files]
         except Unreadable as err:
-            file = str(err.file.relative_to(folder))
-            yield Finding(name, file, f"it cannot be read: {err.reason}", "correct it there")
+            yield Candidate(folder, err.file, None).found(f"it cannot be read: {err.reason}", "correct it there")
     for candidates in parsed.values():
         for candidate in candidates:
             yield from _check(candidate, settings, parsed)
 
 
-def _candidates(folder: Path) -> list[Candidate]:
-    """Its configurations; raises Unreadable."""
-    files = [folder / CONFIG, *sorted((folder / "configs").glob("*.pbtxt"))]
-    return [Candidate(folder, file, read_file(file)) for file in files]
-
-
-def _active(folder: Path, settings: Settings) -> Candidate:
-    """The one that is used on this machine."""
-    file = config_file(folder, settings.device)
-    return Candidate(folder, file, read_file(file))
-
-
-def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[Candidate]]) -> Iterator[Finding]:
+def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[Candidate]]) -> Iterator[str]:
     config, folder = candidate.config, candidate.folder
     if config.name and config.name != folder.name:
         yield candidate.found(f"it says name: '{config.name}'", f"leave it out, or name the folder {config.name}")
@@ -126,7 +104,7 @@ def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[C
     yield from wrong or _check_label_files(candidate)  # the client says the same of its labels
 
 
-def _check_here(candidate: Candidate, settings: Settings) -> Iterator[Finding]:
+def _check_here(candidate: Candidate, settings: Settings) -> Iterator[str]:
     """What only counts on this machine: backend and device."""
     plans = _plan_model(candidate.folder, settings)
     if settings.device == "cpu" and plans and all((path / plans.onnx).is_file() for path in plans.loaded):
@@ -137,12 +115,11 @@ def _check_here(candidate: Candidate, settings: Settings) -> Iterator[Finding]:
         yield candidate.found(f"there is no backend '{backend}' in {directory}", f"install it, or use one of {there}")
     gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
     if settings.device == "cpu" and gpu:
-        yield candidate.found(
-            GPU_ONLY, "lay a configs/cpu.pbtxt beside it that says KIND_CPU, as the bundled models do"
-        )
+        remedy = "lay a configs/cpu.pbtxt beside it that says KIND_CPU, as the bundled models do"
+        yield candidate.found("a model of kind KIND_GPU does not load on a machine without a GPU", remedy)
 
 
-def _check_weights(candidate: Candidate) -> Iterator[Finding]:
+def _check_weights(candidate: Candidate) -> Iterator[str]:
     if backend_of(candidate.config) == ENSEMBLE:
         return
     for version in _loaded_versions(candidate):
@@ -171,9 +148,7 @@ def _expected_files(config: Any) -> tuple[str, ...]:
         return (config.default_model_filename,)
     if config.platform in PLATFORMS:
         backend, file = PLATFORMS[config.platform]
-        return (
-            (file, "model.onnx") if backend == "tensorrt" else (file,)
-        )  # a plan is built from it (serving/repository/plans.py)
+        return (file, "model.onnx") if backend == "tensorrt" else (file,)  # a plan is built from its ONNX file
     if config.backend == "dali":
         return (FILES["dali"], DALI_SOURCE)
     if config.backend:
@@ -181,25 +156,20 @@ def _expected_files(config: Any) -> tuple[str, ...]:
     return () if config.platform else (*WEIGHTS, FILES["python"])
 
 
-def _check_steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Iterator[Finding]:
+def _check_steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Iterator[str]:
     """Is an ensemble called one, and do its steps name tensors that their models have?"""
     if backend_of(candidate.config) == ENSEMBLE and not candidate.config.platform:
         yield candidate.found("it has steps and no platform", 'say platform: "ensemble"')
     for step in candidate.config.ensemble_scheduling.step:
         for part in parsed.get(step.model_name, [])[:1]:
-            for way, used, known in (
-                ("input", step.input_map, part.config.input),
-                ("output", step.output_map, part.config.output),
-            ):
-                names = [tensor.name for tensor in known]
-                for name in sorted(set(used) - set(names)) if names else ():
-                    yield candidate.found(
-                        f"its step '{step.model_name}' maps the {way} '{name}', which that model does not have",
-                        f"it has {', '.join(names)}",
-                    )
+            for way in ("input", "output"):
+                names = [tensor.name for tensor in getattr(part.config, way)]
+                for name in sorted(set(getattr(step, f"{way}_map")) - set(names)) if names else ():
+                    what = f"its step '{step.model_name}' maps the {way} '{name}', which that model does not have"
+                    yield candidate.found(what, f"it has {', '.join(names)}")
 
 
-def _check_label_files(candidate: Candidate) -> Iterator[Finding]:
+def _check_label_files(candidate: Candidate) -> Iterator[str]:
     for output in candidate.config.output:
         file = candidate.folder / output.label_filename
         if not output.label_filename:
@@ -207,16 +177,15 @@ def _check_label_files(candidate: Candidate) -> Iterator[Finding]:
         if not file.is_file():
             yield candidate.found(f"output '{output.name}' has its labels in {file.name}, which is not there", "add it")
         elif output.dims and output.dims[-1] not in (-1, count := len(read_labels(_model(candidate), file.name))):
-            yield candidate.found(
-                f"{count} labels for output '{output.name}' of {output.dims[-1]}", "one label a line", file=file.name
-            )
+            what = f"{count} labels for output '{output.name}' of {output.dims[-1]}"
+            yield candidate.found(what, "one label a line", file=file.name)
 
 
 def _model(candidate: Candidate) -> Model:
     return describe_model(candidate.folder.name, candidate.folder, candidate.config)
 
 
-def _check_client(candidate: Candidate, settings: Settings) -> Iterator[Finding]:
+def _check_client(candidate: Candidate, settings: Settings) -> Iterator[str]:
     model = _model(candidate)
     own = "client.py" if (candidate.folder / "client.py").is_file() else ""
     client, problem = _tried(lambda: make_client(model, settings.model_clients))
@@ -226,7 +195,7 @@ def _check_client(candidate: Candidate, settings: Settings) -> Iterator[Finding]
         yield from _check_example(candidate, client, Limits(settings.max_image_pixels), own)
 
 
-def _check_example(candidate: Candidate, client: ModelClient, limits: Limits, own: str) -> Iterator[Finding]:
+def _check_example(candidate: Candidate, client: ModelClient, limits: Limits, own: str) -> Iterator[str]:
     """Is the example decoded, and does preprocess make of it what the model takes?"""
     file = next((path.name for path in sorted(candidate.folder.glob("example.*"))), own or "the client's example")
     instance, problem = _tried(lambda: client.codec.from_bytes(ServedModel(client.model, client).example(), limits))

@@ -1,5 +1,7 @@
 """What the config.pbtxt of a TensorRT model says for a build, and the same model's config.pbtxt for ONNX Runtime."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +9,21 @@ from google.protobuf import text_format
 
 from serving.repository.fingerprint import Build
 from serving.repository.model_config import ModelConfig
+from serving.repository.plans import PlanModel, Version
+from serving.settings.table import Settings
 
 LENGTHS = (1, 128, 512)  # the least, the usual and the most of a dimension that varies
 TENSORRT_PROVIDER = "onnxruntime_tensorrt"
 HALF = ("fp16", "int8")
 
 
-def build_by_config(config: Any, source_sha256: str) -> Build:
-    """How a plan without a fingerprint is built: in fp32, for batches up to max_batch_size."""
-    varying = [tensor for tensor in config.input if config.max_batch_size or -1 in tensor.dims]
-    profile = {tensor.name: _shapes(tuple(tensor.dims), config.max_batch_size) for tensor in varying}
-    return Build(source_sha256, "fp32", profile)
+def wanted_build(config: Any, version: Version) -> Build:
+    """How the plan was built before; where that is not known, in fp32 for batches up to max_batch_size."""
+    if version.fingerprint:
+        return replace(version.fingerprint.build, source_sha256=version.source)
+    batch = config.max_batch_size
+    varying = [tensor for tensor in config.input if batch or -1 in tensor.dims]
+    return Build(version.source, "fp32", {tensor.name: _shapes(tuple(tensor.dims), batch) for tensor in varying})
 
 
 def _shapes(dims: tuple[int, ...], batch: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -29,24 +35,23 @@ def _shapes(dims: tuple[int, ...], batch: int) -> tuple[tuple[int, ...], tuple[i
     return least, usual, most
 
 
-def onnx_config(given: Any, onnx: str, setting: str, gpu: bool, build: Build | None, cache: Path) -> str:
-    """The config.pbtxt with which ONNX Runtime serves the file `onnx`, of the model's ModelConfig.
-
-    Where there is a `gpu`, `setting` chooses its provider, whose own plans go into `cache`; else it runs on the CPU.
-    """
+def onnx_config(model: PlanModel, found: Sequence[Version], settings: Settings) -> str:
+    """The config.pbtxt with which ONNX Runtime serves the model's ONNX file, on the GPU where there is one."""
     config = ModelConfig()
-    config.CopyFrom(given)
+    config.CopyFrom(model.config)
     config.platform, config.backend = "onnxruntime_onnx", ""
     if config.default_model_filename:
-        config.default_model_filename = onnx
+        config.default_model_filename = model.onnx
     config.optimization.ClearField("cuda")
+    gpu = settings.device == "gpu"
     for group in config.instance_group:
         del group.profile[:]
         if not gpu:
             group.kind = group.KIND_CPU
             del group.gpus[:]
-    if gpu and setting == TENSORRT_PROVIDER:
-        _add_tensorrt(config, bool(build and build.precision in HALF), cache)
+    if gpu and settings.tensorrt == TENSORRT_PROVIDER:
+        precisions = [version.fingerprint.build.precision for version in found if version.fingerprint]
+        _add_tensorrt(config, bool(precisions and precisions[-1] in HALF), settings.engine_cache)
     return "# Written by serve.\n" + str(text_format.MessageToString(config))
 
 

@@ -2,35 +2,32 @@
 
     python -m serving.preparation.rebuild tritonserver --model-repository=… …
 
-It looks at each plan (repository/plans.py), builds those that do not fit into a cache, and lays out what Triton and the
-clients read: a link to the repository where all plans fit, else a folder of links with another plan or config.pbtxt.
-Meanwhile /ping says what it does. A process of its own: PID 1 goes on watching, a signal ends it and trtexec at once.
+It looks at each plan (repository/plans.py), builds those that do not fit into a cache, and makes what Triton and the
+clients read: a folder of links to the repository, some with another plan or config.pbtxt. Meanwhile /ping says what it
+does. It is a process of its own, so that PID 1 goes on watching, and a signal ends it and trtexec at once.
 """
 
 import math
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from serving.errors import LoadFailed
 from serving.host.files import replace_file
 from serving.preparation import trtexec
-from serving.preparation.overlay import Change, show
-from serving.preparation.plan_config import build_by_config, onnx_config
+from serving.preparation.plan_config import onnx_config, wanted_build
 from serving.preparation.trtexec import TrtexecError
-from serving.repository.fingerprint import Build, Fingerprint, Hardware
-from serving.repository.layout import overlay
+from serving.repository.fingerprint import Fingerprint, Hardware, find_trtexec
+from serving.repository.layout import folders_in, overlay
+from serving.repository.links import link_entries, replace_config, replace_plan
 from serving.repository.plans import (
     AUTO,
     Abilities,
-    Decision,
     PlanModel,
     Step,
     Version,
@@ -51,7 +48,7 @@ def make_plan(
     wanted: Fingerprint, onnx: Path, plan: Path, cache: Path, say: Callable[[str], None], seconds: float
 ) -> None:
     """With trtexec; raises TrtexecError. `cache` keeps its timing cache."""
-    program = trtexec.inspect(trtexec.find(os.environ))
+    program = trtexec.inspect(find_trtexec(os.environ))
     if wanted.hardware.tensorrt not in ("", program.version):
         raise TrtexecError(f"trtexec is of TensorRT {program.version}, and Triton has {wanted.hardware.tensorrt}")
     trtexec.build(program, wanted, onnx, plan, trtexec.timing_file(cache, wanted.hardware), say, seconds)
@@ -74,48 +71,35 @@ class Rebuilder:
         bounded = settings.tensorrt == AUTO
         self._deadline = clock() + SHARE * settings.start_timeout if bounded else math.inf
 
-    def change(self, model: PlanModel) -> Change | None:
-        """None where the folder is served as it lies; raises LoadFailed."""
+    def fit(self, model: PlanModel, shown: Path) -> None:
+        """Changes the folder of links `shown` for what is done with the model; raises LoadFailed."""
         found = model.versions()
         decision = decide(found, self.here, self.settings.tensorrt)
         if decision.step == Step.BUILD and self.here.hardware:
+            self._say(f"{model.folder.name}: {decision.reason}")
             try:
-                return Change(model, plans=self._plans(model, found, self.here.hardware, decision))
+                for version in [version for version in found if mismatch(version, self.here)]:
+                    built = self._cached(model, version, self.here.hardware)
+                    replace_plan(shown, model.folder / version.number, model.plan, built)
+                return
             except (TrtexecError, OSError) as err:
                 decision = after_failure(decision, self.settings.tensorrt, str(err))
-        return self._without_build(model, found, decision)
-
-    def _without_build(self, model: PlanModel, found: tuple[Version, ...], decision: Decision) -> Change | None:
         if decision.step == Step.FAIL:
             raise LoadFailed(f"the TensorRT model '{model.folder.name}' cannot be served: {decision.reason}")
         if decision.reason:
             self._say(f"WARNING: {model.told(decision)}")
-        if decision.step == Step.SERVE:
-            return None
-        return Change(model, config=fallback(model, found, self.settings, self.here.gpu))
-
-    def _plans(
-        self, model: PlanModel, found: tuple[Version, ...], hardware: Hardware, decision: Decision
-    ) -> dict[str, Path]:
-        self._say(f"{model.folder.name}: {decision.reason}")
-        return {
-            version.number: self._cached(model, version, hardware) for version in found if mismatch(version, self.here)
-        }
+        if decision.step == Step.ONNX:
+            replace_config(shown, onnx_config(model, found, self.settings))
 
     def _cached(self, model: PlanModel, version: Version, hardware: Hardware) -> Path:
         """The folder of a plan that fits, in the cache."""
-        wanted = Fingerprint(hardware, _build(model, version))
-        cache = own_folder(self.settings.engine_cache)
-        target = cache / wanted.key()
+        wanted = Fingerprint(hardware, wanted_build(model.config, version))
+        target = own_folder(self.settings.engine_cache) / wanted.key()
         if (target / model.plan).is_file():
             self._say(f"{model.folder.name}: taking the plan that was built before, {target}")
-            return target
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=cache) as folder:
-            made = Path(folder) / "plan"
-            made.mkdir()
-            self._timed(model, version, wanted, made / model.plan)
-            shutil.rmtree(target, ignore_errors=True)
-            made.rename(target)
+        else:
+            target.mkdir(exist_ok=True)
+            self._timed(model, version, wanted, target / model.plan)
         return target
 
     def _timed(self, model: PlanModel, version: Version, wanted: Fingerprint, plan: Path) -> None:
@@ -134,22 +118,6 @@ class Rebuilder:
         self._say(f"{name}: built in {self._clock() - started:.0f} s")
 
 
-def _build(model: PlanModel, version: Version) -> Build:
-    """As the plan was built before; by config.pbtxt where that is not known."""
-    if version.fingerprint:
-        return replace(version.fingerprint.build, source_sha256=version.source)
-    return build_by_config(model.config, version.source)
-
-
-def fallback(model: PlanModel, found: tuple[Version, ...], settings: Settings, gpu: bool) -> str:
-    """The configuration with which ONNX Runtime serves the model."""
-    known = [version.fingerprint for version in found if version.fingerprint]
-    build = known[-1].build if known else None
-    return onnx_config(
-        model.config, onnx=model.onnx, setting=settings.tensorrt, gpu=gpu, build=build, cache=settings.engine_cache
-    )
-
-
 def own_folder(folder: Path) -> Path:
     """Makes it; a plan is code, so a folder that others may write to is refused (OSError)."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,39 +128,36 @@ def own_folder(folder: Path) -> Path:
 
 
 def prepare(settings: Settings, rebuilder: Rebuilder) -> None:
-    """Every repository that holds plans; raises LoadFailed."""
+    """Shows every repository that holds plans; raises LoadFailed."""
     for number in repositories_with_plans(settings):
-        repository = settings.model_repositories[number]
-        found = (rebuilder.change(model) for model in plan_models(settings, repository))
-        show(overlay(settings.run_dir, number), repository, {each.model.folder.name: each for each in found if each})
+        repository, target = settings.model_repositories[number], overlay(settings.run_dir, number)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shown = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=target.parent))
+        for folder in folders_in(repository):
+            link_entries(folder, shown / folder.name)
+        for model in plan_models(settings, repository):
+            rebuilder.fit(model, shown / model.folder.name)
+        link = target.with_suffix(".new")  # a second start of tritonserver replaces what clients may read
+        link.symlink_to(shown)
+        link.replace(target)
 
 
-def main(command: list[str]) -> int:
-    """Does not return when all is well: the process becomes the command."""
+def main(command: list[str]) -> NoReturn:
+    """Becomes the command when all is well; else exits with EX_CONFIG, as another try would not help."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
-    code = prepared(Settings.from_env(os.environ))
-    if code == 0:
-        os.execv(command[0], command)
-    return code
-
-
-def prepared(settings: Settings) -> int:
-    """0, or EX_CONFIG: another try would not help."""
+    settings = Settings.from_env(os.environ)
     stage = settings.stage_file
     stage.unlink(missing_ok=True)  # of one that was killed
     try:
-        prepare(settings, Rebuilder(settings, abilities(settings), _say, partial(_write_stage, stage)))
+        rebuilder = Rebuilder(settings, abilities(settings), _say, lambda text: replace_file(stage, text.encode()))
+        prepare(settings, rebuilder)
     except LoadFailed as err:
         _say(f"error: {err}")
-        return os.EX_CONFIG
+        sys.exit(os.EX_CONFIG)
     finally:
         stage.unlink(missing_ok=True)
-    return 0
-
-
-def _write_stage(stage: Path, text: str) -> None:
-    replace_file(stage, text.encode())
+    os.execv(command[0], command)
 
 
 def _say(line: str) -> None:
@@ -201,4 +166,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

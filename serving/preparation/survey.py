@@ -1,7 +1,7 @@
 """python -m serving.preparation.survey: what lies in the model repositories, as the JSON of repository/facts.py.
 
-`serve` runs it once, before all else: to read a config.pbtxt takes protobuf, and PID 1 has the standard library only.
-The environment has the settings.
+`serve` runs it once, before all else: PID 1 has the standard library only, and config.pbtxt takes protobuf. The
+environment has the settings.
 """
 
 import os
@@ -65,8 +65,8 @@ def _has_client(folder: Path, config: Any, own_clients: bool) -> bool:
 
 
 def all_complete(settings: Settings, backends: Path) -> bool:
-    """Whether Triton needs to complete nothing: all models that it could load are complete and of backends written in
-    Python, for others complete more than what is missing."""
+    """Whether Triton needs to complete nothing: all models that it could load are complete, and their backends are
+    written in Python (others complete more than what is missing)."""
     if any("model-control-mode" in argument for argument in settings.additional_arguments):
         return False  # models may come later
     known = {ENSEMBLE, *python_backends(backends)}

@@ -15,16 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from serving.host.programs import TRTEXEC_FOLDERS, find_trtexec
-from serving.repository.fingerprint import FILE, Build, Fingerprint, Hardware
+from serving.repository.fingerprint import FILE, TRTEXEC_FOLDERS, Build, Fingerprint, Hardware
 
-find = find_trtexec
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
 REPORT_SECONDS = 5.0
-REMEMBERED = 200
-SHOWN = 5
+REMEMBERED, SHOWN = 200, 5  # lines of its output
 CALIBRATION = "calibration.cache"  # beside the ONNX file, where the precision is int8
 PR_SET_PDEATHSIG = 1  # prctl(2)
 WHERE_TO_GET_IT = (
@@ -90,7 +86,7 @@ def build(
             _write_calibration(onnx.with_name(CALIBRATION), calibration, trtexec)
         run(command(trtexec, fingerprint.build, onnx, made, timing, calibration), say, seconds)
         if not made.is_file() or not made.stat().st_size:
-            raise TrtexecError("trtexec ended well and wrote no plan")
+            raise TrtexecError("trtexec succeeded and wrote no plan")
         fingerprint.write(Path(folder))
         plan.with_name(FILE).unlink(missing_ok=True)  # no plan is ever beside the fingerprint of another
         made.replace(plan)
@@ -116,14 +112,11 @@ def command(trtexec: Trtexec, build: Build, onnx: Path, plan: Path, timing: Path
     has = trtexec.options.__contains__
     words = [f"--onnx={onnx}", f"--saveEngine={plan}"]
     words += ["--explicitBatch"] if int(trtexec.version.partition(".")[0]) < 8 else []  # later the only way
-    for option, shapes in zip(("minShapes", "optShapes", "maxShapes"), _shapes(build), strict=False):
-        words.append(f"--{option}={shapes}")
-    words += _precision(trtexec, build.precision)
-    if build.calibration_sha256:
-        words.append(f"--calib={calibration}")
+    words += [*_shapes(build), *_precision(trtexec, build.precision)]
+    words += [f"--calib={calibration}"] if build.calibration_sha256 else []
     words += [f"--timingCacheFile={timing}"] if has("timingCacheFile") else []
-    pools = has("memPoolSize")
-    words.append(f"--memPoolSize=workspace:{build.workspace_mb}" if pools else f"--workspace={build.workspace_mb}")
+    memory = "memPoolSize=workspace:" if has("memPoolSize") else "workspace="
+    words.append(f"--{memory}{build.workspace_mb}")
     words += [f"--{name}" for name in ("skipInference", "buildOnly") if has(name)][:1]
     return [trtexec.path, *words]
 
@@ -140,11 +133,12 @@ def _precision(trtexec: Trtexec, precision: str) -> list[str]:
 
 
 def _shapes(build: Build) -> list[str]:
-    """Three lists NAME:1x3x224x224,…; none for a model of fixed shapes, which trtexec takes no shapes for."""
-    rows = [
-        [f"{quoted(name)}:{'x'.join(map(str, shape))}" for shape in shapes] for name, shapes in build.profile.items()
-    ]
-    return [",".join(column) for column in zip(*rows, strict=True)]
+    """Three options --minShapes=NAME:1x3x224x224,…; none for a model of fixed shapes, for which trtexec takes none."""
+    options: list[str] = []
+    for number, kind in enumerate(("min", "opt", "max") if build.profile else ()):
+        shapes = [f"{quoted(name)}:{'x'.join(map(str, each[number]))}" for name, each in build.profile.items()]
+        options.append(f"--{kind}Shapes={','.join(shapes)}")
+    return options
 
 
 def quoted(name: str) -> str:
@@ -155,7 +149,7 @@ def quoted(name: str) -> str:
 def run(words: list[str], say: Callable[[str], None], seconds: float) -> list[str]:
     """Its last lines; raises TrtexecError when it fails or takes longer. `say` is called with the last one every 5 s.
 
-    The kernel kills it when we are killed, whatever kills us.
+    The kernel kills it when this process ends, even by SIGKILL.
     """
     lines: deque[str] = deque(maxlen=REMEMBERED)
     libc = ctypes.CDLL(None)
@@ -168,7 +162,8 @@ def run(words: list[str], say: Callable[[str], None], seconds: float) -> list[st
         errors="replace",
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+    output = (line.rstrip() for line in process.stdout or () if line.strip())
+    reader = threading.Thread(target=lines.extend, args=(output,), daemon=True)
     reader.start()
     try:
         _wait(process, lines, say, seconds)
@@ -177,7 +172,9 @@ def run(words: list[str], say: Callable[[str], None], seconds: float) -> list[st
         process.wait()
         reader.join(REPORT_SECONDS)
     if process.returncode:
-        raise TrtexecError(f"trtexec failed ({_status(process.returncode)}): {_last_words(lines)}")
+        code = process.returncode
+        how = f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+        raise TrtexecError(f"trtexec failed ({how}): {_last_words(lines)}")
     return list(lines)
 
 
@@ -192,12 +189,6 @@ def _wait(process: "subprocess.Popen[str]", lines: deque[str], say: Callable[[st
     raise TrtexecError(f"trtexec was stopped after {seconds:.0f} s")
 
 
-def _read(stream: IO[str] | None, lines: deque[str]) -> None:
-    for line in stream or ():
-        if line.strip():
-            lines.append(line.rstrip())
-
-
 def _last_words(lines: deque[str]) -> str:
     """Its last errors, else its last lines."""
     errors = [line for line in lines if "[E]" in line] or [line for line in lines if not line.startswith("&&&&")]
@@ -206,7 +197,3 @@ def _last_words(lines: deque[str]) -> str:
 
 def _plain(line: str) -> str:
     return _PREFIX.sub("", line)
-
-
-def _status(code: int) -> str:
-    return f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from serving.errors import InvalidRequest
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
+from serving.repository.links import link_entries
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
 FORBIDDEN = ("/dev", "/proc", "/sys")
@@ -39,16 +40,7 @@ class Archive:
         """Makes `target` a repository of these folders; their contents are links."""
         shutil.rmtree(target, ignore_errors=True)
         for part in self.parts:
-            (target / part.name).mkdir(parents=True)
-            for entry in part.iterdir():
-                (target / part.name / entry.name).symlink_to(entry)
-
-
-def replace_config(model: Path, text: str) -> None:
-    """Gives a model that is staged another configuration."""
-    for name in (CONFIG, "configs"):
-        (model / name).unlink(missing_ok=True)  # links
-    (model / CONFIG).write_text(text, encoding="utf-8")
+            link_entries(part, target / part.name)
 
 
 def locate(url: str, root: Path) -> Archive:

@@ -25,6 +25,7 @@ LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu:/usr/lib/aarch64-linux-gnu:/usr/local/tensorrt/lib:/opt/tensorrt/lib:"
     "/usr/local/lib:/usr/lib64"
 )
+TRTEXEC_FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"  # of NVIDIA's images of TensorRT and of PyTorch
 _LIBRARY = re.compile(r"libnvinfer\.so\.(\d+\.\d+\.\d+)")
 
 Profile = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -132,6 +133,11 @@ def tensorrt_version(environ: Mapping[str, str]) -> str:
         if version := next((match[1] for match in names if match), ""):
             return version
     return ""
+
+
+def find_trtexec(environ: Mapping[str, str]) -> str:
+    """Its path: on PATH, or where NVIDIA's images have it; "" when there is none."""
+    return shutil.which("trtexec", path=f"{environ.get('PATH', os.defpath)}:{TRTEXEC_FOLDERS}") or ""
 
 
 def _ask_smi(fields: str, environ: Mapping[str, str]) -> list[str]:

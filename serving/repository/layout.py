@@ -1,10 +1,10 @@
 """The folders of a model repository: which are models, which versions, which configuration. Standard library only.
 
-A repository is a folder of model folders; several lie over one another.
+A repository is a folder of model folders; several are served as one.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.settings.table import AUTO
@@ -40,7 +40,7 @@ def is_model(folder: Path) -> bool:
 
 
 def holds_models(folder: Path) -> bool:
-    """Whether there is a model or something that was meant to be one: its mistakes are told then."""
+    """Whether there is a model, or something that was meant to be one and whose mistakes must be told."""
     try:
         return is_model(folder) or any(is_model(one) or has_a_model(one) for one in folders_in(folder))
     except OSError:
@@ -69,12 +69,6 @@ def versions(model: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def find_folders(repositories: Iterable[Path], names: Iterable[str]) -> dict[str, Path]:
-    """The models' folders by name; where there is none, the place in the first repository."""
-    places = {name: [repository / name for repository in repositories] for name in names}
-    return {name: next((path for path in paths if path.is_dir()), paths[0]) for name, paths in places.items()}
-
-
 def config_name(device: str) -> str:
     """Triton's --model-config-name on a machine that runs models on the `device`."""
     return "cpu" if device == "cpu" else ""
@@ -87,5 +81,5 @@ def config_file(model: Path, device: str) -> Path:
 
 
 def overlay(run_dir: Path, number: int) -> Path:
-    """Where the model repository of that number is shown with other TensorRT plans (preparation/overlay.py)."""
+    """Where the model repository of that number is shown with other TensorRT plans (preparation/rebuild.py)."""
     return run_dir / "repositories" / str(number)

@@ -6,7 +6,7 @@
     does not, otherwise ----------------------------------------------> ONNX Runtime serves the ONNX file
     does not, SERVE_TENSORRT=rebuild, and it cannot be built ---------> FAIL: the start ends with the reason
 
-What does not fit is told by fingerprint.py.
+fingerprint.py says what does not fit.
 """
 
 import os
@@ -16,8 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from serving.host.programs import find_trtexec
-from serving.repository.fingerprint import Fingerprint, Hardware, read, source_sha256, this_hardware
+from serving.repository.fingerprint import Fingerprint, Hardware, find_trtexec, read, source_sha256, this_hardware
 from serving.repository.layout import folders_in, versions
 from serving.repository.model_config import backend_of, read_config
 from serving.settings.table import Settings
@@ -46,7 +45,7 @@ class Version:
 @dataclass(frozen=True)
 class Abilities:
     """`gpu` says whether plans can run at all, `hardware` what they must be built for (None: it cannot be told),
-    `obstacle` why none can be built ("": nothing stands in the way)."""
+    `obstacle` why none can be built ("": they can)."""
 
     gpu: bool
     hardware: Hardware | None

@@ -37,7 +37,9 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
     shape = _example(final[0])
     models = _collect(final, warnings, shape)
     named = [*load, *([default] if default else [])]
-    _refuse(_absent(name, load, models, final) for name in dict.fromkeys(named) if name not in models)
+    where = f"there is no folder of that name in {', '.join(map(str, final))}; its models are: {_list(models)}"
+    variables = {default: "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"} | dict.fromkeys(load, "SERVE_LOAD_MODELS")
+    _refuse(f"{variables[name]} names '{name}', and {where}" for name in dict.fromkeys(named) if name not in models)
     if not default and len(models) == 1:
         default = next(iter(models))
         warnings.append(
@@ -121,12 +123,6 @@ def _mistakes_at_root(folder: Path) -> Iterator[str]:
         )
 
 
-def _absent(name: str, load: Sequence[str], models: Iterable[str], folders: Sequence[Path]) -> str:
-    variable = "SERVE_LOAD_MODELS" if name in load else "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
-    where = ", ".join(map(str, folders))
-    return f"{variable} names '{name}', and there is no folder of that name in {where}; its models are: {_list(models)}"
-
-
 def _with_parts(names: Iterable[str], models: Mapping[str, Path], device: str, unreadable: list[str]) -> dict[str, Any]:
     """The configurations of these models and of all that they call; None of one that there is not."""
     configs: dict[str, Any] = {}
@@ -153,16 +149,10 @@ def _mistakes_of_loaded(configs: Mapping[str, Any], models: Mapping[str, Path]) 
             user = next(user for user, other in configs.items() if other is not None and name in parts_of(other))
             yield f"the model '{user}' calls '{name}', and there is no such model; there are {_list(models)}"
         elif not versions(models[name]):
-            yield _without_version(name, models[name], backend_of(config) == ENSEMBLE)
-
-
-def _without_version(name: str, folder: Path, ensemble: bool) -> str:
-    if ensemble:
-        return f"the ensemble '{name}' has no version: make an empty folder {folder}/1 (Triton needs one)"
-    return (
-        f"the model '{name}' has no version: found {_found(folder)} in {folder}; expected a folder named by a "
-        "number from 1 with the model file in it"
-    )
+            folder, expected = models[name], "with the model file in it"
+            expected = "that may be empty" if backend_of(config) == ENSEMBLE else expected
+            found = f"found {_found(folder)} in {folder}; expected a folder named by a number from 1"
+            yield f"the model '{name}' has no version: {found} {expected}"
 
 
 def _found(folder: Path) -> str:

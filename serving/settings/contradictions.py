@@ -22,25 +22,26 @@ OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: optio
 }
 
 
-def contradictions(values: Mapping[str, Any]) -> list[str]:
+def contradictions(values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     """A line for each."""
-    return [*_port_mistakes(values), *_argument_mistakes(values), *_batch_mistakes(values)]
+    found = [*_port_mistakes(values), *_argument_mistakes(values), *_batch_mistakes(values)]
+    if environ.get("SERVE_MANAGEMENT", "").strip() not in ("", "open") and not values["management_secret"]:
+        found.append(
+            "SERVE_MANAGEMENT is no longer read, and /models is open to everybody without SERVE_MANAGEMENT_SECRET: "
+            "set that one to HEADER=VALUE, and remove SERVE_MANAGEMENT"
+        )
+    return found
 
 
 def _port_mistakes(values: Mapping[str, Any]) -> Iterator[str]:
     """Every port that is given must lie in the range, if there is one, and no two are the same."""
     allowed = values["safe_port_range"]
-    exposed = {
-        f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"]
-        for name in ("grpc", "metrics")
-        if values[f"allow_{name}"]
-    }
-    for name, port in exposed.items():
+    exposed = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
+    ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in exposed}
+    for name, port in ports.items():
         if allowed and not allowed[0] <= port <= allowed[1]:
             yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={format_port_range(allowed)}"
-    for (first, port), (second, other) in combinations(
-        [("SAGEMAKER_BIND_TO_PORT", values["port"]), *exposed.items()], 2
-    ):
+    for (first, port), (second, other) in combinations([("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2):
         if port == other:
             yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
 

@@ -11,20 +11,11 @@ from serving.settings.table import ROWS, TABLE, Settings
 PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
 ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
-PICKED = "serve picks a free port, in SAGEMAKER_SAFE_PORT_RANGE if that is set"
-REMOVED = {
-    "SERVE_CLOUDWATCH_AGENT": "the agent is looked for on the PATH and where AWS's package installs it",
-    "SERVE_DIRECT_TENSORS": "small tensors always go from nginx to Triton",
-    "SERVE_MANAGEMENT": "SERVE_MANAGEMENT_SECRET alone closes /models, which is open to all without it",
-    "SERVE_NGINX_WORKERS": "nginx has a worker process per processor, at most 4",
-    "SERVE_REDUCED_DECODING": "large JPEGs are always decoded smaller where the model's input is much smaller",
-    "SERVE_THREADS": "set SERVE_MAX_CONCURRENCY, from which the threads of a worker follow",
-    "SERVE_TRITON_GRPC_PORT": f"{PICKED}; SAGEMAKER_TRITON_GRPC_PORT is the one that others reach",
-    "SERVE_TRITON_HTTP_PORT": PICKED,
-    "SERVE_TRITON_METRICS_PORT": f"{PICKED}; SAGEMAKER_TRITON_METRICS_PORT is the one that others reach",
-    "SERVE_TRITON_SAGEMAKER_PORT": PICKED,
-    "SERVE_TRITON_SECRET": "the secret is random, so that calls over gRPC infer and manage nothing",
-}
+REMOVED = (  # CHANGELOG.md says what to do instead
+    "SERVE_CLOUDWATCH_AGENT SERVE_DIRECT_TENSORS SERVE_MANAGEMENT SERVE_NGINX_WORKERS SERVE_REDUCED_DECODING "
+    "SERVE_THREADS SERVE_TRITON_GRPC_PORT SERVE_TRITON_HTTP_PORT SERVE_TRITON_METRICS_PORT "
+    "SERVE_TRITON_SAGEMAKER_PORT SERVE_TRITON_SECRET"
+)
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
@@ -41,8 +32,8 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
 
 
 def _stranger(name: str, known: list[str]) -> str:
-    if name in REMOVED:
-        return f"{name} is no longer read: {REMOVED[name]}"
+    if name in REMOVED.split():
+        return f"{name} is no longer read; CHANGELOG.md says what to do instead"
     near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
     return f"{name} is no variable that is read here" + (f"; did you mean {near[0]}?" if near else "")
 

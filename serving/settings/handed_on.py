@@ -1,13 +1,13 @@
-"""Variables of NVIDIA's image that only say what stands on tritonserver's command line: checked, and handed on.
+"""Variables of NVIDIA's image that stand for an option of tritonserver: they are checked and handed on.
 
-`serve` reads them where it makes that command line (serving/supervisor/triton_options.py), and nobody else does.
+Only serving/supervisor/triton_options.py reads them, which makes that command line.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from serving.settings import parsing
-from serving.settings.setting import Setting
+from serving.settings.setting import Setting, row
 
 MEGABYTE = 1024 * 1024
 
@@ -20,89 +20,57 @@ class HandedOn(Setting):
     each: Literal["server", "python backend", "tensorflow backend", "gpu"] = "server"
 
 
-def _row(variable: str, option: str, **row: Any) -> HandedOn:
-    return HandedOn(name=variable.lower(), variables=(f"SAGEMAKER_TRITON_{variable}",), option=option, **row)
+def _row(variable: str, option: str, default: Any, meaning: str, **more: Any) -> HandedOn:
+    variables = (f"SAGEMAKER_TRITON_{variable}",)
+    return HandedOn(name=variable.lower(), variables=variables, option=option, **row(default, meaning, **more))
 
 
+LOG: dict[str, Any] = {"parser": parsing.parse_switch, "choices": ("true", "false", "auto")}
+VERBOSITY: dict[str, Any] = {"parser": parsing.parse_verbosity, "form": "true, false or a level"}
+SHM = "--backend-config={},shm-"
 HANDED_ON = (
-    _row(
-        "THREAD_COUNT",
-        "--http-thread-count=",
-        default=8,
-        minimum=1,
-        maximum=1024,
-        help="threads of Triton's HTTP endpoint",
-    ),
+    _row("THREAD_COUNT", "--http-thread-count=", 8, "threads of Triton's HTTP endpoint", within=(1, 1024)),
     _row(
         "BUFFER_MANAGER_THREAD_COUNT",
         "--buffer-manager-thread-count=",
-        default=0,
-        minimum=0,
-        maximum=1024,
-        help="threads with which Triton copies tensors",
+        0,
+        "threads with which Triton copies tensors",
+        within=(0, 1024),
     ),
-    _row(
-        "LOG_VERBOSE",
-        "--log-verbose=",
-        default=0,
-        minimum=0,
-        maximum=9,
-        parser=parsing.parse_verbosity,
-        form="true, false or a level",
-        help="Triton's verbose log, many lines per request",
-    ),
-    _row(
-        "LOG_INFO",
-        "--log-info=",
-        default="auto",
-        parser=parsing.parse_switch,
-        choices=("true", "false", "auto"),
-        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says",
-    ),
-    _row(
-        "LOG_WARNING",
-        "--log-warning=",
-        default="auto",
-        parser=parsing.parse_switch,
-        choices=("true", "false", "auto"),
-        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says",
-    ),
-    _row("LOG_ERROR", "--log-error=", default=True, help="Triton's log of errors"),
+    _row("LOG_VERBOSE", "--log-verbose=", 0, "Triton's log of each request", within=(0, 9), **VERBOSITY),
+    _row("LOG_INFO", "--log-info=", "auto", "Triton's log of what it does; auto: as SERVE_LOG_LEVEL says", **LOG),
+    _row("LOG_WARNING", "--log-warning=", "auto", "Triton's log of warnings; auto: as SERVE_LOG_LEVEL says", **LOG),
+    _row("LOG_ERROR", "--log-error=", True, "Triton's log of errors"),
     _row(
         "SHM_DEFAULT_BYTE_SIZE",
-        "--backend-config={},shm-default-byte-size=",
+        SHM + "default-byte-size=",
+        MEGABYTE,
+        "bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in NVIDIA's image)",
+        within=(MEGABYTE, 2**36),
         each="python backend",
-        default=MEGABYTE,
-        minimum=MEGABYTE,
-        maximum=2**36,
-        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in NVIDIA's "
-        "image)",
     ),
     _row(
         "SHM_GROWTH_BYTE_SIZE",
-        "--backend-config={},shm-growth-byte-size=",
+        SHM + "growth-byte-size=",
+        MEGABYTE,
+        "bytes by which that grows",
+        within=(4096, 2**36),
         each="python backend",
-        default=MEGABYTE,
-        minimum=4096,
-        maximum=2**36,
-        help="bytes by which that grows",
     ),
     _row(
         "TENSORFLOW_VERSION",
         "--backend-config={},version=",
+        2,
+        "TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)",
+        within=(1, 2),
         each="tensorflow backend",
-        default=2,
-        minimum=1,
-        maximum=2,
-        help="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)",
     ),
     _row(
         "MODEL_LOAD_GPU_LIMIT",
         "--model-load-gpu-limit={}:",
+        0.0,
+        "share of each GPU's memory above which no model is loaded any more; 0: no limit",
+        within=(0, 1),
         each="gpu",
-        default=0.0,
-        minimum=0,
-        maximum=1,
-        help="share of each GPU's memory above which no model is loaded any more; 0: no limit",
     ),
 )

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-_SWITCH = {"true": "true", "1": "true", "yes": "true", "on": "true", "auto": "auto"}
-_SWITCH |= {"false": "false", "0": "false", "no": "false", "off": "false"}
+_SWITCH = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
 
 
 def format_value(value: Any) -> str:
@@ -49,7 +48,7 @@ def format_port_range(allowed: Iterable[int]) -> str:
 
 def parse_switch(text: str) -> str:
     """true, false or auto."""
-    return _SWITCH[text.lower()]
+    return _SWITCH.get(text.lower(), text.lower())
 
 
 def parse_verbosity(text: str) -> int:

@@ -8,6 +8,13 @@ from serving.named_value import NamedValue
 from serving.settings.parsing import format_value
 
 
+def row(
+    default: Any, meaning: str, within: tuple[float | None, float | None] = (None, None), **more: Any
+) -> dict[str, Any]:
+    """A Setting's columns: `within` are the least and the most that it may be."""
+    return {"default": default, "help": meaning, "minimum": within[0], "maximum": within[1], **more}
+
+
 class SettingsError(Exception):
     """One or more wrong values; `mistakes` has a line for each: variable, value and what is allowed."""
 

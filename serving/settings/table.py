@@ -1,9 +1,8 @@
 """Every setting, in one table: variable, type, default, help. Read once, every mistake reported together.
 
-`Settings.from_env(os.environ)` also settles what is left to "auto" (0, or the word), so that a Settings holds only
-final values. `serve` puts the repositories and the folder that it runs in into them and hands `settings.environment()`
-on to its children, which read the same Settings from it. What `serve` picks by itself is no setting: see
-triton_access.py.
+`Settings.from_env(os.environ)` also replaces every "auto" (0, or the word), so that a Settings holds only final values.
+`serve` adds the repositories and its run folder and hands `settings.environment()` to its children, which read the same
+Settings from it. What `serve` picks by itself is no setting: see triton_access.py.
 """
 
 import math
@@ -19,7 +18,7 @@ from serving.settings import parsing
 from serving.settings.contradictions import BATCH_MEGABYTES, contradictions
 from serving.settings.handed_on import HANDED_ON
 from serving.settings.parsing import LOG_LEVELS
-from serving.settings.setting import Setting, SettingsError
+from serving.settings.setting import Setting, SettingsError, row
 
 AUTO = Path("auto")
 ENGINE_CACHE = Path("/tmp/serve-engines")
@@ -29,287 +28,219 @@ DEFAULT_PAYLOAD = 6  # MB, batch transform's own
 BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 
 
-def _setting(*variables: str, **row: Any) -> Any:
-    return field(default=row["default"], metadata={"variables": variables, **row})
+def _setting(variables: str, default: Any, meaning: str, **more: Any) -> Any:
+    """A row; the first of the variables that is set counts."""
+    return field(default=default, metadata={"variables": tuple(variables.split()), **row(default, meaning, **more)})
+
+
+def _choice(variables: str, choices: tuple[str, ...], meaning: str, **more: Any) -> Any:
+    """A row of one of these words; the first is the default."""
+    return _setting(variables, choices[0], meaning, choices=choices, **more)
 
 
 @dataclass(frozen=True)
 class Settings:
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
-    port: int = _setting(
-        "SAGEMAKER_BIND_TO_PORT", "PORT", default=8080, minimum=1, maximum=65535, help="port that nginx listens on"
-    )
-    host: str = _setting("SERVE_HOST", default="0.0.0.0", help="address that nginx listens on")
+    port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, "port that nginx listens on", within=(1, 65535))
+    host: str = _setting("SERVE_HOST", "0.0.0.0", "address that nginx listens on")
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
-        default=(),
+        (),
+        "every other port that is listened on lies in it, LOW and HIGH included",
         parser=parsing.parse_port_range,
         formatter=parsing.format_port_range,
         form="LOW-HIGH, two ports",
-        help="every other port that is listened on lies in it, LOW and HIGH included",
     )
     model_repositories: tuple[Path, ...] = _setting(
         "SERVE_MODEL_REPOSITORY",
-        default=(AUTO,),
+        (AUTO,),
+        "folders of the model folders, one over another; auto: /opt/ml/model when it holds models, else the built-in "
+        "model_repository",
         parser=parsing.parse_paths,
         formatter=parsing.format_paths,
         form="a folder, or several with : between them",
-        help="folders of the model folders, one over another; auto: /opt/ml/model when it holds models, else "
-        "the built-in model_repository",
     )
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
-        default="",
-        help="model of the requests that name none; no other is loaded but it and what its ensemble calls",
+        "",
+        "model of requests that name none; only it and its ensemble's parts are loaded",
     )
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
-        default=(),
+        (),
+        "models that are loaded, and what their ensembles call; without it the default model alone, without that one "
+        "all",
         parser=parsing.parse_names,
         formatter=",".join,
         form="names with , between them",
-        help="models that are loaded, and what their ensembles call; without it the default model alone, without "
-        "that one all",
     )
-    ping_mode: str = _setting(
-        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE",
-        "SAGEMAKER_TRITON_PING_MODE",
-        default="auto",
-        choices=("auto", "ready", "live"),
-        help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in "
-        "multi-model mode, else ready",
+    ping_mode: str = _choice(
+        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
+        ("auto", "ready", "live"),
+        "what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in multi-model "
+        "mode, else ready",
     )
-    inference_type: str = _setting(
+    inference_type: str = _choice(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",
-        default="infer",
-        choices=("infer", "generate", "generate_stream"),
-        help="what a flat JSON body of /invocations asks for; the other bodies are served as with infer",
+        ("infer", "generate", "generate_stream"),
+        "what a flat JSON body of /invocations asks for; the other bodies are served as with infer",
     )
     model_clients: bool = _setting(
-        "SERVE_MODEL_CLIENTS", default=True, help="a model folder's own client.py is loaded; false: ignored"
+        "SERVE_MODEL_CLIENTS", True, "a model folder's own client.py is loaded; false: ignored"
     )
-    device: str = _setting(
+    device: str = _choice(
         "SERVE_DEVICE",
-        default="auto",
-        choices=("auto", "cpu", "gpu"),
-        help="which of a model's configurations Triton takes; auto: gpu where one is found",
+        ("auto", "cpu", "gpu"),
+        "which configuration of a model Triton takes; auto: gpu where one is found",
     )
-    tensorrt: str = _setting(
+    tensorrt: str = _choice(
         "SERVE_TENSORRT",
-        default="auto",
-        choices=("auto", "rebuild", "onnxruntime", "onnxruntime_tensorrt", "off"),
-        help="what becomes of a TensorRT plan that is missing or was built for another GPU or TensorRT, where its ONNX "
-        "file lies beside it. rebuild: it is built again, or the start fails; onnxruntime, onnxruntime_tensorrt: ONNX "
-        "Runtime serves that file, with its CUDA or TensorRT provider; auto: rebuild, within three quarters of "
+        ("auto", "rebuild", "onnxruntime", "onnxruntime_tensorrt", "off"),
+        "what becomes of a TensorRT plan that is missing or was built for another GPU or TensorRT, where its ONNX "
+        "file lies beside it. rebuild: it is built again, or the start fails; onnxruntime, onnxruntime_tensorrt: "
+        "ONNX Runtime serves that file, with its CUDA or TensorRT provider; auto: rebuild, within three quarters of "
         "SERVE_START_TIMEOUT, else onnxruntime; off: it is served as it is",
     )
     engine_cache: Path = _setting(  # noqa: RUF009
-        "SERVE_ENGINE_CACHE",
-        default=ENGINE_CACHE,
-        help="folder of the TensorRT plans that were built at a start, for the next one",
+        "SERVE_ENGINE_CACHE", ENGINE_CACHE, "folder of the TensorRT plans that were built at a start, for the next one"
     )
     request_timeout: float = _setting(
-        "SERVE_REQUEST_TIMEOUT",
-        "SAGEMAKER_MODEL_SERVER_TIMEOUT",
-        "MODEL_SERVER_TIMEOUT",
-        default=60.0,
-        minimum=1,
-        maximum=3600,
-        help="seconds after which a caller gets 504 at the latest",
+        "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
+        60.0,
+        "seconds after which a caller gets 504 at the latest",
+        within=(1, 3600),
     )
     stream_timeout: float = _setting(
-        "SERVE_STREAM_TIMEOUT",
-        default=480.0,
-        minimum=1,
-        maximum=86400,
-        help="seconds that a stream of responses may last",
+        "SERVE_STREAM_TIMEOUT", 480.0, "seconds that a stream of responses may last", within=(1, 86400)
     )
     multi_model: bool = _setting(
-        "SAGEMAKER_MULTI_MODEL",
-        default=False,
-        help="models come as archives that POST /models loads and DELETE /models/NAME unloads",
+        "SAGEMAKER_MULTI_MODEL", False, "archives that POST /models loads and DELETE /models/NAME unloads are served"
     )
     models_root: Path = _setting(  # noqa: RUF009
-        "SERVE_MODELS_ROOT",
-        default=Path("/opt/ml/models"),
-        help="folder of the archives, ID/model each; no other is taken in multi-model mode",
+        "SERVE_MODELS_ROOT", Path("/opt/ml/models"), "folder of the archives of multi-model mode, ID/model each"
     )
     model_namespacing: bool = _setting(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
-        default=True,
-        help="value of Triton's --model-namespacing in multi-model mode (the variable's name says the opposite); "
-        "true: archives may hold models of the same name",
+        True,
+        "value of Triton's --model-namespacing in multi-model mode (the variable's name says the opposite); true: "
+        "archives may hold models of the same name",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
-        default=0.8,
-        minimum=0,
-        maximum=1,
-        help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
+        0.8,
+        "share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
         "beyond it is answered 507",
+        within=(0, 1),
     )
     load_timeout: float = _setting(
-        "SERVE_LOAD_TIMEOUT",
-        default=350.0,
-        minimum=1,
-        maximum=86400,
-        help="seconds that a load or an unload may take in multi-model mode",
+        "SERVE_LOAD_TIMEOUT", 350.0, "seconds that a load or an unload may take in multi-model mode", within=(1, 86400)
     )
     start_timeout: float = _setting(
-        "SERVE_START_TIMEOUT",
-        default=300.0,
-        minimum=1,
-        maximum=86400,
-        help="seconds that a start may take until everything is ready",
+        "SERVE_START_TIMEOUT", 300.0, "seconds that a start may take until everything is ready", within=(1, 86400)
     )
     stop_timeout: float = _setting(
-        "SERVE_STOP_TIMEOUT",
-        default=25.0,
-        minimum=0,
-        maximum=3600,
-        help="seconds that a stop may take until what is left is killed",
+        "SERVE_STOP_TIMEOUT", 25.0, "seconds that a stop may take until what is left is killed", within=(0, 3600)
     )
     max_body_mb: float = _setting(
         "SERVE_MAX_BODY_MB",
-        default=25.0,
-        minimum=0,
-        maximum=1024,
-        help="largest request body in MB (1024*1024 bytes); 0: 1024; never less than SAGEMAKER_MAX_PAYLOAD_IN_MB",
+        25.0,
+        "largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB",
+        within=(0, 1024),
     )
     batch: bool = _setting(
-        "SAGEMAKER_BATCH",
-        default=False,
-        help="set by batch transform; SERVE_REQUEST_TIMEOUT, where it is not set, is 600 then, as long as it waits",
+        "SAGEMAKER_BATCH", False, "set by batch transform; the default of SERVE_REQUEST_TIMEOUT is 600 then"
     )
     batch_payload_mb: int = _setting(
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
-        default=-1,
-        minimum=-1,
-        maximum=100,
-        help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; "
-        "-1: 6, or as much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
+        -1,
+        "what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; -1: 6, or as "
+        "much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
+        within=(-1, 100),
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
-        default=0,
-        minimum=0,
-        maximum=65536,
-        help="how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, so "
-        "that with their payload they are no more than 100 MB",
+        0,
+        "how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, so that "
+        "with their payload they are no more than 100 MB",
+        within=(0, 65536),
     )
-    batch_strategy: str = _setting(
+    batch_strategy: str = _choice(
         "SAGEMAKER_BATCH_STRATEGY",
-        default="MULTI_RECORD",
-        choices=("MULTI_RECORD", "SINGLE_RECORD"),
-        help="whether /execution-parameters tells batch transform to send many lines in a request, or one",
+        ("MULTI_RECORD", "SINGLE_RECORD"),
+        "whether /execution-parameters tells batch transform to send many lines in a request, or one",
     )
     max_image_pixels: int = _setting(
-        "SERVE_MAX_IMAGE_PIXELS",
-        default=89_000_000,
-        minimum=1,
-        maximum=2**31,
-        help="an image with more pixels is refused before it is decoded",
+        "SERVE_MAX_IMAGE_PIXELS", 89_000_000, "images with more pixels are refused", within=(1, 2**31)
     )
     workers: int = _setting(
-        "SERVE_WORKERS",
-        "SAGEMAKER_MODEL_SERVER_WORKERS",
-        "MODEL_SERVER_WORKERS",
-        default=0,
-        minimum=0,
-        maximum=256,
-        help="gunicorn's worker processes; 0: one per processor, as far as memory goes (500 MB each), at most 16",
+        "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
+        0,
+        "gunicorn's worker processes; 0: one per processor, as far as memory goes (500 MB each), at most 16",
+        within=(0, 256),
     )
     inference_threads: int = _setting(
-        "SERVE_INFERENCE_THREADS",
-        default=0,
-        minimum=0,
-        maximum=1024,
-        help="threads of one model instance; 0: one per processor",
+        "SERVE_INFERENCE_THREADS", 0, "threads of one model instance; 0: one per processor", within=(0, 1024)
     )
     max_concurrency: int = _setting(
         "SERVE_MAX_CONCURRENCY",
-        default=0,
-        minimum=0,
-        maximum=65536,
-        help="requests in work at once, more are answered 503; 0: 64 per worker, from 128 to 1024",
+        0,
+        "requests in work, more get 503; 0: 64 per worker, from 128 to 1024",
+        within=(0, 65536),
     )
     log_level: str = _setting(
-        "SERVE_LOG_LEVEL",
-        "SAGEMAKER_CONTAINER_LOG_LEVEL",
-        default="info",
+        "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
+        "info",
+        "how much is logged, by name or by number (20)",
         choices=tuple(LOG_LEVELS),
         parser=parsing.parse_log_level,
-        help="how much is logged, by name or by number (20)",
     )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
-        default="",
+        "",
+        "a header and its value, without which nobody loads, unloads or lists models; none: everybody may",
         parser=parsing.parse_header_secret,
         form="HEADER=VALUE",
         secret=True,
-        help="a header and its value, without which nobody loads, unloads or lists models; none: everybody may",
     )
-    kserve: str = _setting(
+    kserve: str = _choice(
         "SERVE_KSERVE",
-        default="auto",
-        choices=("auto", "true", "false"),
+        ("auto", "true", "false"),
+        "whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable on "
+        "the port; auto: when no variable is set whose name begins with SAGEMAKER_",
         parser=str.lower,
-        help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
-        "on the port; auto: when no variable is set whose name begins with SAGEMAKER_",
     )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
-        default=False,
-        help="/metrics is published to CloudWatch, by the CloudWatch agent that the image must have",
+        False,
+        "the CloudWatch agent, if the image has it, publishes /metrics",
     )
     cloudwatch_log_group: str = _setting(
-        "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP",
-        default="/aws/sagemaker/triton",
-        help="CloudWatch's log group that the metrics go through",
+        "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP", "/aws/sagemaker/triton", "CloudWatch's log group for the metrics"
     )
     cloudwatch_namespace: str = _setting(
-        "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE",
-        default="/aws/sagemaker/triton",
-        help="CloudWatch's namespace of the metrics",
+        "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE", "/aws/sagemaker/triton", "CloudWatch's namespace of the metrics"
     )
     run_dir: Path = _setting(  # noqa: RUF009
-        "SERVE_RUN_DIR",
-        default=AUTO,
-        help="folder of sockets, rendered configuration and temporary files; auto: a fresh one, removed at the end",
+        "SERVE_RUN_DIR", AUTO, "folder of sockets and temporary files; auto: a fresh one, removed at the end"
     )
-    allow_grpc: bool = _setting(
-        "SAGEMAKER_TRITON_ALLOW_GRPC",
-        default=False,
-        help="Triton's gRPC can be reached from outside: it listens on SERVE_HOST and the port below",
-    )
+    allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False, "Triton's gRPC is open to others, on SERVE_HOST")
     grpc_port: int = _setting(
-        "SAGEMAKER_TRITON_GRPC_PORT",
-        default=8001,
-        minimum=1,
-        maximum=65535,
-        help="Triton's gRPC port where SAGEMAKER_TRITON_ALLOW_GRPC is true",
+        "SAGEMAKER_TRITON_GRPC_PORT", 8001, "Triton's gRPC port where it is open to others", within=(1, 65535)
     )
     allow_metrics: bool = _setting(
-        "SAGEMAKER_TRITON_ALLOW_METRICS",
-        default=False,
-        help="Triton's own metrics can be reached from outside: they are on SERVE_HOST and the port below, "
-        "besides /metrics",
+        "SAGEMAKER_TRITON_ALLOW_METRICS", False, "Triton's own metrics are open to others, on SERVE_HOST"
     )
     metrics_port: int = _setting(
-        "SAGEMAKER_TRITON_METRICS_PORT",
-        default=8002,
-        minimum=1,
-        maximum=65535,
-        help="Triton's metrics port where SAGEMAKER_TRITON_ALLOW_METRICS is true",
+        "SAGEMAKER_TRITON_METRICS_PORT", 8002, "port of those, where they are open to others", within=(1, 65535)
     )
     additional_arguments: tuple[str, ...] = _setting(
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
-        default=(),
+        (),
+        "added to tritonserver's command line, where the last option of a name counts",
         parser=parsing.parse_arguments,
         formatter=shlex.join,
         form="tritonserver's options, quoted as for a shell",
-        help="added to tritonserver's command line, where the last option of a name counts",
     )
 
     @classmethod
@@ -317,19 +248,19 @@ class Settings:
         """Reads, checks and settles; raises SettingsError with every mistake."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
-        for row in ROWS:
+        for each in ROWS:
             try:
-                values[row.name] = row.read(environ)
+                values[each.name] = each.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        if mistakes := mistakes or contradictions(values):
+        if mistakes := mistakes or contradictions(values, environ):
             raise SettingsError(mistakes)
-        own = {row.name: values[row.name] for row in TABLE}
+        own = {each.name: values[each.name] for each in TABLE}
         return cls(**own | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """The same with a value in place of every 0 or auto that depends on the machine. Paths are absolute, for the
-        children run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
+        """The same with a value for every 0 or auto that depends on the machine. Paths become absolute, as the children
+        run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
         workers = self.workers or _auto_workers(machine)
         return replace(
             self,
@@ -344,7 +275,7 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """The variables from which a child reads these very Settings."""
-        return {row.variables[0]: row.format(getattr(self, row.name)) for row in TABLE}
+        return {each.variables[0]: each.format(getattr(self, each.name)) for each in TABLE}
 
     def logs(self, level: str) -> bool:
         """Whether lines of that level are logged."""
@@ -370,17 +301,13 @@ class Settings:
         return {"MaxConcurrentTransforms": concurrency, "BatchStrategy": self.batch_strategy, "MaxPayloadInMB": payload}
 
     @property
-    def nginx_timeout(self) -> float:
-        """nginx outlasts gunicorn, gunicorn outlasts gRPC: so the innermost one that knows most answers."""
-        return self.request_timeout
-
-    @property
     def nginx_stream_timeout(self) -> float:
         """Between two parts of a stream; what bounds a stream as a whole is its gRPC call."""
         return 1.1 * self.stream_timeout
 
     @property
     def gunicorn_timeout(self) -> float:
+        """nginx outlasts gunicorn, gunicorn outlasts gRPC: the innermost one, which knows most, answers."""
         return 0.95 * self.request_timeout
 
     @property
@@ -389,7 +316,7 @@ class Settings:
 
     @property
     def models_folder(self) -> Path:
-        """What the workers know of the loaded archives (serving/multimodel/loaded.py)."""
+        """What the workers know of the loaded archives (serving/multimodel/records.py)."""
         return self.run_dir / "models"
 
     @property
@@ -447,10 +374,10 @@ Variables of NVIDIA's image that say what stands on tritonserver's command line,
 
 def _markdown_table(rows: Iterable[Setting]) -> str:
     lines = ["| Variable | Default | Allowed | Meaning |", "|---|---|---|---|"]
-    for row in rows:
-        names = ", ".join(f"`{variable}`" for variable in row.variables)
-        default = f"`{row.format(row.default)}`" if row.format(row.default) else "none"
-        lines.append(f"| {names} | {default} | {row.expected()} | {row.help} |")
+    for each in rows:
+        names = ", ".join(f"`{variable}`" for variable in each.variables)
+        default = f"`{each.format(each.default)}`" if each.format(each.default) else "none"
+        lines.append(f"| {names} | {default} | {each.expected()} | {each.help} |")
     return "\n".join(lines)
 
 
@@ -459,7 +386,7 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     given = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in given)
     settled = {"kserve": values["kserve"].replace("auto", str(not sagemaker).lower())}
-    times = next(row for row in TABLE if row.name == "request_timeout").variables
+    times = next(each for each in TABLE if each.name == "request_timeout").variables
     return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not given & set(times) else {})
 
 

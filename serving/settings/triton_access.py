@@ -16,7 +16,7 @@ SECRET_KEY = "serve"  # of the header triton-grpc-protocol-KEY, in which gRPC ta
 
 @dataclass(frozen=True)
 class TritonAccess:
-    """Ports and hosts are those that tritonserver listens on; a port of 0 is one that it does not.
+    """The ports and hosts that tritonserver listens on; a port of 0 is not used.
 
     `secret` is what gRPC calls that manage anything must show, "" where others cannot reach gRPC. The names of all that
     serves here in /dev/shm begin with `shared_memory`; nobody can guess it.

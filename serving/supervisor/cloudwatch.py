@@ -1,29 +1,28 @@
 """The CloudWatch agent's configuration: it scrapes /metrics and writes CloudWatch's embedded metric format.
 
 In a container (RUN_IN_CONTAINER) the agent reads its configuration from the variable CW_CONFIG_CONTENT (see
-aws/amazon-cloudwatch-agent), so nothing has to be written below /etc; what it scrapes stands in the run folder.
+aws/amazon-cloudwatch-agent), so nothing has to be written below /etc; what it scrapes is in the run folder.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
 from serving.settings.table import Settings
 
 PROGRAM = "start-amazon-cloudwatch-agent"
 FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
-SCRAPE_SECONDS = 60
-# [source labels, what they must match, the dimensions, the metrics]; CloudWatch stores no other series.
+DECLARATION = ("source_labels", "label_matcher", "dimensions", "metric_selectors")
+# CloudWatch stores no other series than these.
 DECLARATIONS = (
-    ("code", ".+", [["model", "version", "code"], ["code"]], ["^serve_requests_total$"]),
-    ("stage", ".+", [["model", "stage"]], ["^serve_stage_seconds_(sum|count)$"]),
-    ("result", ".+", [["result"]], ["^serve_model_(loads|unloads)_total$"]),
-    ("process", ".+", [["process"]], ["^serve_process_starts_total$"]),
-    ("gpu_uuid", ".+", [["gpu_uuid"]], ["^nv_gpu_"]),
-    ("model", ".+", [["model", "version"], ["model"]], ["^nv_inference_", "^serve_request_seconds_(sum|count)$"]),
-    ("job", "^triton$", [["job"]], ["^serve_(in_flight|triton_up)$", "^nv_(cpu|energy|pinned)_"]),
+    (["code"], ".+", [["model", "version", "code"], ["code"]], ["^serve_requests_total$"]),
+    (["stage"], ".+", [["model", "stage"]], ["^serve_stage_seconds_(sum|count)$"]),
+    (["result"], ".+", [["result"]], ["^serve_model_(loads|unloads)_total$"]),
+    (["process"], ".+", [["process"]], ["^serve_process_starts_total$"]),
+    (["gpu_uuid"], ".+", [["gpu_uuid"]], ["^nv_gpu_"]),
+    (["model"], ".+", [["model", "version"], ["model"]], ["^nv_inference_", "^serve_request_seconds_(sum|count)$"]),
+    (["job"], "^triton$", [["job"]], ["^serve_(in_flight|triton_up)$", "^nv_(cpu|energy|pinned)_"]),
 )
 
 
@@ -32,42 +31,27 @@ def find_agent(environ: Mapping[str, str]) -> str | None:
     return shutil.which(PROGRAM, path=f"{environ.get('PATH', os.defpath)}:{FOLDER}")
 
 
-def agent_configuration(settings: Settings, scrape_file: Path, region: str) -> str:
-    """The agent's JSON; `region` may be "", then the agent asks the machine for it."""
+def agent_environment(settings: Settings, address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the agent is started with, beside the container's own variables (the region, the credentials).
+
+    Writes prometheus.yaml and cloudwatch.json into the run folder; `address` is "host:port" of /metrics.
+    """
+    scrape_file = settings.run_dir / "prometheus.yaml"
+    job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": [{"targets": [address]}]}
+    scrape = {"global": {"scrape_interval": "60s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
+    scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
     processor = {
         "metric_declaration_dedup": True,
         "metric_namespace": settings.cloudwatch_namespace,
-        "metric_declaration": [_declaration(*each) for each in DECLARATIONS],
+        "metric_declaration": [dict(zip(DECLARATION, each, strict=True)) for each in DECLARATIONS],
     }
     prometheus = {
         "log_group_name": settings.cloudwatch_log_group,
         "prometheus_config_path": str(scrape_file),
         "emf_processor": processor,
     }
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")  # else the agent asks the machine for it
     agent = {"region": region} if region else {}
-    return json.dumps({"agent": agent, "logs": {"metrics_collected": {"prometheus": prometheus}}}, indent=2)
-
-
-def scrape_configuration(address: str) -> str:
-    """Prometheus' YAML, of which JSON is a part; `address` is "host:port" of /metrics."""
-    interval = f"{SCRAPE_SECONDS}s"
-    job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": [{"targets": [address]}]}
-    timing = {"scrape_interval": interval, "scrape_timeout": "10s"}
-    return json.dumps({"global": timing, "scrape_configs": [job]}, indent=2)
-
-
-def agent_environment(settings: Settings, address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the agent is started with, beside the container's own variables (the region, the credentials).
-
-    Writes prometheus.yaml and cloudwatch.json into the run folder.
-    """
-    scrape_file = settings.run_dir / "prometheus.yaml"
-    scrape_file.write_text(scrape_configuration(address), encoding="utf-8")
-    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""
-    configuration = agent_configuration(settings, scrape_file, region)
+    configuration = json.dumps({"agent": agent, "logs": {"metrics_collected": {"prometheus": prometheus}}}, indent=2)
     (settings.run_dir / "cloudwatch.json").write_text(configuration, encoding="utf-8")
     return {"RUN_IN_CONTAINER": "True", "CW_CONFIG_CONTENT": configuration}
-
-
-def _declaration(label: str, matcher: str, dimensions: list[list[str]], selectors: list[str]) -> dict[str, object]:
-    return {"source_labels": [label], "label_matcher": matcher, "dimensions": dimensions, "metric_selectors": selectors}

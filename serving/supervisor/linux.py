@@ -1,6 +1,7 @@
 """The real System of the supervisor: processes, signals, output and /ping on Linux."""
 
 import contextlib
+import glob
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -43,7 +44,7 @@ class Output:
 
 
 class Pump(threading.Thread):
-    """Reads one process's output to its end: drops noise, writes the rest to `output`, remembers the last error."""
+    """Reads a process's output to its end: drops noise, writes the rest to `output`, keeps the last error."""
 
     def __init__(self, name: str, stream: IO[bytes], output: Output, noise: Sequence[str]) -> None:
         super().__init__(name=f"pump-{name}", daemon=True)
@@ -54,13 +55,10 @@ class Pump(threading.Thread):
     def run(self) -> None:
         with self._stream:
             for lines in read_lines(self._stream):
-                kept = [line for line in lines if is_json(line) or not self._is_noise(line)]
+                kept = [line for line in lines if is_json(line) or not any(each.search(line) for each in self._noise)]
                 for line in kept:
                     self._remember(line)
                 self._output.write(self._source, *kept)
-
-    def _is_noise(self, line: str) -> bool:
-        return any(pattern.search(line) for pattern in self._noise)
 
     def _remember(self, line: str) -> None:
         if is_json(line) and not (line := json_message(line)):
@@ -153,7 +151,7 @@ class LinuxSystem:
         ended = []
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # Before the wait: until then no other process or group can get its number.
+                # Before the wait, until which no other process or group can get its number.
                 if found.si_pid in self._running:
                     self.kill_group(found.si_pid)
                 _, status = os.waitpid(found.si_pid, 0)
@@ -166,9 +164,9 @@ class LinuxSystem:
             return
         process, child = self._running.pop(pid)
         child.returncode = code  # so that Popen does not wait for it again
-        for leftover in _matches(process.leftovers):
+        for leftover in glob.glob(process.leftovers):  # noqa: PTH207
             with contextlib.suppress(OSError):
-                leftover.unlink()
+                Path(leftover).unlink()
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         if pid in self._running:
@@ -200,10 +198,6 @@ class LinuxSystem:
         deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
-
-
-def _matches(pattern: str) -> Iterable[Path]:
-    return list(Path("/").glob(pattern.lstrip("/"))) if pattern else ()
 
 
 def _reason(body: bytes) -> str:

@@ -64,7 +64,7 @@ def with_overlays(settings: Settings, plans: Iterable[int]) -> Settings:
 
 
 def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Mapping[str, str]) -> Process:
-    """Its shared memory is given a name of its own, so that what a killed one leaves there can be removed."""
+    """Its shared memory has a name of its own, so that what a killed one leaves there can be removed."""
     backends = tritonserver.backend_directory()
     flags = {
         "backend-directory": backends,
@@ -102,8 +102,8 @@ def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Ma
 
 
 def multi_model(settings: Settings, access: TritonAccess) -> dict[str, object]:
-    """Flags of a Triton without models, whose SageMaker endpoint loads archives. What was known of archives that
-    another one has loaded is removed; a thread of the endpoint is busy for as long as a load takes."""
+    """Flags of a Triton without models, whose SageMaker endpoint loads archives, each in a thread. Removes what was
+    recorded of archives that an earlier tritonserver loaded."""
     folder = settings.models_folder
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "empty").mkdir(parents=True)
@@ -133,7 +133,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # It would trust SCRIPT_NAME and PATH_INFO, for a unix socket's peer is taken for a proxy that sets them.
+        # Else it trusts SCRIPT_NAME and PATH_INFO: it takes the peer of a unix socket for a proxy that sets them.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
@@ -176,7 +176,7 @@ def nginx(settings: Settings, access: TritonAccess, facts: Facts, environ: Mappi
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """No process where it is not asked for, or not installed (`warnings` of serve says so)."""
+    """No process where it is not asked for, or not installed (`serve` warns of that)."""
     program = cloudwatch.find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []

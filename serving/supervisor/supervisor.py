@@ -3,12 +3,12 @@
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^----------- a process dies or is restarted ---------/
 
-A process that dies is started again after a growing pause. Whoever meets one that is broken though it runs asks for a
-restart, in a file (`Process.restart_request`): it is killed, as it may not stop, and started again in the same way.
+A process that dies is started again after a growing pause. Another process that finds one broken though it runs asks
+for a restart, in a file (`Process.restart_request`): the broken one is killed, as it may not stop, and started again.
 
 What ends everything, with its reason in the log:
-- more than five deaths of one process in a minute, or more than ten restarts that were asked for. Kills by the kernel
-  for want of memory count as neither: the process is sound, and its callers ask too much;
+- more than five deaths of one process in a minute, or more than ten restarts that were asked for. Processes that the
+  kernel kills because memory is short are not counted: they are sound, and their callers ask too much;
 - a process that says that another try would not help (EX_CONFIG of sysexits.h);
 - a start that is not ready in time.
 
@@ -37,11 +37,11 @@ IDLE_INTERVAL = 1.0  # else: how long a request for a restart may lie
 REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
 STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-MEANINGS = {
-    signal.SIGKILL: "often: out of memory",
-    signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "often: /dev/shm is full",
-    signal.SIGABRT: "it gave up",
+MEANINGS: dict[int, str] = {
+    signal.SIGKILL: " (often: out of memory)",
+    signal.SIGSEGV: " (a crash in native code)",
+    signal.SIGBUS: " (often: /dev/shm is full)",
+    signal.SIGABRT: " (it gave up)",
 }
 
 
@@ -145,13 +145,10 @@ class Supervisor:
         when_ready: Sequence[str] = (),
     ) -> None:
         self._children = [_Child(process) for process in processes]
-        self._system = system
-        self._status_file = status_file
-        self._start_timeout = start_timeout
-        self._stop_timeout = stop_timeout
+        self._system, self._status_file = system, status_file
+        self._start_timeout, self._stop_timeout = start_timeout, stop_timeout
         self._when_ready = list(when_ready)
-        self._stage = "starting"
-        self._has_been_ready = False
+        self._stage, self._has_been_ready = "starting", False
         self._since = system.now()
         self._next_report = REPORT_INTERVAL
         self._oom_kills = system.oom_kills()
@@ -302,11 +299,13 @@ class Supervisor:
 def _requested_restart(child: _Child) -> str:
     """The reason, when one is asked for and meant for this start; a request is removed when it was read."""
     file = child.process.restart_request
+    if file is None:
+        return ""
     try:
-        start, _, reason = file.read_text(encoding="utf-8").partition(" ") if file and file.exists() else ("", "", "")
-        if file and reason:  # else it is being written: the next look sees it
+        start, _, reason = file.read_text(encoding="utf-8").partition(" ")
+        if reason:  # else it is being written: the next look sees it
             file.unlink()
-    except OSError:  # none of ours, and no reason to leave the processes alone
+    except OSError:  # nothing is asked for; a file that is not ours is no reason to leave the processes alone
         return ""
     return reason if start == str(child.starts) else ""
 
@@ -315,6 +314,5 @@ def describe_exit(code: int) -> str:
     """What an exit code as subprocess has it (negative: a signal's number) means, in words."""
     if code >= 0:
         return f"exited with status {code}"
-    meaning = MEANINGS.get(signal.Signals(-code)) if -code in set(signal.Signals) else None
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"was killed by {name}" + (f" ({meaning})" if meaning else "")
+    return f"was killed by {name}{MEANINGS.get(-code, '')}"

@@ -15,26 +15,25 @@ MANAGING = "model-repository,shared-memory,trace,logging"  # groups of gRPC's ca
 
 def addresses(access: TritonAccess) -> dict[str, object]:
     """The options that say where tritonserver listens: name -> value."""
-    return _guard(access) | {
+    metrics = access.metrics_host
+    # A gRPC that others can reach infers; a model that one could load there would be code that one could run.
+    guard = {"grpc-restricted-protocol": f"{MANAGING}:{SECRET_KEY}={access.secret}"} if access.secret else {}
+    return guard | {
         "http-address": LOOPBACK,
         "http-port": access.http_port,
         "grpc-address": bracketed(access.grpc_host),
         "grpc-port": access.grpc_port,
-        "metrics-address": _named(access.metrics_host),
+        "metrics-address": f"ipv6:{metrics}" if ":" in metrics else metrics,  # as libevent wants it
         "metrics-port": access.metrics_port,
     }
 
 
-def _guard(access: TritonAccess) -> dict[str, object]:
-    """A gRPC that others can reach infers; a model that one could load there would be code that one could run."""
-    return {"grpc-restricted-protocol": f"{MANAGING}:{SECRET_KEY}={access.secret}"} if access.secret else {}
-
-
 def models(settings: Settings) -> Iterator[str]:
-    """Where and which; in multi-model mode they come later, through the SageMaker endpoint."""
-    if not settings.multi_model:
-        yield from (f"--model-repository={folder}" for folder in settings.model_repositories)
-    if settings.load_models and not settings.multi_model:
+    """Where and which; in multi-model mode the SageMaker endpoint loads them later."""
+    if settings.multi_model:
+        return
+    yield from (f"--model-repository={folder}" for folder in settings.model_repositories)
+    if settings.load_models:
         yield "--model-control-mode=explicit"
         yield from (f"--load-model={name}" for name in settings.load_models)
 
@@ -59,8 +58,3 @@ def _places(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> Ite
         "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
         "gpu": range(gpus) if settings.device == "gpu" else [],
     }[row.each]
-
-
-def _named(host: str) -> str:
-    """As libevent wants an address, through which Triton serves HTTP."""
-    return f"ipv6:{host}" if ":" in host else host

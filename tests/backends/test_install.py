@@ -93,4 +93,3 @@ def test_the_command_reports_what_it_did_and_why_it_failed(tmp_path: Path, caplo
 
 def test_the_default_folder_belongs_to_the_environment() -> None:
     assert tritonserver.backend_directory() == Path(sys.prefix) / "triton" / "backends"
-    assert tritonserver.backend_directory("/elsewhere") == Path("/elsewhere")

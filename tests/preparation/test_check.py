@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.preparation.check import Finding, check_models
+from serving.preparation.check import check_models
 from serving.settings.table import Settings
 from tests.repository.test_repositories import make_ensemble
 from tests.supervisor.test_serve import run
@@ -27,7 +27,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def findings(repository: Path, *models: str, device: str = "cpu") -> list[Finding]:
+def findings(repository: Path, *models: str, device: str = "cpu") -> list[str]:
     """Of these models, or of all."""
     names = models or tuple(sorted(path.name for path in repository.iterdir()))
     settings = Settings(model_repositories=(repository,), load_models=names, device=device)
@@ -37,8 +37,8 @@ def findings(repository: Path, *models: str, device: str = "cpu") -> list[Findin
 def only(repository: Path, *models: str, device: str = "cpu") -> str:
     """The only finding's line."""
     found = findings(repository, *models, device=device)
-    assert len(found) == 1, [str(finding) for finding in found]
-    return str(found[0])
+    assert len(found) == 1, found
+    return found[0]
 
 
 def change(file: Path, old: str, new: str) -> None:
@@ -120,7 +120,7 @@ def test_another_name_than_the_folder_s(repository: Path) -> None:
 )
 def test_a_model_file_that_is_not_there(repository: Path, old: str, new: str, told: str) -> None:
     change(repository / "scale" / CONFIG, old, new)
-    assert told in "\n".join(map(str, findings(repository, "scale")))
+    assert told in "\n".join(findings(repository, "scale"))
 
 
 def test_only_the_versions_that_are_loaded_count(repository: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_plan_may_be_missing_where_its_onnx_file_lies_beside_it(repository: Pa
     change(repository / "scale" / CONFIG, "onnxruntime_onnx", "tensorrt_plan")
     assert findings(repository, "scale") == []
     (repository / "scale/2/model.onnx").unlink()
-    assert "lay model.plan or model.onnx there" in "\n".join(map(str, findings(repository, "scale")))
+    assert "lay model.plan or model.onnx there" in "\n".join(findings(repository, "scale"))
 
 
 def test_a_model_for_gpus_only_where_there_is_none(repository: Path) -> None:
@@ -165,7 +165,7 @@ def test_steps_without_the_platform_of_an_ensemble(repository: Path) -> None:
 
 def test_labels_that_do_not_match_the_output(repository: Path) -> None:
     replace_file(repository / "resnet/labels.txt", b"one\ntwo\n")
-    lines = [str(finding) for finding in findings(repository, "resnet")]
+    lines = findings(repository, "resnet")
     assert len(lines) == 2, "one for each configuration"
     assert all("the client cannot be made: InvalidRequest: " in line and "10" in line for line in lines)
 
@@ -209,14 +209,12 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, told:
 def test_a_client_that_there_is_not(repository: Path) -> None:
     for file in (CONFIG, "configs/cpu.pbtxt"):
         change(repository / "resnet" / file, 'string_value: "resnet"', 'string_value: "resnext"')
-    assert "there is no client 'resnext'; the clients are: bert, resnet, yolov5" in str(
-        findings(repository, "resnet")[0]
-    )
+    assert "there is no client 'resnext'; the clients are: bert, resnet, yolov5" in findings(repository, "resnet")[0]
 
 
 def test_an_example_that_is_not_decoded(repository: Path) -> None:
     replace_file(repository / "resnet/example.png", b"no picture")
-    assert "resnet: example.png: DecodingError: not an image" in str(findings(repository, "resnet")[0])
+    assert "resnet: example.png: DecodingError: not an image" in findings(repository, "resnet")[0]
 
 
 def test_a_model_without_a_configuration_is_left_to_triton(repository: Path) -> None:

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from serving.preparation.plan_config import build_by_config, onnx_config
-from serving.repository.fingerprint import Build
+from serving.preparation.plan_config import onnx_config, wanted_build
+from serving.repository.fingerprint import Build, Fingerprint, Hardware
 from serving.repository.model_config import parse_config
+from serving.repository.plans import PlanModel, Version
+from serving.settings.table import Settings
 
 CONFIG = """
 name: "net" platform: "tensorrt_plan" max_batch_size: 16
@@ -19,8 +21,9 @@ parameters { key: "client" value { string_value: "bert" } }
 
 
 def turned(text: str = CONFIG, setting: str = "onnxruntime", gpu: bool = True, precision: str = "fp16") -> Any:
-    build = Build("abc", precision)
-    return parse_config(onnx_config(parse_config(text), "model.onnx", setting, gpu, build, Path("/cache")))
+    version = Version("1", True, "abc", Fingerprint(Hardware("Tesla T4"), Build("abc", precision)))
+    settings = Settings(tensorrt=setting, device="gpu" if gpu else "cpu", engine_cache=Path("/cache"))
+    return parse_config(onnx_config(PlanModel(Path("net"), parse_config(text), ()), [version], settings))
 
 
 def test_it_is_the_same_but_for_the_backend() -> None:
@@ -37,7 +40,7 @@ def test_a_backend_of_its_name_is_replaced_too() -> None:
     after = turned(
         CONFIG.replace('platform: "tensorrt_plan"', 'backend: "tensorrt" default_model_filename: "net.plan"')
     )
-    assert (after.platform, after.backend, after.default_model_filename) == ("onnxruntime_onnx", "", "model.onnx")
+    assert (after.platform, after.backend, after.default_model_filename) == ("onnxruntime_onnx", "", "net.onnx")
 
 
 def test_without_a_gpu_it_runs_on_the_processor() -> None:
@@ -60,12 +63,14 @@ def test_the_tensorrt_provider_is_asked_for_by_name() -> None:
 
 
 def test_every_input_of_a_model_with_batches_varies() -> None:
-    build = build_by_config(parse_config(CONFIG), "abc")
+    build = wanted_build(parse_config(CONFIG), Version("1", False, "abc", None))
     assert build == Build(
         "abc", "fp32", {"ids": ((1, 1), (8, 128), (16, 512)), "image": ((1, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))}
     )
 
 
 def test_of_a_model_without_batches_only_what_has_no_fixed_shape_varies() -> None:
-    build = build_by_config(parse_config(CONFIG.replace("max_batch_size: 16", "max_batch_size: 0")), "abc")
+    build = wanted_build(
+        parse_config(CONFIG.replace("max_batch_size: 16", "max_batch_size: 0")), Version("1", False, "abc", None)
+    )
     assert build.profile == {"ids": ((1,), (128,), (512,))}

@@ -14,7 +14,7 @@ import pytest
 from serving.preparation import trtexec
 from serving.preparation.trtexec import TrtexecError
 from serving.repository import fingerprint
-from serving.repository.fingerprint import Build, Fingerprint, Hardware
+from serving.repository.fingerprint import Build, Fingerprint, Hardware, find_trtexec
 from tests.support.harness import PATIENCE, ROOT, make_scale, wait_until
 from tests.support.stand_ins import Nvidia
 
@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 def found(code: int = 100800) -> trtexec.Trtexec:
     os.environ["STAND_IN_TENSORRT"] = str(code)
-    return trtexec.inspect(trtexec.find(os.environ))
+    return trtexec.inspect(find_trtexec(os.environ))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ trtexec.run([sys.argv[1], f"--onnx={sys.argv[2]}", "--saveEngine=x", "--minShape
 
 
 def test_trtexec_dies_with_whoever_runs_it_even_by_sigkill(nvidia: Nvidia, model: Path) -> None:
-    command = [sys.executable, "-c", KILLED, trtexec.find(os.environ), str(model)]
+    command = [sys.executable, "-c", KILLED, find_trtexec(os.environ), str(model)]
     ours = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "STAND_IN_SECONDS": "600"})
     wait_until(nvidia.runs, "trtexec runs")
     ours.send_signal(signal.SIGKILL)

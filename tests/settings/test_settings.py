@@ -115,6 +115,14 @@ def test_all_mistakes_are_reported_together() -> None:
     assert str(caught.value).splitlines() == list(caught.value.mistakes)
 
 
+@pytest.mark.parametrize("mode", ["loopback", "secret"])
+def test_a_mode_that_closed_the_management_routes_does_not_open_them_silently(mode: str) -> None:
+    with pytest.raises(SettingsError, match="set that one to HEADER=VALUE"):
+        read(SERVE_MANAGEMENT=mode)
+    assert read(SERVE_MANAGEMENT=mode, SERVE_MANAGEMENT_SECRET="X-Key=abc").management_secret == "X-Key=abc"
+    assert read(SERVE_MANAGEMENT="open").management_secret == ""
+
+
 def test_no_variable_stands_in_two_rows() -> None:
     variables = [variable for row in ROWS for variable in row.variables]
     assert len(set(variables)) == len(variables)
@@ -143,8 +151,8 @@ def test_a_child_reads_the_same_settings(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize("seconds", ["1", "2.5", "60", "3600"])
 def test_nginx_outlasts_gunicorn_and_gunicorn_outlasts_grpc(seconds: str) -> None:
     settings = read(SERVE_REQUEST_TIMEOUT=seconds)
-    assert settings.nginx_timeout > settings.gunicorn_timeout > settings.grpc_timeout > 0
-    assert settings.nginx_timeout == float(seconds)
+    assert settings.request_timeout > settings.gunicorn_timeout > settings.grpc_timeout > 0
+    assert settings.request_timeout == float(seconds)
 
 
 @pytest.mark.parametrize(

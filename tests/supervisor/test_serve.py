@@ -46,8 +46,8 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     port = str(free_port())
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
-    access = serve.picked(settings, serve.port_picker(settings))
-    return {process.name: process for process in serve.table(settings, access, Facts(), os.environ | variables)}
+    with serve.picked(settings) as access:
+        return {process.name: process for process in serve.table(settings, access, Facts(), os.environ | variables)}
 
 
 def test_help_lists_every_variable() -> None:
@@ -118,17 +118,17 @@ def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
 
 def test_a_port_that_others_reach_is_kept_and_the_rest_is_picked() -> None:
     settings = replace(Settings(), port=free_port(), allow_grpc=True, grpc_port=free_port())
-    access = serve.picked(settings, serve.port_picker(settings))
-    assert access.grpc_port == settings.grpc_port
-    assert access.http_port > 1023 and access.metrics_port > 1023
-    assert access.sagemaker_port == 0, "only multi-model mode has it"
+    with serve.picked(settings) as access:
+        assert access.grpc_port == settings.grpc_port
+        assert access.http_port > 1023 and access.metrics_port > 1023
+        assert access.sagemaker_port == 0, "only multi-model mode has it"
 
 
 def test_a_port_in_use_is_a_settings_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = replace(Settings(), host="127.0.0.1", port=taken.getsockname()[1])
-        with pytest.raises(SettingsError, match="cannot listen there"):
-            serve.picked(settings, serve.port_picker(settings))
+        with pytest.raises(SettingsError, match="cannot listen there"), serve.picked(settings):
+            pass
 
 
 def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from serving.host.machine import gpu_count
+from serving.host.ports import NoFreePort, PortPicker
 from serving.settings.explain import REMOVED, print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
 from serving.settings.triton_access import TritonAccess
 from serving.supervisor import triton_options
-from serving.supervisor.ports import NoFreePort, PortPicker, check_ports, picked, port_picker
+from serving.supervisor.ports import check_ports, picked
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import PATIENCE, ROOT, Server, free_port, make_scale
 
@@ -54,8 +55,8 @@ def command(folder: Path, **variables: str) -> tuple[str, ...]:
 
 def access(**variables: str) -> TritonAccess:
     settings = Settings.from_env(variables, MACHINE)
-    with contextlib.closing(port_picker(settings)) as picker:
-        return picked(settings, picker)
+    with picked(settings) as found:
+        return found
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -192,12 +193,10 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
 
 def test_a_variable_that_was_read_once_is_told_with_what_to_do_instead() -> None:
     (told,) = unknown_variables(["SERVE_THREADS", "SERVE_WORKERS"])
-    assert told == (
-        "SERVE_THREADS is no longer read: set SERVE_MAX_CONCURRENCY, from which the threads of a worker follow"
-    )
-    assert not set(REMOVED) & {name for row in ROWS for name in row.variables}
+    assert told == "SERVE_THREADS is no longer read; CHANGELOG.md says what to do instead"
+    assert not set(REMOVED.split()) & {name for row in ROWS for name in row.variables}
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert not [name for name in REMOVED if f"`{name}`" not in changelog]
+    assert not [name for name in REMOVED.split() if f"`{name}`" not in changelog]
 
 
 def test_print_config_shows_each_value_and_where_it_came_from() -> None:
@@ -387,7 +386,7 @@ def test_a_variable_that_nothing_reads_is_warned_of_in_the_log(pair: tuple[Serve
         "WARNING: SAGEMAKER_TRITON_SHM_DEFAULT_BYTESIZE is no variable that is read here; did you mean "
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE?"
     ) in pair[1].output()
-    assert "WARNING: SERVE_TRITON_SECRET is no longer read: the secret is random" in pair[1].output()
+    assert "WARNING: SERVE_TRITON_SECRET is no longer read; CHANGELOG.md" in pair[1].output()
     assert "WARNING: no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: 'scale'" in pair[0].output()
 
 

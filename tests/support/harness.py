@@ -20,8 +20,8 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
+from serving.host.ports import PortPicker
 from serving.settings.triton_access import TritonAccess
-from serving.supervisor.ports import PortPicker
 from tests.support.started import ends_with, starts_a_server
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,9 +20,8 @@ from build_engines.commands.verify import verify
 from build_engines.engines.calibration import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.model_folder.stored import open_model
-from serving.preparation import trtexec
 from serving.repository import fingerprint
-from serving.repository.fingerprint import Hardware, source_sha256, this_hardware
+from serving.repository.fingerprint import Hardware, find_trtexec, source_sha256, this_hardware
 from tests.support.harness import ROOT
 from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
@@ -136,7 +135,7 @@ def test_without_a_gpu_it_says_where_to_build(tmp_path: Path, nvidia: Nvidia) ->
 
 def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to_do(tmp_path: Path) -> None:
     done = build(tmp_path / "models", {}, "resnet", "--precision", "fp16")
-    program, hardware = trtexec.find(os.environ), this_hardware()
+    program, hardware = find_trtexec(os.environ), this_hardware()
     if program and hardware:
         assert done.returncode == 0, done.stderr
         made = fingerprint.read(tmp_path / "models/resnet/1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import TritonTimeout, TritonUnavailable
-from serving.multimodel.loaded import READY, LoadedModel, LoadedModels
+from serving.multimodel.records import READY, LoadedModel, LoadedModels
 from tests.support.harness import ROOT
 
 MODEL = LoadedModel("n/1", "/u", "t.tar.gz", "t.tar.gz", "/u/net", [], READY, 5, "load-1", "1-70")
@@ -88,7 +88,7 @@ def test_the_lock_of_a_worker_that_is_killed_is_free_again(loaded: LoadedModels)
     script = """if True:
         import sys, time
         from pathlib import Path
-        from serving.multimodel.loaded import LoadedModels
+        from serving.multimodel.records import LoadedModels
         with LoadedModels(Path(sys.argv[1]), Path("none")).using("a"):
             print("locked", flush=True)
             time.sleep(60)

@@ -1,7 +1,7 @@
 """What all gunicorn workers know of the loaded archives: one small file each, and the locks that order their use.
 
-A file says what Triton does not: the platform's name and URL of a model, and its folder. It is worth nothing
-once the tritonserver that it was written for is gone, which is told from the supervisor's status file.
+A file says what Triton does not: the platform's name and URL of a model, and its folder. It counts as long as the
+tritonserver runs that it was written for, which the supervisor's status file names.
 """
 
 import fcntl
@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -62,7 +62,7 @@ class LoadedModels:
         return process
 
     def read(self, name: str) -> LoadedModel | None:
-        """What is known of the platform's model of that name; None when nothing that is still true."""
+        """The record of the platform's model of that name; None when there is none of the running tritonserver."""
         found = _read(self._file(name))
         return found if found and found.server == self.server() else None
 
@@ -81,7 +81,6 @@ class LoadedModels:
         return sorted(found, key=lambda model: model.name)
 
     def write(self, model: LoadedModel) -> None:
-        """In one step, so that a reader sees the old or the new."""
         replace_file(self._file(model.name), json.dumps(asdict(model)).encode())
         replace_file(self._alias(model.target), model.name.encode())
 
@@ -95,26 +94,20 @@ class LoadedModels:
     def _alias(self, target: str) -> Path:
         return self.folder / f"{digest(target)}.target"
 
-    @contextmanager
-    def changing(self, name: str, seconds: float) -> Iterator[None]:
-        """While a model is loaded or unloaded nobody else does either with it."""
-        with self._lock(f"change {name}", fcntl.LOCK_EX, seconds):
-            yield
+    def changing(self, name: str, seconds: float) -> AbstractContextManager[None]:
+        """While one loads or unloads a model nobody else does either with it."""
+        return self._lock(f"change {name}", fcntl.LOCK_EX, seconds)
 
-    @contextmanager
-    def using(self, name: str, seconds: float = 1.0) -> Iterator[None]:
-        """While a call uses a model it is not unloaded."""
-        with self._lock(f"use {name}", fcntl.LOCK_SH, seconds):
-            yield
+    def using(self, name: str, seconds: float = 1.0) -> AbstractContextManager[None]:
+        """While a call uses a model nobody unloads it."""
+        return self._lock(f"use {name}", fcntl.LOCK_SH, seconds)
 
-    @contextmanager
-    def unused(self, name: str, seconds: float) -> Iterator[None]:
-        """Once no call uses a model; raises TritonTimeout."""
-        with self._lock(f"use {name}", fcntl.LOCK_EX, seconds):
-            yield
+    def unused(self, name: str, seconds: float) -> AbstractContextManager[None]:
+        """Waits until no call uses the model, and lets none begin; raises TritonTimeout."""
+        return self._lock(f"use {name}", fcntl.LOCK_EX, seconds)
 
     def is_changing(self, name: str) -> bool:
-        """Whether somebody is at it: a file may be left by a worker that was killed."""
+        """Whether somebody loads or unloads it: a worker that was killed may have left its record."""
         with self._lock_file(f"change {name}").open("a") as file:
             return not _try_lock(file, fcntl.LOCK_EX)
 
@@ -130,7 +123,7 @@ class LoadedModels:
             yield
 
     def _lock_file(self, what: str) -> Path:
-        """Empty, and kept until the next start: who removes it could take it from another who waits for it."""
+        """Empty, and kept until the next start: to remove it would take it from another who waits for it."""
         return self.folder / f"{digest(what)}.lock"
 
 

@@ -3,9 +3,9 @@
     POST /models -> locate, admit, stage -> Triton's SageMaker endpoint -> READY
     DELETE /models/NAME -> no more calls begin, those begun end -> Triton unloads -> the repository is forgotten
 
-Triton's SageMaker endpoint registers, namespaces and loads. While it unloads it answers nothing else, so Triton
-is told over gRPC to unload first; calls never go through the endpoint. Triton's list of repositories is not guarded
-against changes while it is read (Triton 24.10: "failed to stat file" of some garbage): the lock REPOSITORIES does it.
+Triton's SageMaker endpoint registers, namespaces and loads. While it unloads it answers nothing else, so Triton first
+unloads over gRPC; calls never go through the endpoint. Triton does not guard its list of repositories against changes
+while it reads it (24.10: "failed to stat file" of some garbage), so the lock REPOSITORIES does.
 """
 
 import logging
@@ -14,11 +14,10 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from serving.errors import (
     InferenceFailed,
@@ -34,8 +33,8 @@ from serving.errors import (
 from serving.host.process_memory import used_by
 from serving.inference.registry import Registry
 from serving.multimodel import memory
-from serving.multimodel.loaded import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
 from serving.multimodel.memory import Budget
+from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
 from serving.repository.archives import Archive, locate
 from serving.served_model import ServedModel
 from serving.triton.out_of_memory import is_out_of_memory
@@ -48,18 +47,11 @@ PAGE, LARGEST_PAGE = 100, 1000
 LONGEST_NAME = 1024
 
 
-class Step(Protocol):
-    """What is done to an archive before Triton sees it."""
-
-    def fit(self, archive: Archive, staged: Path) -> None:
-        """Changes what is staged of the archive; raises LoadFailed."""
-
-
 class MultiModel:
     """Loads, unloads and finds archives; safe to share between threads, and every worker has one.
 
     `folder` is shared by all workers, `root` is the only place that archives are taken from, `timeout` bounds a
-    load and an unload in seconds.
+    load and an unload in seconds, and `fit` changes what is staged of an archive before Triton sees it (LoadFailed).
     """
 
     def __init__(
@@ -69,10 +61,10 @@ class MultiModel:
         root: Path,
         budget: Budget,
         timeout: float,
-        steps: Sequence[Step],
+        fit: Callable[[Archive, Path], None],
     ) -> None:
         self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
-        self.root, self.budget, self.timeout, self.steps = root, budget, timeout, steps
+        self.root, self.budget, self.timeout, self.fit = root, budget, timeout, fit
         self._clients = _Clients(registry, loaded)
 
     def load(self, name: str, url: str, target: str) -> None:
@@ -84,8 +76,7 @@ class MultiModel:
             model = self._admit(name, url, target, archive)
             try:
                 archive.stage(self._staged(model))
-                for step in self.steps:
-                    step.fit(archive, self._staged(model))
+                self.fit(archive, self._staged(model))
                 self._hand_over(model)
             except TritonTimeout:  # it may still be loaded: the next call for it undoes that
                 raise
@@ -120,9 +111,8 @@ class MultiModel:
     def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
         """The model for a call, by its name or Target-Model; it is not unloaded meanwhile. Raises ModelNotLoaded."""
         if name is None:
-            raise InvalidRequest(
-                "no model is named; name one in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
-            )
+            where = "in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
+            raise InvalidRequest(f"no model is named; name one {where}")
         model = self._ready(name, self.loaded.named(name))
         with self.loaded.using(model.name):
             model = self._ready(name, self.loaded.read(model.name))
@@ -140,7 +130,7 @@ class MultiModel:
                 raise
 
     def _check_version(self, served: ServedModel, version: str | None) -> None:
-        """Raises InvalidRequest, for a 404 would say that the model is not loaded."""
+        """Raises InvalidRequest, as a 404 would say that the model is not loaded."""
         if version is not None and not self.gateway.is_model_ready(served.name, version):
             raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
 
@@ -150,7 +140,7 @@ class MultiModel:
         return model
 
     def _check_absent(self, name: str) -> None:
-        """What a worker that was killed has left half done is undone."""
+        """Undoes what a worker that was killed left half done; raises ModelAlreadyLoaded."""
         model = self.loaded.read(name)
         if model is not None and model.state == READY:
             raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {model.url}")
@@ -158,7 +148,7 @@ class MultiModel:
             self._remove(model)
 
     def _admit(self, name: str, url: str, target: str, archive: Archive) -> LoadedModel:
-        """Notes the load, so that others reckon with it; raises OutOfMemory."""
+        """Records the load, so that others count its memory; raises OutOfMemory, ModelAlreadyLoaded."""
         needed = memory.estimate(archive.weight(), len(archive.parts))
         with self.loaded.changing(ADMISSION, self.timeout):
             used = used_by(self.loaded.pid()) + self._promised()
@@ -167,14 +157,14 @@ class MultiModel:
             if (other := self.loaded.named(target)) and other.name != name:
                 raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
             model = LoadedModel(
-                name,
-                url,
-                target,
-                triton_name(target),
-                str(archive.folder),
-                [part.name for part in archive.parts if part != archive.folder],
-                LOADING,
-                needed,
+                name=name,
+                url=url,
+                target=target,
+                triton_name=triton_name(target),
+                folder=str(archive.folder),
+                parts=[part.name for part in archive.parts if part != archive.folder],
+                state=LOADING,
+                estimate=needed,
                 load=secrets.token_hex(8),
                 server=self.loaded.server(),
             )
@@ -186,12 +176,11 @@ class MultiModel:
         return sum(model.estimate for model in loading if self.loaded.is_changing(model.name))
 
     def _hand_over(self, model: LoadedModel) -> None:
-        """Triton's endpoint may give two connections that come at once to one thread, where the second waits for
-        the first's load: the next is let through a little later."""
+        """Triton's endpoint may give two connections that come at once to one thread, where the second waits until
+        the first is loaded. So the lock is held for a moment after each call."""
         with self.loaded.unused(REPOSITORIES, self.timeout):
-            call = self.gateway.load_repository(
-                digest(model.name), str(self._staged(model)), model.triton_name, self.timeout
-            )
+            staged = str(self._staged(model))
+            call = self.gateway.load_repository(digest(model.name), staged, model.triton_name, self.timeout)
             call.has_reply(HANDOVER_SECONDS)
         status, message = call.result()
         if status != 200:
@@ -199,17 +188,16 @@ class MultiModel:
 
     def _failure(self, model: LoadedModel, status: int, message: str) -> Exception:
         message = message.replace(str(self._staged(model)), str(Path(model.folder).parent))
+        text = f"'{model.target}' cannot be loaded: {message}"
         if status == 409:
-            return ModelAlreadyLoaded(f"a model with the Target-Model '{model.target}' is loaded already: {message}")
-        if status == 507 or is_out_of_memory(message):
-            return OutOfMemory(f"'{model.target}' cannot be loaded: {message}")
-        return LoadFailed(f"'{model.target}' cannot be loaded: {message}")
+            return ModelAlreadyLoaded(text)
+        return OutOfMemory(text) if status == 507 or is_out_of_memory(message) else LoadFailed(text)
 
     def _remove(self, model: LoadedModel) -> None:
-        """From Triton and from the files; calls that have begun are waited for."""
+        """Removes the model from Triton and from the records, once the calls that have begun end."""
         self.loaded.write(replace(model, state=UNLOADING))
         with self.loaded.unused(model.name, self.timeout):
-            self._await(lambda: self._is_settled(model))
+            self._await(lambda: (model.triton_name, "LOADING") not in self._states({model.triton_name}))
             with self.loaded.unused(REPOSITORIES, self.timeout):
                 self.gateway.unload(model.triton_name)
             self._await(lambda: self._is_gone(model))
@@ -221,8 +209,8 @@ class MultiModel:
             self._forget(model)
 
     def _unload_parts(self, model: LoadedModel) -> None:
-        """Of an ensemble that fails Triton keeps the parts that were loaded before, unseen. It tells parts of one name
-        in several archives not apart: one that another archive has too is left alone."""
+        """Triton keeps the parts that it loaded before their ensemble failed. They are unloaded, but for those whose
+        name a part of another archive has too, as Triton may take one for the other."""
         others = [other for other in self.loaded.all() if other.name != model.name]
         taken = {name for other in others for name in (other.triton_name, *other.parts)}
         with self.loaded.unused(REPOSITORIES, self.timeout), suppress(ServingError):
@@ -234,12 +222,9 @@ class MultiModel:
         shutil.rmtree(self._staged(model), ignore_errors=True)
 
     def _is_gone(self, model: LoadedModel) -> bool:
-        """Its parts too: other archives' parts of the same names are waited for, as Triton does not tell them apart."""
+        """Its parts too, and parts of other archives that have the same names."""
         states = self._states({model.triton_name, *model.parts})
         return (model.triton_name, "READY") not in states and "UNLOADING" not in {state for _, state in states}
-
-    def _is_settled(self, model: LoadedModel) -> bool:
-        return (model.triton_name, "LOADING") not in self._states({model.triton_name})
 
     def _states(self, names: set[str]) -> set[tuple[str, str]]:
         with self.loaded.using(REPOSITORIES, self.timeout):
@@ -258,7 +243,6 @@ class MultiModel:
 
 @dataclass
 class _Entry:
-    load: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     served: ServedModel | None = None
 
@@ -268,28 +252,23 @@ class _Clients:
 
     def __init__(self, registry: Registry, loaded: LoadedModels) -> None:
         self._registry, self._loaded = registry, loaded
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Entry] = {}  # by the load's id
         self._lock = threading.Lock()
 
     def get(self, model: LoadedModel) -> ServedModel:
-        entry = self._entries.get(model.name)
-        if entry is None or entry.load != model.load:
-            entry = self._enter(model)
+        with self._lock:
+            if model.load not in self._entries:
+                self._forget_unloaded()
+            entry = self._entries.setdefault(model.load, _Entry())
         with entry.lock:
             if entry.served is None:
                 entry.served = self._registry.load(model.triton_name, Path(model.folder))
             return entry.served
 
-    def _enter(self, model: LoadedModel) -> _Entry:
-        """A new entry; those of archives that were unloaded, or loaded again, go."""
+    def _forget_unloaded(self) -> None:
         loads = {each.load for each in self._loaded.all()}
-        with self._lock:
-            entry = self._entries.get(model.name)
-            if entry is None or entry.load != model.load:
-                for name in [name for name, each in self._entries.items() if each.load not in loads]:
-                    self._registry.forget(self._entries.pop(name).served)
-                entry = self._entries[model.name] = _Entry(model.load)
-            return entry
+        for load in self._entries.keys() - loads:
+            self._registry.forget(self._entries.pop(load).served)
 
 
 def triton_name(target: str) -> str:
@@ -301,6 +280,4 @@ def triton_name(target: str) -> str:
 
 def _check_name(name: str) -> None:
     if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
-        raise InvalidRequest(
-            f"'model_name' must be 1 to {LONGEST_NAME} printable characters, the first of them no slash"
-        )
+        raise InvalidRequest(f"'model_name' must be 1 to {LONGEST_NAME} printable characters, the first one no slash")

@@ -1,0 +1,86 @@
+"""What is changed of an archive before Triton loads it: its TensorRT plans, and what its configurations leave out.
+
+A plan that does not fit is served from its ONNX file, or refused with the reason: a load is no time to build.
+
+To complete configurations Triton starts each Python-based model twice and waits a second for the first process to end,
+whether anything is missing or not: a load takes 1.4 s instead of 0.15 s. So Triton is told to leave configurations as
+they are where all its backends are Python-based (others complete more than what is missing), and an archive's is
+completed here, by the backend's or the model's own `auto_complete_config` (complete_config.py).
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from serving.errors import LoadFailed
+from serving.host.tritonserver import only_python_backends
+from serving.preparation.plan_config import onnx_config
+from serving.repository.archives import Archive
+from serving.repository.layout import config_file
+from serving.repository.links import replace_config
+from serving.repository.model_config import ENSEMBLE, backend_of, is_complete, read_config
+from serving.repository.plans import OFF, Abilities, Step, abilities, decide, plan_model
+from serving.settings.table import Settings
+
+log = logging.getLogger(__name__)
+HERE = Path(__file__).resolve().parents[2]
+OBSTACLE = "plans are not built when an archive is loaded; build it on this kind of GPU (docs/tensorrt.md)"
+
+
+class Staging:
+    """Safe to share between threads; asks for the GPU at the first archive with a plan."""
+
+    def __init__(self, settings: Settings, backends: Path) -> None:
+        self.settings, self.backends = settings, backends
+        self._completes = only_python_backends(backends)
+
+    def fit(self, archive: Archive, staged: Path) -> None:
+        """Changes what is staged of the archive for Triton; raises LoadFailed."""
+        for part in archive.parts:
+            if self.settings.tensorrt != OFF:
+                self._fit_plans(part, staged / part.name)
+            self._complete(staged / part.name)
+
+    @cached_property
+    def _here(self) -> Abilities:
+        return replace(abilities(self.settings), obstacle=OBSTACLE)
+
+    def _fit_plans(self, folder: Path, staged: Path) -> None:
+        model = plan_model(folder, self.settings.device)
+        if model is None:
+            return
+        found = model.versions()
+        decision = decide(found, self._here, self.settings.tensorrt)
+        if decision.reason and decision.step != Step.ONNX:
+            raise LoadFailed(f"the TensorRT plan of '{folder.name}' cannot be served: {decision.reason}")
+        if decision.step == Step.ONNX:
+            log.warning(model.told(decision))
+            replace_config(staged, onnx_config(model, found, self.settings))
+
+    def _complete(self, model: Path) -> None:
+        config = read_config(model, self.settings.device)
+        if backend_of(config) == ENSEMBLE and not config.platform:  # Triton 24.10 loads none without
+            config.platform = ENSEMBLE
+            replace_config(model, text_format.MessageToString(config, as_utf8=True))
+        elif self._completes and not is_complete(model, config):
+            replace_config(model, self._completed(model))
+
+    def _completed(self, model: Path) -> str:
+        module, file = "serving.preparation.complete_config", config_file(model, self.settings.device)
+        command = [sys.executable, "-m", module, str(model), str(file), str(self.backends)]
+        seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
+        failed = f"the configuration of '{model.name}' is not complete, and"
+        try:
+            done = subprocess.run(command, cwd=HERE, env=environ, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired as err:
+            raise LoadFailed(f"{failed} completing it took more than {seconds:g} s") from err
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+            raise LoadFailed(f"{failed} cannot be completed: {reason}")
+        return done.stdout

@@ -1,0 +1,30 @@
+"""Folders of links that show a model with other files than its own: repositories and archives are never written to."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from serving.repository.fingerprint import FILE
+from serving.repository.layout import CONFIG
+
+
+def link_entries(folder: Path, target: Path, hidden: Collection[str] = ()) -> None:
+    """Makes `target` a folder with a link to each entry of `folder` that is not hidden."""
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.name not in hidden:
+            (target / entry.name).symlink_to(entry)
+
+
+def replace_config(shown: Path, text: str) -> None:
+    """Gives a model that is shown another configuration."""
+    for name in (CONFIG, "configs"):
+        (shown / name).unlink(missing_ok=True)
+    (shown / CONFIG).write_text(text, encoding="utf-8")
+
+
+def replace_plan(shown: Path, version: Path, plan: str, built: Path) -> None:
+    """Gives one version of a model that is shown the TensorRT plan in the folder `built`, and its fingerprint."""
+    target = shown / version.name
+    target.unlink()
+    link_entries(version, target, {plan, FILE})
+    link_entries(built, target)
