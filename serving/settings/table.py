@@ -232,7 +232,7 @@ class Settings:
         "SAGEMAKER_TRITON_ALLOW_METRICS", False, "Triton's own metrics are open to others, on SERVE_HOST"
     )
     metrics_port: int = _setting(
-        "SAGEMAKER_TRITON_METRICS_PORT", 8002, "port of those, where they are open to others", within=(1, 65535)
+        "SAGEMAKER_TRITON_METRICS_PORT", 8002, "port of these metrics where they are open to others", within=(1, 65535)
     )
     additional_arguments: tuple[str, ...] = _setting(
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
