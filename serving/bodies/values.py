@@ -30,9 +30,9 @@ def check_datatype(name: str, datatype: str) -> None:
 def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
     """JSON's values, nested or flat, as a flat array of the datatype (BF16: of float32); raises InvalidRequest."""
     check_datatype(name, datatype)
-    values = _flat(data) if isinstance(data, list) else [data]
+    values, types = _flat(data if isinstance(data, list) else [data])
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
-    if strange := set(map(type, values)) - TYPES[dtype.kind]:
+    if strange := types - TYPES[dtype.kind]:
         value = next(each for each in values if type(each) in strange)
         raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
@@ -50,11 +50,11 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
     return np.array(values, dtype=dtype)
 
 
-def _flat(values: list[Any]) -> list[Any]:
-    """Level by level; the reader of JSON bounds how deep lists are nested."""
-    while list in set(map(type, values)):
+def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
+    """The values level by level, and their types; the reader of JSON bounds how deep lists are nested."""
+    while list in (types := set(map(type, values))):
         values = list(chain.from_iterable(each if type(each) is list else [each] for each in values))
-    return values
+    return values, types
 
 
 def json_values(tensor: Tensor) -> Any:
