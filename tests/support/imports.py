@@ -5,6 +5,7 @@ A file belongs to the room in which it lies, so a new file is covered. The rooms
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 
 
+@cache
 def files(room: str) -> list[Path]:
     return sorted(path for pattern in ROOMS[room] for path in ROOT.glob(pattern))
 
@@ -42,6 +44,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+@cache
 def room_of(module: str) -> str | None:
     """The room of a module of this project; None for other modules and for the packages themselves."""
     path = ROOT / module.replace(".", "/")
@@ -49,6 +52,7 @@ def room_of(module: str) -> str | None:
     return next((room for room in ROOMS if file in files(room)), None)
 
 
+@cache
 def arrows() -> dict[tuple[str, str], int]:
     """{(importing room, imported room): how many files of the first import the second}."""
     counted: dict[tuple[str, str], int] = defaultdict(int)
