@@ -32,7 +32,8 @@ check: setup models .venv/.dev
 # Rewriting and compiling 150 files of tests takes 10 s of each process that may not keep the result.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit:
-	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers --ignore=tests/build_engines --ignore=tests/image $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers -m 'not accuracy' --ignore=tests/build_engines --ignore=tests/image \
+	  $(PYTEST_ARGS)
 
 # Compares with other servers, each in an environment of its own below .cache/bench (3 GB); `bench` writes
 # docs/benchmarks/results.md, `bench-quick` takes two minutes and writes .cache/bench/quick.md.

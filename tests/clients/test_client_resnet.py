@@ -84,6 +84,7 @@ def read(images: list[Image.Image], **parameters: Any) -> list[dict[str, Any]]:
 # --- the bundled model ---
 
 
+@pytest.mark.accuracy
 def test_at_least_98_percent_of_the_held_out_digits_are_read_rightly() -> None:
     images, labels = zip(*held_out(), strict=True)
     predictions = [p for start in range(0, len(images), 32) for p in read(list(images[start : start + 32]), top_k=1)]
@@ -102,6 +103,7 @@ def test_plain_enlarged_scans_are_read_too(side: int, negative: bool) -> None:
     assert np.mean(np.array(found) == labels) >= 0.97
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("part", [2, 4, 8])
 def test_large_photos_that_are_decoded_smaller_are_read_alike(part: int) -> None:
     """The held-out digits as the smallest photos of which so small a part of each side is decoded."""

@@ -310,6 +310,7 @@ def test_average_precision_agrees_with_a_worked_example() -> None:
     assert average_precision(scores, correct, 4) == pytest.approx((26 + 25 * 2 / 3) / 101)
 
 
+@pytest.mark.accuracy
 def test_map50_is_at_least_090_on_held_out_pages_of_another_generator() -> None:
     pages = list(islice(held_out_pages(100), 200))
     predictions = [predict([page.image], {"confidence": 0.001, "iou": 0.6})[0]["detections"] for page in pages]
