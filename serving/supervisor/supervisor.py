@@ -264,7 +264,9 @@ class Supervisor:
         """One after the other, the last first, under one deadline; then what is left is killed."""
         self._stage = "stopping"
         self._write_status()
-        timeout = self._stop_timeout if self._has_been_ready else min(STOP_BEFORE_READY, self._stop_timeout)
+        # Callers may have seen a 200 of /ping that this loop has not seen yet.
+        serves = self._has_been_ready or not self._system.ping()
+        timeout = self._stop_timeout if serves else min(STOP_BEFORE_READY, self._stop_timeout)
         deadline = self._system.now() + timeout
         for child in reversed(self._children):
             if child.pid is not None:
