@@ -45,6 +45,7 @@ def create_app(settings: Settings, access: TritonAccess = NO_TRITON) -> Flask:
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
     app.extensions["serving"] = made = Services(settings, access)
     Observer(made.metrics, made.in_flight).watch(app)
+    app.before_request(_refuse_late)
     app.before_request(_guard_management)
     app.after_request(_add_headers)
     app.register_error_handler(ServingError, render_error)
@@ -126,8 +127,6 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
 
 
 def _read_body() -> Body:
-    """What waited for as long as its caller does is refused before anything is done for it."""
-    incoming().deadline(services().gateway.timeout).left()
     return read_invocation(incoming(), services().inference_type != "infer")
 
 
@@ -160,6 +159,12 @@ def _describe(registry: Registry, name: str) -> dict[str, Any]:
         return described | registry.get(name).describe()
     except ServingError as err:
         return described | {"error": str(err)}
+
+
+def _refuse_late() -> None:
+    """What waited for as long as its caller does is refused before anything is done for it. nginx says when it handed
+    a request over, of the routes that infer."""
+    incoming().deadline(services().gateway.timeout).left()
 
 
 def _guard_management() -> None:

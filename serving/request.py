@@ -86,13 +86,17 @@ class Request:
         return self.target.version or ""
 
 
+def _unread(reply: InferReply) -> InferReply:
+    return reply
+
+
 @dataclass(frozen=True)
 class Batch:
-    """One call to Triton: `read` makes a result of its reply; `goes_on` says that the next batch does not wait for
-    this one's answer."""
+    """One call to Triton: `read` makes a result of its reply, which is the reply itself where nothing else is said;
+    `goes_on` says that the next batch does not wait for this one's answer."""
 
     inputs: Sequence[Tensor]
-    read: Callable[[InferReply], Any]
+    read: Callable[[InferReply], Any] = _unread
     parameters: Parameters = field(default_factory=dict)
     outputs: Mapping[str, Parameters] = field(default_factory=dict)
     goes_on: bool = False

@@ -59,10 +59,7 @@ class FlatBody(Body):
         rest = {key: value for key, value in given.items() if key not in specs}
         parameters = request_parameters(rest | an_object(self.document, "parameters"))
         flags = session.parameters() if session else {}
-        yield Batch(inputs, self._read, parameters={**parameters, **flags})
-
-    def _read(self, reply: InferReply) -> InferReply:
-        return reply
+        yield Batch(inputs, parameters={**parameters, **flags})
 
     def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
         return Reply(self.line(served, results[0], version), version=version)

@@ -7,7 +7,7 @@ A header of no bytes is raw input: all bytes are those of the model's only input
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class TensorBody(Body):
         if self.document is None:
             if session:
                 raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
-            yield Batch([raw_input(served, self.binary)], self._read)
+            yield Batch([raw_input(served, self.binary)])
             return
         request_id(self.document)
         parameters = dict(an_object(self.document, "parameters"))
@@ -67,13 +67,9 @@ class TensorBody(Body):
         flags = session.parameters() if session else {}
         yield Batch(
             self._inputs(self.document),
-            self._read,
             parameters={**request_parameters(parameters), **flags},
             outputs=_wanted(self.document),
         )
-
-    def _read(self, reply: InferReply) -> InferReply:
-        return reply
 
     def _inputs(self, document: Mapping[str, Any]) -> list[Tensor]:
         if "inputs" not in document:
@@ -96,7 +92,7 @@ class TensorBody(Body):
 
     def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
         document = self.document if self.document is not None else {"parameters": {"binary_data_output": True}}
-        binary = {tensor.name for tensor in results[0].outputs if _is_binary(document, tensor.name)}
+        binary = _binary(document, [tensor.name for tensor in results[0].outputs])
         header = write_reply(served, results[0], request_id(document), binary)
         if not binary:
             return Reply(header, version=version)
@@ -219,10 +215,14 @@ def _wanted(document: Mapping[str, Any]) -> dict[str, Parameters]:
     return wanted
 
 
-def _is_binary(document: Mapping[str, Any], name: str) -> bool:
+def _binary(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """Those of the outputs whose data are binary in the reply; the first of two that the request names alike counts."""
     default = an_object(document, "parameters").get("binary_data_output", False)
-    outputs = [output for output in objects(document, "outputs") if output.get("name") == name]
-    return bool(an_object(outputs[0], "parameters").get("binary_data", default) if outputs else default)
+    asked = {
+        output.get("name"): an_object(output, "parameters").get("binary_data", default)
+        for output in reversed(objects(document, "outputs"))
+    }
+    return {name for name in names if asked.get(name, default)}
 
 
 def require_json(reply: Reply) -> Reply:

@@ -42,10 +42,7 @@ class NpyBody(Body):
         spec = model.inputs[0]
         array = _fitted(read_npy(self.data), spec, model.max_batch_size)
         tensor = Tensor.of(spec.name, array, spec.datatype)
-        yield Batch([tensor], self._read, parameters=session.parameters() if session else {})
-
-    def _read(self, reply: InferReply) -> InferReply:
-        return reply
+        yield Batch([tensor], parameters=session.parameters() if session else {})
 
     def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
         if NPY_TYPE not in request.accept.values():
