@@ -5,7 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
+from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 Dims = Sequence[str | int]
 
@@ -52,3 +55,14 @@ def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
     return path
+
+
+def config_of(path: Path) -> ModelConfig:
+    return text_format.Parse(path.read_text(), ModelConfig())
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    """Of one thread, so that tests may run side by side."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options)

@@ -3,42 +3,28 @@
 import numpy as np
 
 from tests.conformance.behaviours import BINARY, Ask, Behaviour, binary, post, tensor
+from tests.support.harness import IDENTITY_VALUES
 
 MISTAKE = "400, as the caller can mend it; native says 500"
 HALVES = "numbers, as of every other datatype; native refuses FP16 in JSON"
-VALUES: dict[str, list[object]] = {
-    "FP32": [1.5, -2.25],
-    "FP64": [1e300, -0.1],
-    "FP16": [0.5, -65504.0],
-    "INT8": [-128, 127],
-    "INT16": [-32768, 32767],
-    "INT32": [-(2**31), 2**31 - 1],
-    "INT64": [-(2**62), 2**62],
-    "UINT8": [0, 255],
-    "UINT16": [0, 65535],
-    "UINT32": [0, 2**32 - 1],
-    "UINT64": [0, 2**63],
-    "BOOL": [True, False],
-    "BYTES": ["digit", "Ziffer ✓"],
-}
 DTYPES = {"FP16": "f2", "FP32": "f4", "FP64": "f8", "BOOL": "?"}
 
 
 def _raw(name: str) -> bytes:
     """The values as bytes."""
     if name == "BYTES":
-        texts = [str(value).encode() for value in VALUES[name]]
+        texts = [str(value).encode() for value in IDENTITY_VALUES[name]]
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    return np.array(VALUES[name], dtype=DTYPES.get(name, name.lower())).tobytes()
+    return np.array(IDENTITY_VALUES[name], dtype=DTYPES.get(name, name.lower())).tobytes()
 
 
-RAW = {name: _raw(name) for name in VALUES}
+RAW = {name: _raw(name) for name in IDENTITY_VALUES}
 
 
 def _asked(name: str, as_json: bool, answer_binary: bool) -> Ask:
     """Sends all inputs but this one as bytes; asks only for this one's output."""
     inputs, blobs = [], b""
-    for other, values in VALUES.items():
+    for other, values in IDENTITY_VALUES.items():
         if other == name and as_json:
             inputs.append(tensor(f"in_{other}", other, [1, 2], values))
         else:
@@ -51,7 +37,7 @@ def _asked(name: str, as_json: bool, answer_binary: bool) -> Ask:
 def _with(name: str, values: list[object]) -> Ask:
     inputs = [
         tensor(f"in_{other}", other, [1, 2], values if other == name else given)
-        for other, given in VALUES.items()
+        for other, given in IDENTITY_VALUES.items()
         if other != "FP16"
     ]
     half = tensor("in_FP16", "FP16", [1, 2], binary_data_size=4)
@@ -63,21 +49,21 @@ def _reason(name: str) -> str:
 
 
 ROWS = [
-    *(Behaviour("2", f"{name} as JSON", _asked(name, True, False), _reason(name)) for name in VALUES),
-    *(Behaviour("3", f"{name} as bytes", _asked(name, False, True)) for name in VALUES),
+    *(Behaviour("2", f"{name} as JSON", _asked(name, True, False), _reason(name)) for name in IDENTITY_VALUES),
+    *(Behaviour("3", f"{name} as bytes", _asked(name, False, True)) for name in IDENTITY_VALUES),
     Behaviour(
         "3",
         "Two outputs as bytes, one as JSON",
         binary(
             {
-                "inputs": [tensor(f"in_{n}", n, [1, 2], binary_data_size=len(RAW[n])) for n in VALUES],
+                "inputs": [tensor(f"in_{n}", n, [1, 2], binary_data_size=len(RAW[n])) for n in IDENTITY_VALUES],
                 "outputs": [
                     {"name": "out_BYTES", "parameters": {"binary_data": True}},
                     {"name": "out_INT8"},
                     {"name": "out_FP32", "parameters": {"binary_data": True}},
                 ],
             },
-            b"".join(RAW[n] for n in VALUES),
+            b"".join(RAW[n] for n in IDENTITY_VALUES),
         ),
     ),
     Behaviour("5", "A number too large for INT8", _with("INT8", [1, 300]), "400; native takes another number, 44"),

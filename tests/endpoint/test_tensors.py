@@ -9,30 +9,15 @@ import pytest
 import requests
 from numpy.typing import NDArray
 
-from tests.support.harness import DATATYPES, PATIENCE, Server
+from tests.support.harness import DATATYPES, IDENTITY_VALUES, PATIENCE, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
-VALUES: dict[str, list[Any]] = {
-    "FP32": [1.5, -2.25],
-    "FP64": [1e300, -0.1],
-    "FP16": [0.5, -65504.0],
-    "INT8": [-128, 127],
-    "INT16": [-32768, 32767],
-    "INT32": [-(2**31), 2**31 - 1],
-    "INT64": [-(2**62), 2**62],
-    "UINT8": [0, 255],
-    "UINT16": [0, 65535],
-    "UINT32": [0, 2**32 - 1],
-    "UINT64": [0, 2**63],
-    "BOOL": [True, False],
-    "BYTES": ["digit", "Ziffer ✓"],
-}
 
 
 def identity_request(binary: tuple[str, ...] = ()) -> tuple[dict[str, Any], bytes]:
     """One input of every datatype; those in `binary` as bytes behind the JSON."""
     inputs, blobs = [], b""
-    for datatype, values in VALUES.items():
+    for datatype, values in IDENTITY_VALUES.items():
         tensor: dict[str, Any] = {"name": f"in_{datatype}", "shape": [1, 2], "datatype": datatype}
         if datatype in binary:
             blob = raw(datatype, values)
@@ -58,7 +43,7 @@ def outputs(reply: requests.Response) -> dict[str, Any]:
 
 
 def test_every_datatype_of_the_onnx_platform_is_tried() -> None:
-    assert set(VALUES) == set(DATATYPES)
+    assert set(IDENTITY_VALUES) == set(DATATYPES)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +54,7 @@ def test_kserve_json_comes_back_in_json_for_all_datatypes(server: Server, conten
     reply = server.post(
         params={"model_name": "identity"}, data=json.dumps(document), headers={"Content-Type": content_type}
     )
-    assert {name: tensor["data"] for name, tensor in outputs(reply).items()} == VALUES
+    assert {name: tensor["data"] for name, tensor in outputs(reply).items()} == IDENTITY_VALUES
     assert reply.headers["Content-Type"] == "application/json"
 
 
@@ -81,11 +66,11 @@ def test_binary_inputs_and_json_outputs_mix_for_all_datatypes(server: Server) ->
         data=header + blobs,
         headers={"Content-Type": f"{BINARY};json-header-size={len(header)}"},
     )
-    assert {name: tensor["data"] for name, tensor in outputs(reply).items()} == VALUES
+    assert {name: tensor["data"] for name, tensor in outputs(reply).items()} == IDENTITY_VALUES
 
 
 def test_binary_outputs_carry_their_own_header_size(server: Server) -> None:
-    document, blobs = identity_request(binary=tuple(VALUES))
+    document, blobs = identity_request(binary=tuple(IDENTITY_VALUES))
     document["parameters"] = {"binary_data_output": True}
     header = json.dumps(document).encode()
     reply = server.post(
@@ -98,7 +83,7 @@ def test_binary_outputs_carry_their_own_header_size(server: Server) -> None:
     rest = reply.content[int(size) :]
     for tensor in json.loads(reply.content[: int(size)])["outputs"]:
         datatype, length = tensor["datatype"], tensor["parameters"]["binary_data_size"]
-        assert rest[:length] == raw(datatype, VALUES[datatype])
+        assert rest[:length] == raw(datatype, IDENTITY_VALUES[datatype])
         rest = rest[length:]
     assert rest == b""
 

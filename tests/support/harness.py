@@ -40,6 +40,21 @@ DATATYPES = {
     "BOOL": Type.BOOL,
     "BYTES": Type.STRING,
 }
+IDENTITY_VALUES: dict[str, list[Any]] = {  # two of each datatype, for the model that make_identity writes
+    "FP32": [1.5, -2.25],
+    "FP64": [1e300, -0.1],
+    "FP16": [0.5, -65504.0],
+    "INT8": [-128, 127],
+    "INT16": [-32768, 32767],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**62), 2**62],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**63],
+    "BOOL": [True, False],
+    "BYTES": ["digit", "Ziffer ✓"],
+}
 PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
 _PORTS = PortPicker((10000, 11999))
 

@@ -6,31 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from google.protobuf import text_format
 from PIL import Image
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from build_engines.building.model import build
 from build_engines.demos import resnet as demo
 from build_engines.digits.images import held_out
 from build_engines.errors import BuildError
 from build_engines.request import Request
+from tests.build_engines.models import config_of, session
 from tests.support.harness import ROOT
 
 FOLDER = ROOT / "model_repository" / "resnet"
 WEIGHTS = FOLDER / "1" / "model.onnx"
-
-
-def config_of(path: Path) -> ModelConfig:
-    return text_format.Parse(path.read_text(), ModelConfig())
-
-
-def session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options)
 
 
 def test_the_committed_folder_is_what_the_recipe_writes(tmp_path: Path) -> None:

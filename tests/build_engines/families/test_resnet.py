@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import transformers
-from google.protobuf import text_format
 from torch.nn import functional
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from build_engines.building.model import build, export
 from build_engines.demos.resnet import DIGITS
@@ -22,20 +19,11 @@ from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from clients.resnet import Client
 from serving.codecs import IMAGE, Limits
+from tests.build_engines.models import config_of, session
 from tests.support.harness import ROOT
 
 FOLDER = ROOT / "model_repository" / "resnet"
 WEIGHTS = FOLDER / "1" / "model.onnx"
-
-
-def config_of(path: Path) -> ModelConfig:
-    return text_format.Parse(path.read_text(), ModelConfig())
-
-
-def session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options)
 
 
 @pytest.fixture(scope="session")

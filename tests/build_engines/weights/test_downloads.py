@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import transformers
@@ -20,6 +21,7 @@ from tests.support.harness import ROOT
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+Server = TypeVar("Server", bound=http.server.ThreadingHTTPServer)
 
 
 class Site(http.server.ThreadingHTTPServer):
@@ -61,15 +63,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def site() -> Iterator[Site]:
-    server = Site()
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(Site()) as server:
+        yield server
 
 
 def artifact(site: Site, sha256: str = SHA256, path: str = "/file") -> Artifact:
@@ -227,13 +236,8 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     transformers.BertModel(config).save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
     files = {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()}
-    server = Hub(files)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Hub(files)) as server:
+        yield server
 
 
 def build_from_hub(port: int, tmp_path: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
