@@ -12,7 +12,7 @@ MODELS := model_repository/bert/1/model.onnx
 run: setup models
 	@PORT=$(PORT) $(BIN)/python serve
 
-setup: .venv/.serving .venv/triton/loopback.so
+setup: .venv/.serving .venv/triton/bind.so
 
 models: $(MODELS)
 
@@ -81,7 +81,7 @@ clean:
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
-.venv/triton/loopback.so: backends/loopback.c | .venv/.serving
+.venv/triton/bind.so: backends/bind.c | .venv/.serving
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 

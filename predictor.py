@@ -28,7 +28,6 @@ from serving.inference.registry import Registry
 from serving.request import PATH, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
-from serving.settings.triton_access import NO_TRITON, TritonAccess
 
 
 class App(Flask):
@@ -37,13 +36,14 @@ class App(Flask):
     request_class = Incoming
 
 
-def create_app(settings: Settings, access: TritonAccess = NO_TRITON) -> Flask:
-    """The WSGI application. Opens no connection before its first request."""
+def create_app(settings: Settings, shared_memory: str = "") -> Flask:
+    """The WSGI application; its files in /dev/shm have names that begin with `shared_memory`. Opens no connection
+    before its first request."""
     app = App(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
-    app.extensions["serving"] = made = Services(settings, access)
+    app.extensions["serving"] = made = Services(settings, shared_memory)
     Observer(made.metrics, made.in_flight).watch(app)
     app.before_request(_refuse_late)
     app.before_request(_guard_management)

@@ -3,8 +3,9 @@
 import os
 
 from predictor import create_app
-from serving.settings.table import Settings
-from serving.settings.triton_access import TritonAccess
+from serving.settings.table import SECRETS, Settings
 
 settings = Settings.from_env(os.environ)
-app = create_app(settings, TritonAccess.read(settings.triton_access_file))
+for name in SECRETS:  # a model's client.py and what it starts need none
+    os.environ.pop(name, None)
+app = create_app(settings, settings.shared_memory_file.read_text(encoding="utf-8"))

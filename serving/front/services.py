@@ -20,28 +20,26 @@ from serving.multimodel.memory import Budget
 from serving.multimodel.records import LoadedModels
 from serving.preparation.staging import Staging
 from serving.settings.table import Settings
-from serving.settings.triton_access import SECRET_KEY, TritonAccess
 from serving.triton.gateway import TritonGateway
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
 # more than so many bytes.
 SHARED_MEMORY_PART = 8
-SECRET_HEADER = f"triton-grpc-protocol-{SECRET_KEY}"  # what a Triton asks for whose gRPC others can reach too
 MOST_SHARED_MEMORY = 256 * 2**20
 
 
 class Services:
     """What the routes use, made once per app."""
 
-    def __init__(self, settings: Settings, access: TritonAccess) -> None:
+    def __init__(self, settings: Settings, shared_memory: str) -> None:
+        sockets = settings.triton_sockets
         self.gateway = TritonGateway(
-            access.grpc_address,
+            f"unix:{sockets.grpc}",
             settings.grpc_timeout,
-            metrics_address=access.metrics_address,
+            metrics_socket=sockets.metrics,
             stream_timeout=settings.stream_timeout,
-            sagemaker_address=access.sagemaker_address,
-            metadata=[(SECRET_HEADER, access.secret)] if settings.allow_grpc else (),
-            shared_prefix=access.shared_memory,
+            sagemaker_socket=sockets.sagemaker,
+            shared_prefix=shared_memory,
             shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
         )
         self.registry = Registry(

@@ -1,37 +1,29 @@
-"""Free TCP ports of this machine, inside a range when there is one.
+"""Free TCP ports of this machine.
 
 A port is reserved from when it is found free until the picker is closed, by the name of an abstract Unix socket: such
-names belong to the network namespace, as ports do. So two containers on one host's network, which share nothing else,
-never pick the same port before their servers have begun to listen.
+names belong to the network namespace, as ports do. So two programs on one network, which share nothing else, never pick
+the same port before their servers have begun to listen.
 """
 
 import socket
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
 
 from serving.host.address import LOOPBACK
 
-ATTEMPTS = 1000
 ANYWHERE = "0.0.0.0"
 
 
-class NoFreePort(Exception):
-    """Fewer ports are free than are needed."""
-
-
 class PortPicker:
-    """Picks free ports of `allowed` (LOW, HIGH), or any when that is empty; never one of `taken`."""
+    """Picks free ports, each once: the lowest of `allowed`, or any when that is empty."""
 
-    def __init__(self, allowed: tuple[int, ...] = (), taken: Iterable[int] = ()) -> None:
-        self._allowed, self._taken = allowed, set(taken)
+    def __init__(self, allowed: Sequence[int] = ()) -> None:
+        self._allowed = allowed
         self._locks: list[socket.socket] = []
 
     def pick(self, count: int) -> list[int]:
-        """So many different ports, reserved; raises NoFreePort that says how many there are."""
-        picked = list(islice(self._reserved(), count))
-        if len(picked) < count:
-            raise NoFreePort(f"{count} free ports are needed, and {len(picked) or 'none'} of them could be had")
-        return picked
+        """So many different ports, reserved; fewer where no more of the allowed ones are free."""
+        return list(islice(self._reserved(), count))
 
     def close(self) -> None:
         """Gives up the reservations."""
@@ -39,10 +31,8 @@ class PortPicker:
             self._locks.pop().close()
 
     def _reserved(self) -> Iterator[int]:
-        within = range(self._allowed[0], self._allowed[1] + 1) if self._allowed else ()
-        for port in within or (_any_port() for _ in range(ATTEMPTS)):
-            if port not in self._taken and not why_taken(ANYWHERE, port) and self._reserve(port):
-                self._taken.add(port)
+        for port in self._allowed or map(_any_port, repeat(LOOPBACK)):
+            if not why_taken(ANYWHERE, port) and self._reserve(port):
                 yield port
 
     def _reserve(self, port: int) -> bool:
@@ -67,7 +57,7 @@ def why_taken(host: str, port: int) -> str:
         return ""
 
 
-def _any_port() -> int:
+def _any_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -75,17 +75,19 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
     """`environ` with a library that makes tritonserver's SageMaker endpoint, at `port`, listen on the loopback address
-    only: it has no option for that (backends/loopback.c). FileNotFoundError when the library is missing."""
-    library = Path(sys.prefix) / "triton" / "loopback.so"
+    only: it has no option for that (backends/bind.c). FileNotFoundError when the library is missing."""
+    library = Path(sys.prefix) / "triton" / "bind.so"
     if not library.is_file():
         raise FileNotFoundError(
             f"{library} is missing, without which Triton's SageMaker endpoint would listen on every address: "
-            "build it from backends/loopback.c (make setup does)"
+            "build it from backends/bind.c (make setup does)"
         )
-    return dict(environ) | {
-        "LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", "")),
-        "LOOPBACK_PORT": str(port),
-    }
+    return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", "")), "BIND_PORT": str(port)}
+
+
+def on_socket(environ: Mapping[str, str], port: int, socket: Path) -> dict[str, str]:
+    """The same, on a Unix socket instead of the port."""
+    return on_loopback(environ, port) | {"BIND_SOCKET": str(socket)}
 
 
 def libpython(base: Mapping[str, str]) -> Path | None:

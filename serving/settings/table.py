@@ -2,7 +2,7 @@
 
 `Settings.from_env(os.environ)` also replaces every "auto" (0, or the word), so that a Settings holds only final values.
 `serve` adds the repositories and its run folder and hands `settings.environment()` to its children, which read the same
-Settings from it. What `serve` picks by itself is no setting: see triton_access.py.
+Settings from it. The properties below say what lies where in the run folder.
 """
 
 import math
@@ -19,6 +19,7 @@ from serving.settings.contradictions import BATCH_MEGABYTES, contradictions
 from serving.settings.handed_on import HANDED_ON
 from serving.settings.parsing import LOG_LEVELS
 from serving.settings.setting import Setting, SettingsError, row
+from serving.settings.triton_sockets import TritonSockets
 
 AUTO = Path("auto")
 ENGINE_CACHE = Path("/tmp/serve-engines")
@@ -47,7 +48,7 @@ class Settings:
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
         (),
-        "every other port that is listened on lies in it, LOW and HIGH included",
+        "where the ports of gRPC and of Triton's metrics must lie, if they are open to others; LOW and HIGH included",
         parser=parsing.parse_port_range,
         formatter=parsing.format_port_range,
         form="LOW-HIGH, two ports",
@@ -224,12 +225,16 @@ class Settings:
     run_dir: Path = _setting(  # noqa: RUF009
         "SERVE_RUN_DIR", AUTO, "folder of sockets and temporary files; auto: a fresh one, removed at the end"
     )
-    allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False, "Triton's gRPC is open to others, on SERVE_HOST")
+    allow_grpc: bool = _setting(
+        "SAGEMAKER_TRITON_ALLOW_GRPC",
+        False,
+        "nginx opens Triton's gRPC to others, on SERVE_HOST: what infers and what asks about models",
+    )
     grpc_port: int = _setting(
         "SAGEMAKER_TRITON_GRPC_PORT", 8001, "Triton's gRPC port where it is open to others", within=(1, 65535)
     )
     allow_metrics: bool = _setting(
-        "SAGEMAKER_TRITON_ALLOW_METRICS", False, "Triton's own metrics are open to others, on SERVE_HOST"
+        "SAGEMAKER_TRITON_ALLOW_METRICS", False, "nginx opens Triton's own metrics to others, on SERVE_HOST"
     )
     metrics_port: int = _setting(
         "SAGEMAKER_TRITON_METRICS_PORT", 8002, "port of these metrics where they are open to others", within=(1, 65535)
@@ -344,13 +349,20 @@ class Settings:
         return self.run_dir / "status.json"
 
     @property
-    def triton_access_file(self) -> Path:
-        """How tritonserver is reached in this run (triton_access.py)."""
-        return self.run_dir / "triton.json"
+    def triton_sockets(self) -> TritonSockets:
+        """Where tritonserver listens."""
+        return TritonSockets(self.run_dir / "triton")
+
+    @property
+    def shared_memory_file(self) -> Path:
+        """With what the names of all that serves here in /dev/shm begin; nobody can guess it."""
+        return self.triton_sockets.folder / "shared-memory"
 
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON)
+# What models' code does not get, with the variable that is a mistake without them.
+SECRETS = {"SERVE_MANAGEMENT", *(variable for row in TABLE if row.secret for variable in row.variables)}
 
 
 def markdown() -> str:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -164,7 +165,7 @@ class LinuxSystem:
             return
         process, child = self._running.pop(pid)
         child.returncode = code  # so that Popen does not wait for it again
-        for leftover in glob.glob(process.leftovers):  # noqa: PTH207
+        for leftover in chain.from_iterable(map(glob.glob, process.leftovers)):
             with contextlib.suppress(OSError):
                 Path(leftover).unlink()
 

@@ -14,14 +14,16 @@ from serving.settings.table import Settings
 
 HERE = Path(__file__).resolve().parents[2]
 TEMPLATE = HERE / "nginx.conf"
+SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # as nginx takes it for a model's name
 MODULES = Path("/usr/lib/nginx/modules")  # where Debian and Ubuntu put them
 PACKAGES = "nginx-light, libnginx-mod-http-lua and lua-cjson"
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 
 
-def nginx_configuration(settings: Settings, triton_http_port: int, models: Mapping[str, ModelFacts]) -> str:
-    """nginx.conf with every {{name}} replaced; `models` are those that are loaded, by name."""
+def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) -> str:
+    """nginx.conf with every {{name}} replaced, and its {{#name}} … {{/name}} left out where the setting of that name is
+    false; `models` are those that are loaded, by name."""
     connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
@@ -33,7 +35,11 @@ def nginx_configuration(settings: Settings, triton_http_port: int, models: Mappi
         "run_dir": settings.run_dir,
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "gunicorn_socket": settings.gunicorn_socket,
-        "triton_http_port": triton_http_port,
+        "triton_http": settings.triton_sockets.http,
+        "triton_grpc": settings.triton_sockets.grpc,
+        "triton_metrics": settings.triton_sockets.metrics,
+        "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
+        "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
         "kserve": int(settings.kserve == "true"),
         "max_body_bytes": settings.max_body_bytes,
         "max_body_mb": f"{settings.max_body_mb:g}",
@@ -52,7 +58,8 @@ def nginx_configuration(settings: Settings, triton_http_port: int, models: Mappi
         "modules": MODULES,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
-    template = TEMPLATE.read_text(encoding="utf-8")
+    opened = {"allow_grpc": settings.allow_grpc, "allow_metrics": settings.allow_metrics}
+    template = SECTION.sub(lambda match: match[2] if opened[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
 
 

@@ -1,7 +1,9 @@
 """The table of processes that `serve` watches: their command lines, environments and what of their output is noise."""
 
+import glob
 import math
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -11,16 +13,17 @@ from pathlib import Path
 
 from serving.host import tritonserver
 from serving.host.address import bracketed, reached
+from serving.host.files import replace_file
 from serving.repository.facts import Facts
 from serving.repository.layout import config_name, overlay
-from serving.settings.table import Settings
-from serving.settings.triton_access import TritonAccess
+from serving.settings.table import SECRETS, Settings
 from serving.supervisor import cloudwatch, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
 from serving.supervisor.supervisor import Process
 
 HERE = Path(__file__).resolve().parents[2]
 LOADS_AT_ONCE = 32
+SAGEMAKER_PORT = 1  # of Triton's endpoint, which is on a socket instead; no program of a model listens there
 THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
 # Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
 # matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
@@ -31,7 +34,7 @@ MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below 
 # an error of a model); of nginx while gunicorn is starting.
 _TRITON_PREFIX = r"^[IWE]\d{4} [\d:.]+ \d+ "
 TRITON_NOISE = (
-    r"^Error: Failed to initialize NVML$|^$|^[+|].*[+|]$|^Signal \(15\) received\.$",
+    r"NODELAY NOT SUPPORTED|^Error: Failed to initialize NVML$|^$|^[+|].*[+|]$|^Signal \(15\) received\.$",
     _TRITON_PREFIX + r"pinned_memory_manager\.cc:\d+\] \"Unable to allocate pinned system memory",
     _TRITON_PREFIX + r"cuda_memory_manager\.cc:\d+\] \"CUDA memory pool disabled\"",
     _TRITON_PREFIX + r"server\.cc:\d+\] (\"CudaDriverHelper has not been initialized|\"Timeout \d+: Found|$)",
@@ -41,7 +44,7 @@ TRITON_NOISE = (
 NGINX_NOISE = (r'request: "(GET|POST) /ping HTTP',)
 
 
-def table(settings: Settings, access: TritonAccess, facts: Facts, environ: Mapping[str, str]) -> list[Process]:
+def table(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> list[Process]:
     """The processes in the order of their start; FileNotFoundError names a program that is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
@@ -49,10 +52,11 @@ def table(settings: Settings, access: TritonAccess, facts: Facts, environ: Mappi
     common = {**environ, **settings.environment(), **python, **quiet}
     seen = with_overlays(settings, facts.plans)
     front = {**common, **seen.environment()}
-    server = triton(seen, access, facts.complete, common)
+    common = {name: value for name, value in common.items() if name not in SECRETS}  # only the front needs them
+    server = triton(seen, facts.complete, common)
     if facts.plans:  # may have to be built first, by a process that becomes tritonserver then
         server = replace(server, command=(sys.executable, "-m", "serving.preparation.rebuild", *server.command))
-    needed = [server, gunicorn(settings, front), nginx(settings, access, facts, common)]
+    needed = [server, gunicorn(settings, front), nginx(settings, facts, common)]
     return needed + cloudwatch_agent(settings, common)
 
 
@@ -63,9 +67,12 @@ def with_overlays(settings: Settings, plans: Iterable[int]) -> Settings:
     return replace(settings, model_repositories=tuple(shown.get(path, path) for path in settings.model_repositories))
 
 
-def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Mapping[str, str]) -> Process:
+def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Process:
     """Its shared memory has a name of its own, so that what a killed one leaves there can be removed."""
-    backends = tritonserver.backend_directory()
+    sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
+    sockets.folder.mkdir(mode=0o700, exist_ok=True)
+    shared_memory = f"serve-{secrets.token_hex(8)}"
+    replace_file(settings.shared_memory_file, shared_memory.encode(), mode=0o600)
     flags = {
         "backend-directory": backends,
         "allow-metrics": "true",
@@ -73,18 +80,18 @@ def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Ma
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, math.ceil(settings.stop_timeout)),
-    } | triton_options.addresses(access)
+    } | triton_options.addresses(sockets)
     environ = tritonserver.environment({**SPINNING, **environ})
     if settings.multi_model:
-        flags |= multi_model(settings, access)
-        environ = tritonserver.on_loopback(environ, access.sagemaker_port)
+        flags |= multi_model(settings)
+        environ = tritonserver.on_socket(environ, SAGEMAKER_PORT, sockets.sagemaker)
     if settings.device == "cpu":
         flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
     command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
     if complete:
         command.append("--disable-auto-complete-config")
     for backend in tritonserver.python_backends(backends):
-        command.append(f"--backend-config={backend},shm-region-prefix-name={access.shared_memory}")
+        command.append(f"--backend-config={backend},shm-region-prefix-name={shared_memory}")
         if settings.multi_model:
             command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
     command += triton_options.models(settings)
@@ -96,12 +103,12 @@ def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Ma
         environ,
         HERE,
         noise=TRITON_NOISE,
-        leftovers=f"/dev/shm/{access.shared_memory}*",
+        leftovers=(f"/dev/shm/{shared_memory}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
         restart_request=settings.triton_restart_request,
     )
 
 
-def multi_model(settings: Settings, access: TritonAccess) -> dict[str, object]:
+def multi_model(settings: Settings) -> dict[str, object]:
     """Flags of a Triton without models, whose SageMaker endpoint loads archives, each in a thread. Removes what was
     recorded of archives that an earlier tritonserver loaded."""
     folder = settings.models_folder
@@ -113,7 +120,7 @@ def multi_model(settings: Settings, access: TritonAccess) -> dict[str, object]:
         "model-namespacing": str(settings.model_namespacing).lower(),
         "model-load-thread-count": LOADS_AT_ONCE,
         "allow-sagemaker": "true",
-        "sagemaker-port": access.sagemaker_port,
+        "sagemaker-port": SAGEMAKER_PORT,
         "sagemaker-thread-count": LOADS_AT_ONCE,
     }
 
@@ -160,13 +167,13 @@ def metrics_folder(settings: Settings) -> Path:
     return folder
 
 
-def nginx(settings: Settings, access: TritonAccess, facts: Facts, environ: Mapping[str, str]) -> Process:
+def nginx(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> Process:
     """Renders nginx.conf into the run folder."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     if not binary or not has_lua():
         raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
     configuration = settings.run_dir / "nginx.conf"
-    configuration.write_text(nginx_configuration(settings, access.http_port, facts.models), encoding="utf-8")
+    configuration.write_text(nginx_configuration(settings, facts.models), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}

@@ -47,10 +47,10 @@ MEANINGS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Process:
-    """One row of the table; `noise` are regular expressions of lines that are not worth logging,
-    `leftovers` a glob pattern of what a killed one leaves behind (shared memory). `restart_request` is a file in which
-    others ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving goes
-    on without an `optional` one: it is not waited for, and given up where another's deaths would end everything."""
+    """One row of the table; `noise` are regular expressions of lines that are not worth logging, `leftovers` glob
+    patterns of what a killed one leaves behind (shared memory, sockets). `restart_request` is a file in which others
+    ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving goes on
+    without an `optional` one: it is not waited for, and given up where another's deaths would end everything."""
 
     name: str
     command: tuple[str, ...]
@@ -58,7 +58,7 @@ class Process:
     folder: Path
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()
-    leftovers: str = ""
+    leftovers: tuple[str, ...] = ()
     restart_request: Path | None = None
     optional: bool = False
 

@@ -3,28 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from serving.host.address import LOOPBACK, bracketed
 from serving.host.machine import gpu_count
 from serving.host.tritonserver import python_backends
 from serving.settings.handed_on import HANDED_ON, HandedOn
 from serving.settings.table import Settings
-from serving.settings.triton_access import SECRET_KEY, TritonAccess
-
-MANAGING = "model-repository,shared-memory,trace,logging"  # groups of gRPC's calls, as Triton names them
+from serving.settings.triton_sockets import GRPC_PORT, TritonSockets
 
 
-def addresses(access: TritonAccess) -> dict[str, object]:
+def addresses(sockets: TritonSockets) -> dict[str, object]:
     """The options that say where tritonserver listens: name -> value."""
-    metrics = access.metrics_host
-    # A gRPC that others can reach infers; a model that one could load there would be code that one could run.
-    guard = {"grpc-restricted-protocol": f"{MANAGING}:{SECRET_KEY}={access.secret}"} if access.secret else {}
-    return guard | {
-        "http-address": LOOPBACK,
-        "http-port": access.http_port,
-        "grpc-address": bracketed(access.grpc_host),
-        "grpc-port": access.grpc_port,
-        "metrics-address": f"ipv6:{metrics}" if ":" in metrics else metrics,  # as libevent wants it
-        "metrics-port": access.metrics_port,
+    return {
+        "http-address": f"unix:{sockets.http}",
+        "grpc-address": f"unix:{sockets.grpc}".removesuffix(f":{GRPC_PORT}"),
+        "grpc-port": GRPC_PORT,
+        "metrics-address": f"unix:{sockets.metrics}",
     }
 
 

@@ -1,7 +1,7 @@
 """The gRPC channel to one tritonserver: made at first use, that is after gunicorn's fork, and kept."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,10 +23,10 @@ CHANNEL_OPTIONS = [
 
 
 class Connection:
-    """To "host:port"; `metadata` goes with every probe. Safe to share between threads."""
+    """To a target of gRPC's, "unix:PATH" or "host:port". Safe to share between threads."""
 
-    def __init__(self, address: str, metadata: Sequence[tuple[str, str]]) -> None:
-        self._address, self._metadata = address, metadata
+    def __init__(self, address: str) -> None:
+        self._address = address
 
     @cached_property
     def _channel(self) -> grpc.Channel:
@@ -51,7 +51,7 @@ class Connection:
 
     def probe(self, method: str, request: Any, timeout: float = PROBE_SECONDS) -> Any:
         """A quick call that is not an inference."""
-        call = partial(getattr(self.stub, method), request, timeout=timeout, metadata=self._metadata)
+        call = partial(getattr(self.stub, method), request, timeout=timeout)
         return self.call(call, call)
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-import urllib3
 
 from serving.errors import (
     BackendDied,
@@ -115,7 +114,7 @@ def http_errors() -> Iterator[None]:
     """A connection that cannot be made in time counts as none, an answer that does not come as one that is late."""
     try:
         yield
-    except (urllib3.exceptions.ReadTimeoutError, TimeoutError) as err:
+    except TimeoutError as err:
         raise TritonTimeout(TOO_LATE) from err
-    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as err:
+    except (http.client.HTTPException, OSError) as err:
         raise TritonUnavailable(NOT_ANSWERING) from err

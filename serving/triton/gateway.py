@@ -2,13 +2,14 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import orjson
-import urllib3
 from tritonclient.grpc import service_pb2
 
 from serving.deadline import NEVER, Deadline
@@ -24,9 +25,11 @@ from serving.triton.connection import PROBE_SECONDS, Connection
 from serving.triton.errors import http_errors, serving_errors, to_stream_error, without_trace
 from serving.triton.repository_call import RepositoryCall
 from serving.triton.shared_memory import SharedMemory
+from serving.triton.socket_connection import SocketConnection
 from serving.triton.tensors import InferReply, InferRequest
 
 METRICS_SECONDS = 1.0  # a scraper waits for 2
+NOWHERE = Path("/nonexistent")
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,9 @@ class Responses:
 class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
-    The addresses are "host:port"; `timeout` and `stream_timeout` bound an inference and a stream of responses, in
-    seconds, where the request's deadline does not end before. `metadata` goes with every call that is no inference.
-    Large inputs go through files of /dev/shm whose names begin with `shared_prefix`, `shared_limit` bytes of them at
-    most.
+    `grpc_address` is a target of gRPC's, "unix:PATH" or "host:port"; `timeout` and `stream_timeout` bound an inference
+    and a stream of responses, in seconds, where the request's deadline does not end before. Large inputs go through
+    files of /dev/shm whose names begin with `shared_prefix`, `shared_limit` bytes of them at most.
     """
 
     def __init__(
@@ -145,16 +147,15 @@ class TritonGateway:
         grpc_address: str,
         timeout: float,
         *,
-        metrics_address: str = "",
+        metrics_socket: Path = NOWHERE,
         stream_timeout: float = 480.0,
-        sagemaker_address: str = "",
-        metadata: Sequence[tuple[str, str]] = (),
+        sagemaker_socket: Path = NOWHERE,
         shared_prefix: str = "",
         shared_limit: int = 0,
     ) -> None:
         self.timeout, self.stream_timeout = timeout, stream_timeout
-        self.metrics_address, self.sagemaker_address = metrics_address, sagemaker_address
-        self._connection = Connection(grpc_address, metadata)
+        self.metrics_socket, self.sagemaker_socket = metrics_socket, sagemaker_socket
+        self._connection = Connection(grpc_address)
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
     def close(self) -> None:
@@ -180,12 +181,13 @@ class TritonGateway:
 
     def metrics(self) -> bytes:
         """Triton's own metrics in Prometheus' text format; raises TritonUnavailable or TritonTimeout."""
-        url = f"http://{self.metrics_address}/metrics"
-        with http_errors():
-            reply = urllib3.request("GET", url, timeout=METRICS_SECONDS, retries=False)
+        with closing(SocketConnection(self.metrics_socket, METRICS_SECONDS)) as connection, http_errors():
+            connection.request("GET", "/metrics")
+            reply = connection.getresponse()
+            text = reply.read()
         if reply.status != 200:
-            raise TritonUnavailable(f"Triton's metrics port answered {reply.status}")
-        return reply.data
+            raise TritonUnavailable(f"Triton's metrics endpoint answered {reply.status}")
+        return text
 
     def is_live(self) -> bool:
         """Whether Triton says that it is live; raises TritonUnavailable or TritonTimeout."""
@@ -216,11 +218,11 @@ class TritonGateway:
     def load_repository(self, identifier: str, url: str, model: str, timeout: float) -> RepositoryCall:
         """Has Triton's SageMaker endpoint register the repository at `url` and load its model, as `model`."""
         body = orjson.dumps({"model_name": identifier, "url": url})
-        return RepositoryCall(self.sagemaker_address, "POST", "/models", body, model, timeout)
+        return RepositoryCall(self.sagemaker_socket, "POST", "/models", body, model, timeout)
 
     def unload_repository(self, identifier: str, model: str, timeout: float) -> RepositoryCall:
         """Has Triton's SageMaker endpoint unload the model, and forget its repository."""
-        return RepositoryCall(self.sagemaker_address, "DELETE", f"/models/{identifier}", None, model, timeout)
+        return RepositoryCall(self.sagemaker_socket, "DELETE", f"/models/{identifier}", None, model, timeout)
 
     def unload(self, model: str) -> None:
         """Has Triton begin to unload a model, and its parts; `index` says when it has ended."""

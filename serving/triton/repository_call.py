@@ -3,12 +3,13 @@
 import contextlib
 import select
 import time
+from pathlib import Path
 
 import orjson
-import urllib3
 
 from serving.errors import TritonUnavailable
 from serving.triton.errors import NOT_ANSWERING, http_errors, without_trace
+from serving.triton.socket_connection import SocketConnection
 
 SAGEMAKER_SECONDS = 3.0  # from Triton's being live to its SageMaker endpoint's being up
 
@@ -16,9 +17,8 @@ SAGEMAKER_SECONDS = 3.0  # from Triton's being live to its SageMaker endpoint's 
 class RepositoryCall:
     """A call to Triton's SageMaker endpoint, sent over a connection of its own; `result` waits for the answer."""
 
-    def __init__(self, address: str, method: str, path: str, body: bytes | None, model: str, timeout: float) -> None:
-        host, port = address.rsplit(":", 1)
-        self._connection = urllib3.connection.HTTPConnection(host, int(port), timeout=timeout)
+    def __init__(self, endpoint: Path, method: str, path: str, body: bytes | None, model: str, timeout: float) -> None:
+        self._connection = SocketConnection(endpoint, timeout)
         headers = {"X-Amzn-SageMaker-Target-Model": model, "Content-Type": "application/json"}
         self._connect()
         with http_errors():
@@ -30,7 +30,7 @@ class RepositoryCall:
         while True:
             try:
                 return self._connection.connect()
-            except (urllib3.exceptions.HTTPError, OSError) as err:
+            except OSError as err:
                 if time.monotonic() > deadline:
                     raise TritonUnavailable(NOT_ANSWERING) from err
                 time.sleep(0.05)
@@ -44,7 +44,7 @@ class RepositoryCall:
         """The status and, of an error, the message; raises TritonTimeout or TritonUnavailable."""
         with contextlib.closing(self._connection), http_errors():
             reply = self._connection.getresponse()
-            body = reply.data
+            body = reply.read()
         try:
             return reply.status, without_trace(str(orjson.loads(body)["error"]))
         except (orjson.JSONDecodeError, KeyError, TypeError):

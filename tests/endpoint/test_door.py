@@ -117,17 +117,12 @@ def test_no_python_runs_for_a_small_tensor(server: Server) -> None:
 def test_kserve_answers_as_tritons_own_port(server: Server, outputs: dict[str, Any], is_binary: bool) -> None:
     head = json.dumps((HEADER if is_binary else BODY) | outputs).encode()
     data, size = (struct.pack("<2f", 1.5, 1e30), {"Inference-Header-Content-Length": str(len(head))})
-    request: dict[str, Any] = {"data": head + data, "headers": size} if is_binary else {"data": head, "headers": {}}
-    ours = server.post("/v2/models/scale/infer", **request)
-    theirs = requests.post(f"http://127.0.0.1:{triton_port(server)}/v2/models/scale/infer", timeout=5, **request)
+    body, headers = (head + data, size) if is_binary else (head, {})
+    ours = server.post("/v2/models/scale/infer", data=body, headers=headers)
+    theirs = server.triton().post("/v2/models/scale/infer", content=body, headers=headers)
     assert (ours.status_code, ours.content) == (200, theirs.content)
     for name in ("Content-Type", "Inference-Header-Content-Length"):
         assert ours.headers.get(name) == theirs.headers.get(name), name
-
-
-def triton_port(server: Server) -> int:
-    command = Path(f"/proc/{server.pid('tritonserver')}/cmdline").read_bytes().split(b"\0")
-    return int(next(word for word in command if word.startswith(b"--http-port=")).partition(b"=")[2])
 
 
 Y = {"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}

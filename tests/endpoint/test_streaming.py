@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import PATIENCE, Server, wait_until
+from tests.support.harness import Server, wait_until
 from tests.support.streaming_models import make_echo, make_prompt, make_reader, make_summer, make_teller
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -57,7 +58,7 @@ def tensors(text: str, delay: float = 0.0) -> dict[str, Any]:
     }
 
 
-def events(reply: requests.Response) -> list[tuple[str, Any]]:
+def events(reply: requests.Response | httpx.Response) -> list[tuple[str, Any]]:
     """(event name, data) of each."""
     found = []
     for part in reply.content.decode().split("\n\n")[:-1]:
@@ -302,7 +303,7 @@ def rounded(came: Any) -> Any:
 
 @pytest.mark.parametrize(("model", "body"), SAME.values(), ids=SAME)
 def test_generate_stream_answers_as_triton_does(generating: Server, model: str, body: Any) -> None:
-    theirs = requests.post(f"{generating.triton_url}/v2/models/{model}/generate_stream", json=body, timeout=PATIENCE)
+    theirs = generating.triton().post(f"/v2/models/{model}/generate_stream", json=body)
     ours = ask(generating, model, body)
     assert ours.status_code == theirs.status_code == 200
     assert ours.headers["Content-Type"] == theirs.headers["Content-Type"]
@@ -324,7 +325,7 @@ def test_generate_answers_as_triton_does_and_refuses_more_than_one_response(tmp_
             ("echo", {"text_input": "a"}),
             ("teller", {"text_input": ["a"], "delay": 0.5}),
         ):
-            theirs = requests.post(f"{server.triton_url}/v2/models/{model}/generate", json=body, timeout=10)
+            theirs = server.triton().post(f"/v2/models/{model}/generate", json=body)
             assert ask(server, model, body).json() == theirs.json()
         refused = ask(server, "teller", {"text_input": "a b"})
         assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")

@@ -9,7 +9,7 @@ import pytest
 import requests
 from numpy.typing import NDArray
 
-from tests.support.harness import DATATYPES, IDENTITY_VALUES, PATIENCE, Server
+from tests.support.harness import DATATYPES, IDENTITY_VALUES, Server
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 
@@ -102,7 +102,7 @@ def test_the_reply_is_the_very_bytes_of_triton_s_own_endpoint(server: Server) ->
     body = json.dumps(
         {"id": "7", "inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3, 4]]}]}
     )
-    theirs = requests.post(f"{server.triton_url}/v2/models/scale/infer", data=body, timeout=PATIENCE)
+    theirs = server.triton().post("/v2/models/scale/infer", content=body)
     ours = server.post(params={"model_name": "scale"}, data=body)
     assert ours.content == theirs.content
 

@@ -13,7 +13,6 @@ import pytest
 from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.settings.table import Settings
-from serving.settings.triton_access import TritonAccess
 from serving.supervisor.processes import triton
 from tests.support.harness import ROOT
 
@@ -42,9 +41,8 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(layout: Path, tmp_path: Path) -> None:
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
-    access = TritonAccess(shared_memory="serve-x")
     environ = {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"}
-    process = triton(replace(settings, load_models=("resnet",)), access, False, environ)
+    process = triton(replace(settings, load_models=("resnet",)), False, environ)
     assert process.command[0] == str(layout / "bin/tritonserver")
     assert f"--backend-directory={layout}/backends" in process.command
     assert "--model-config-name=cpu" not in process.command
@@ -58,12 +56,12 @@ def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(lay
 def test_its_multi_model_mode_finds_the_library_that_the_dockerfile_puts_there(
     layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "triton/loopback.so /opt/program/.venv/triton/" in STAGES["gpu"][1]
+    assert "triton/bind.so /opt/program/.venv/triton/" in STAGES["gpu"][1]
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     (tmp_path / "triton").mkdir()
-    (tmp_path / "triton/loopback.so").touch()
-    environ = tritonserver.on_loopback(tritonserver.environment({}), 8123)
-    assert environ["LD_PRELOAD"] == str(tmp_path / "triton/loopback.so")
+    (tmp_path / "triton/bind.so").touch()
+    environ = tritonserver.on_socket(tritonserver.environment({}), 8123, tmp_path / "socket")
+    assert environ["LD_PRELOAD"] == str(tmp_path / "triton/bind.so")
 
 
 def test_both_images_say_the_same_of_themselves_but_for_the_name_and_nvidia_s_start_script() -> None:

@@ -11,7 +11,6 @@ from serving.settings.handed_on import HANDED_ON
 from serving.settings.parsing import format_value
 from serving.settings.setting import Setting, SettingsError
 from serving.settings.table import ROWS, TABLE, Settings, markdown
-from serving.settings.triton_access import TritonAccess
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 # For each setting a text, its value, and a text that is wrong (None: every text is right).
@@ -214,15 +213,6 @@ def test_the_page_has_every_row() -> None:
     for line, setting in zip(lines, ROWS, strict=True):
         assert all(f"`{variable}`" in line for variable in setting.variables)
         assert setting.help in line and line.count("|") == 5
-
-
-def test_how_triton_is_reached_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path) -> None:
-    access = TritonAccess(18001, 18002, 18003, 18004, "::", "0.0.0.0", secret="s", shared_memory="serve-x")
-    access.write(tmp_path / "triton.json")
-    assert TritonAccess.read(tmp_path / "triton.json") == access
-    assert (tmp_path / "triton.json").stat().st_mode & 0o777 == 0o600
-    assert (access.http_address, access.grpc_address) == ("127.0.0.1:18001", "[::1]:18002")
-    assert (access.metrics_address, access.sagemaker_address) == ("127.0.0.1:18003", "127.0.0.1:18004")
 
 
 @pytest.mark.parametrize(

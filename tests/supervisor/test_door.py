@@ -3,7 +3,6 @@ what they got; tests/test_door.py has the real ones."""
 
 import base64
 import json
-import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 import requests
 
 from serving.repository.facts import ModelFacts
-from serving.settings.triton_access import TritonAccess
 from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error, wait_until_at_work
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -64,26 +62,19 @@ class Flask(StandIn):
     program = "Flask"
 
 
-class Tritons(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    daemon_threads = True
-
-
 MODELS = {"scale": ModelFacts(version="3"), "own": ModelFacts(version="1", client=True), "chosen": ModelFacts()}
 
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     folder = tmp_path_factory.mktemp("edge")
-    with Upstreams(str(folder / "gunicorn.sock"), Flask) as flask, Tritons(("127.0.0.1", 0), Triton) as triton:
+    (folder / "triton").mkdir()
+    sockets = [str(folder / name) for name in ("gunicorn.sock", "triton/http.sock")]
+    with Upstreams(sockets[0], Flask) as flask, Upstreams(sockets[1], Triton) as triton:
         for server in (flask, triton):
             threading.Thread(target=server.serve_forever, daemon=True).start()
         running = Edge(
-            folder,
-            TritonAccess(http_port=triton.server_address[1]),
-            MODELS,
-            SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale",
-            SERVE_KSERVE="true",
-            SERVE_MAX_CONCURRENCY="2",
+            folder, MODELS, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale", SERVE_KSERVE="true", SERVE_MAX_CONCURRENCY="2"
         )
         yield running
         assert running.stop() == 0

@@ -30,7 +30,7 @@ commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.arg
 system = LinuxSystem(("127.0.0.1", port), Output(1))
 system.catch_signals()
 table = [
-    Process(name, ("sh", "-c", command), os.environ, folder, noise=("harmless",), leftovers=f"{folder}/left-*")
+    Process(name, ("sh", "-c", command), os.environ, folder, noise=("harmless",), leftovers=(f"{folder}/left-*",))
     for name, command in commands.items()
 ]
 status = folder / "status.json"

@@ -21,7 +21,6 @@ import requests
 from serving.host.machine import Machine
 from serving.repository.facts import Facts, ModelFacts
 from serving.settings.table import Settings
-from serving.settings.triton_access import TritonAccess
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.processes import nginx
 from tests.support.harness import free_port
@@ -29,7 +28,6 @@ from tests.support.harness import free_port
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
-NO_TRITON = TritonAccess(http_port=9)  # nobody is there
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -70,19 +68,13 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 class Edge:
     """A running nginx; its access log is `log`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        access: TritonAccess = NO_TRITON,
-        models: Mapping[str, ModelFacts] | None = None,
-        **variables: str,
-    ) -> None:
+    def __init__(self, folder: Path, models: Mapping[str, ModelFacts] | None = None, **variables: str) -> None:
         own = {"SERVE_HOST": "127.0.0.1", "PORT": str(free_port()), "SERVE_RUN_DIR": str(folder)}
         environ = own | variables
         self.settings = Settings.from_env(environ, MACHINE)
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.log = folder / "log"
-        process = nginx(self.settings, access, Facts(models=models or {}), os.environ)
+        process = nginx(self.settings, Facts(models=models or {}), os.environ)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
         self._wait_until_it_listens()
@@ -135,7 +127,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def edge(upstream: Path) -> Iterator[Edge]:
     limits = {"SERVE_MAX_BODY_MB": "2", "SERVE_MAX_CONCURRENCY": "2", "SERVE_REQUEST_TIMEOUT": "1"}
-    running = Edge(upstream, NO_TRITON, None, **limits)
+    running = Edge(upstream, None, **limits)
     yield running
     assert running.stop() == 0
 
@@ -177,7 +169,7 @@ def wait_until_at_work(count: int) -> None:
 )
 def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str]) -> None:
     environ = {"PORT": str(free_port()), "SERVE_RUN_DIR": str(tmp_path), **variables}
-    process = nginx(Settings.from_env(environ, MACHINE), NO_TRITON, Facts(), os.environ)
+    process = nginx(Settings.from_env(environ, MACHINE), Facts(), os.environ)
     done = subprocess.run([*process.command, "-t"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "{{" not in (tmp_path / "nginx.conf").read_text().partition("daemon off")[2]
@@ -344,24 +336,24 @@ def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> No
 
 def test_settings_are_the_only_names_of_the_template() -> None:
     settings = replace(Settings(), run_dir=Path("/run/x"))
-    assert nginx_configuration(settings.settled(MACHINE), 9, {}).count('"/run/x/') >= 7
+    assert nginx_configuration(settings.settled(MACHINE), {}).count('"/run/x/') >= 7
 
 
 def test_the_door_knows_a_models_latest_version_and_whether_it_has_a_client(tmp_path: Path) -> None:
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
     models = {"plain": ModelFacts(version="10"), "own": ModelFacts(client=True), "a name": ModelFacts()}
-    rendered = nginx_configuration(settings, 9, models)
+    rendered = nginx_configuration(settings, models)
     assert '["plain"] = { version = "10", has_client = false },\n' in rendered
     assert '["own"] = { version = nil, has_client = true },\n' in rendered
     assert "a name" not in rendered
     for without_door in (replace(settings, inference_type="generate"), replace(settings, multi_model=True)):
-        assert "has_client" not in nginx_configuration(without_door, 9, models)
+        assert "has_client" not in nginx_configuration(without_door, models)
 
 
 def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Path) -> None:
     names = tuple(f"{'long-' * 20}{number}" for number in range(1000))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
     models = dict.fromkeys(names, ModelFacts(version="1"))
-    (tmp_path / "nginx.conf").write_text(nginx_configuration(settings, 9, models))
+    (tmp_path / "nginx.conf").write_text(nginx_configuration(settings, models))
     command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

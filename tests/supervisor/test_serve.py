@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import resource
 import signal
 import socket
@@ -46,8 +47,7 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     port = str(free_port())
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
-    with serve.picked(settings) as access:
-        return {process.name: process for process in serve.table(settings, access, Facts(), os.environ | variables)}
+    return {process.name: process for process in serve.table(settings, Facts(), os.environ | variables)}
 
 
 def test_help_lists_every_variable() -> None:
@@ -116,19 +116,11 @@ def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "file").exists()
 
 
-def test_a_port_that_others_reach_is_kept_and_the_rest_is_picked() -> None:
-    settings = replace(Settings(), port=free_port(), allow_grpc=True, grpc_port=free_port())
-    with serve.picked(settings) as access:
-        assert access.grpc_port == settings.grpc_port
-        assert access.http_port > 1023 and access.metrics_port > 1023
-        assert access.sagemaker_port == 0, "only multi-model mode has it"
-
-
 def test_a_port_in_use_is_a_settings_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = replace(Settings(), host="127.0.0.1", port=taken.getsockname()[1])
-        with pytest.raises(SettingsError, match="cannot listen there"), serve.picked(settings):
-            pass
+        with pytest.raises(SettingsError, match="cannot listen there"):
+            serve.check_ports(settings)
 
 
 def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
@@ -137,10 +129,15 @@ def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
     assert processes["nginx"].stop_signal == signal.SIGQUIT
 
 
-def test_triton_listens_on_loopback_only(tmp_path: Path) -> None:
+def test_triton_listens_on_sockets_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
     command = table(tmp_path)["tritonserver"].command
-    assert {f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")} < set(command)
-    assert "--model-config-name=cpu" in command
+    addresses = {word.partition("=")[2] for word in command if re.match("--(http|grpc|metrics)-address=", word)}
+    assert {Path(address).parent for address in addresses} == {Path(f"unix:{tmp_path}/triton")} and len(addresses) == 3
+    assert (tmp_path / "triton").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_machine_without_a_gpu_takes_the_configuration_for_it(tmp_path: Path) -> None:
+    assert "--model-config-name=cpu" in table(tmp_path)["tritonserver"].command
 
 
 def test_a_gpu_takes_the_models_own_configuration(tmp_path: Path) -> None:
@@ -150,9 +147,11 @@ def test_a_gpu_takes_the_models_own_configuration(tmp_path: Path) -> None:
 
 def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -> None:
     first, second = table(tmp_path)["tritonserver"], table(tmp_path)["tritonserver"]
-    assert first.leftovers != second.leftovers
-    name = first.leftovers.removeprefix("/dev/shm/").removesuffix("*")
+    assert first.leftovers[0] != second.leftovers[0]
+    name = first.leftovers[0].removeprefix("/dev/shm/").removesuffix("*")
     assert f"--backend-config=python,shm-region-prefix-name={name}" in first.command
+    assert (file := tmp_path / "triton/shared-memory").stat().st_mode & 0o777 == 0o600
+    assert second.leftovers[0] == f"/dev/shm/{file.read_text()}*"
 
 
 def test_gunicorn_accepts_no_more_than_it_has_threads(tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
 def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
-    assert "worker_connections 128;" in nginx_configuration(settings, 9, {})
+    assert "worker_connections 128;" in nginx_configuration(settings, {})
 
 
 @pytest.mark.parametrize(

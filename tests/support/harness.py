@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import onnx
 import requests
 from onnx import TensorProto as Type
@@ -21,7 +22,7 @@ from onnx import helper
 from PIL import Image
 
 from serving.host.ports import PortPicker
-from serving.settings.triton_access import TritonAccess
+from serving.settings.triton_sockets import TritonSockets
 from tests.support.started import ends_with, starts_a_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,7 @@ IDENTITY_VALUES: dict[str, list[Any]] = {  # two of each datatype, for the model
     "BYTES": ["digit", "Ziffer ✓"],
 }
 PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
-_PORTS = PortPicker((10000, 11999))
+_PORTS = PortPicker(range(10000, 12000))
 
 
 def free_port() -> int:
@@ -183,9 +184,14 @@ class Server:
         return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
 
     @property
-    def triton_url(self) -> str:
+    def triton_sockets(self) -> TritonSockets:
+        return TritonSockets(self.run_dir / "triton")
+
+    def triton(self) -> httpx.Client:
         """Triton's own HTTP endpoint."""
-        return f"http://{TritonAccess.read(self.run_dir / 'triton.json').http_address}"
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.triton_sockets.http)), base_url="http://triton", timeout=PATIENCE
+        )
 
     def processes(self) -> list[int]:
         """All processes of this server, found by its run folder in their environment."""
