@@ -1,7 +1,9 @@
-# make run: sets everything up and serves on http://localhost:8080. make test: the same, then the tests;
+# make run: sets everything up and serves on http://localhost:8080, to this machine only (HOST=0.0.0.0: to others too).
+# make test: the same, then the tests;
 # make test FILE=tests/x: one file or folder of them. make check: what starts no server.
 PYTHON ?= python3
 PORT ?= 8080
+HOST ?= $(or $(SERVE_HOST),127.0.0.1)
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
@@ -10,7 +12,7 @@ MODELS := model_repository/bert/1/model.onnx
 .PHONY: run setup models dev test check unit bench bench-quick image lint format lock clean
 
 run: setup models
-	@PORT=$(PORT) $(BIN)/python serve
+	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
 
 setup: .venv/.serving .venv/triton/bind.so
 
@@ -88,7 +90,7 @@ clean:
 .venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@$(PIP) --require-hashes -r requirements/dev.lock
-	@$(PIP) -r requirements/torch.txt
+	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

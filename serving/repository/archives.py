@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from serving.errors import InvalidRequest
@@ -16,7 +17,6 @@ from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.links import link_entries
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
-FORBIDDEN = ("/dev", "/proc", "/sys")
 EXAMPLE = (
     "an archive holds one model (config.pbtxt and 1/model.onnx at its root, or resnet/config.pbtxt and "
     "resnet/1/model.onnx), or an ensemble and its parts, each in a folder; "
@@ -52,14 +52,22 @@ def locate(url: str, root: Path) -> Archive:
             f"'url' must be {root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ "
             f"in ID and FOLDER; got '{url}'"
         )
-    resolved = str(path.resolve()) + "/"
-    if any(resolved.startswith(f"{folder}/") for folder in FORBIDDEN):
-        raise InvalidRequest(f"'url' must not lead to {', '.join(FORBIDDEN)}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
+    _check_links(path, root)
     if (path / CONFIG).is_file():
         return Archive(path, (path,))
     return _of_folders(path)
+
+
+def _check_links(path: Path, root: Path) -> None:
+    """Raises InvalidRequest where the folder, or a link in it, leads out of the root: Triton would load, and its errors
+    would quote, files of the container or of the machine."""
+    inside = os.path.realpath(root)
+    links = (Path(folder, name) for folder, *names in os.walk(path) for name in chain.from_iterable(names))
+    for place in (path, *filter(Path.is_symlink, links)):
+        if not Path(target := os.path.realpath(place)).is_relative_to(inside):
+            raise InvalidRequest(f"{place} leads to {target}, out of {root}: put the file itself into the archive")
 
 
 def _of_folders(path: Path) -> Archive:

@@ -83,8 +83,15 @@ def test_iam_takes_the_policies(aws: Aws, name: str) -> None:
 
 
 def test_iam_takes_the_trust_of_the_execution_role(aws: Aws) -> None:
-    document = (DOCS / "execution-role-trust.json").read_text()
+    document = (DOCS / "execution-role-trust.json").read_text().replace("ACCOUNT", "123456789012")
     aws.client("iam").create_role(RoleName="another", AssumeRolePolicyDocument=document)
+
+
+def test_the_execution_role_is_for_one_account_only() -> None:
+    """Else another account's SageMaker could be made to assume it (AWS: the confused deputy problem)."""
+    for statement in json.loads((DOCS / "execution-role-trust.json").read_text())["Statement"]:
+        assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": "ACCOUNT"}
+        assert ":ACCOUNT:" in statement["Condition"]["ArnLike"]["aws:SourceArn"]
 
 
 def become(aws: Aws, monkeypatch: pytest.MonkeyPatch, allowed: list[str]) -> None:

@@ -128,11 +128,42 @@ def test_urls_outside_of_the_platforms_folder_are_refused(tmp_path: Path, url: s
         locate(url.replace("{root}", str(tmp_path)), tmp_path)
 
 
-def test_a_link_into_the_systems_folders_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "abc").mkdir()
-    (tmp_path / "abc/model").symlink_to("/proc/self")
-    with pytest.raises(InvalidRequest, match="must not lead to /dev"):
-        locate(str(tmp_path / "abc/model"), tmp_path)
+OUT = ["/proc/self", "/etc/passwd", "../../../../../../outside"]
+
+
+@pytest.mark.parametrize("place", ["1", "1/model.onnx", "deep/er/labels.txt"])
+@pytest.mark.parametrize("target", OUT)
+def test_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, place: str, target: str) -> None:
+    root = tmp_path / "root"
+    link = Path(lay_out(root, config=MODEL)) / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    with pytest.raises(InvalidRequest, match=rf"{place} leads to .*, out of {root}: put the file itself"):
+        locate(str(root / "abc/model"), root)
+
+
+@pytest.mark.parametrize("place", ["abc", "abc/model"])
+def test_a_folder_that_is_a_link_out_of_the_platforms_folder_is_refused(tmp_path: Path, place: str) -> None:
+    root = tmp_path / "root"
+    lay_out(tmp_path / "outside", config=MODEL)
+    (root / place).parent.mkdir(parents=True)
+    (root / place).symlink_to(tmp_path / "outside" / place)
+    with pytest.raises(InvalidRequest, match=rf"abc/model leads to .*, out of {root}"):
+        locate(str(root / "abc/model"), root)
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    url = lay_out(tmp_path, config=MODEL)
+    (Path(url) / "1").symlink_to("2")
+    (Path(url) / "2").symlink_to("1")
+    (Path(url) / "self").symlink_to(".")
+    assert locate(url, tmp_path).folder == Path(url)
+
+
+def test_a_link_within_the_platforms_folder_is_followed(tmp_path: Path) -> None:
+    lay_out(tmp_path, config=MODEL)
+    (tmp_path / "abc/model/labels.txt").symlink_to("config.pbtxt")
+    assert locate(str(tmp_path / "abc/model"), tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
