@@ -1,25 +1,21 @@
 """How one instance of a request is read: an image, a text, or any JSON value.
 
 A codec reads an instance either from raw bytes (a body, a part of a form) or from its place in a JSON body,
-and raises DecodingError that says what was expected. Only this module decodes images.
+and raises DecodingError that says what was expected.
 """
 
 import binascii
-import io
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
-import numpy as np
 import orjson
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
+from serving import images
 from serving.errors import DecodingError
-
-ANIMATED_FORMATS = {"GIF", "PNG", "WEBP", "TIFF", "AVIF"}  # not MPO: phones add a preview as a second frame
-PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError)
-Image.MAX_IMAGE_PIXELS = None  # Limits has the bound, checked before anything is decoded
 
 
 @dataclass(frozen=True)
@@ -68,8 +64,8 @@ class Codec(ABC):
         """The instance."""
         return opened
 
-    def pixels(self, opened: Any) -> int:
-        """How many the instance has, each of three bytes; what is no image has none."""
+    def memory(self, opened: Any) -> int:
+        """The bytes that an image takes at most while it is loaded, and as the instance; what is no image has none."""
         return 0
 
 
@@ -82,18 +78,11 @@ class ImageCodec(Codec):
     media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        image = self._open(data, limits)
-        if limits.side:  # a JPEG's blocks can be decoded at 1/2, 1/4 or 1/8 of their size; other formats stay whole
-            image.draft(image.mode, (limits.side, limits.side))
-        return image
+        image = images.read_header(data, limits.max_image_pixels)
+        return image.reduced(limits.side) if limits.side else image
 
     def load(self, opened: Any) -> Any:
-        try:
-            opened.load()
-            ImageOps.exif_transpose(opened, in_place=True)
-            return to_rgb(opened)
-        except PILLOW_ERRORS as err:
-            raise DecodingError(f"the {opened.format} image is truncated or damaged ({err})") from err
+        return opened.rgb()
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         if not (isinstance(value, dict) and isinstance(value.get(self.part), str)):
@@ -103,44 +92,8 @@ class ImageCodec(Codec):
         except DecodingError as err:
             raise DecodingError(err.reason, field=self.part) from err
 
-    def pixels(self, opened: Any) -> int:
-        return int(opened.width * opened.height)
-
-    def _open(self, data: bytes, limits: Limits) -> Image.Image:
-        """Reads the header only, and refuses by it."""
-        if not data:
-            raise DecodingError("the image is empty (0 bytes)")
-        try:
-            image = Image.open(io.BytesIO(data))
-        except UnidentifiedImageError:
-            raise DecodingError(
-                f"not an image in a known format (the first bytes are {data[:8]!r}); "
-                "send JPEG, PNG, WebP, GIF, BMP or TIFF"
-            ) from None
-        except PILLOW_ERRORS as err:
-            raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
-        width, height = image.size
-        if width * height > limits.max_image_pixels:
-            raise DecodingError(
-                f"the image has {width}×{height} = {width * height} pixels, more than the limit of "
-                f"{limits.max_image_pixels}; send it smaller"
-            )
-        if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
-            raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-        return image
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode -> RGB: 16-bit scaled to 8, transparency laid on white, CMYK and palettes converted."""
-    if image.mode.startswith("I;16") or image.mode == "I":
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    elif image.mode == "F":
-        image = Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8))
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        image = Image.alpha_composite(white, rgba)
-    return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy
+    def memory(self, opened: Any) -> int:
+        return int(opened.memory)
 
 
 class EncodedImageCodec(ImageCodec):
@@ -149,13 +102,13 @@ class EncodedImageCodec(ImageCodec):
     name = "encoded image"
 
     def open(self, data: bytes, limits: Limits) -> bytes:
-        self._open(data, limits)
+        images.read_header(data, limits.max_image_pixels)
         return data
 
     def load(self, opened: Any) -> Any:
         return opened
 
-    def pixels(self, opened: Any) -> int:
+    def memory(self, opened: Any) -> int:
         return 0
 
 
@@ -215,7 +168,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 def encode_image(image: Image.Image, media_type: str) -> bytes:
     """image/jpeg (quality 90) or image/png."""
-    buffer = io.BytesIO()
+    buffer = BytesIO()
     if media_type == "image/png":
         image.save(buffer, "PNG")
     else:

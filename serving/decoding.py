@@ -13,6 +13,7 @@ from clients.base import ModelClient
 from serving.codecs import Codec, Limits
 from serving.deadline import Deadline
 from serving.errors import DecodingError
+from serving.images import most_memory
 
 Result = TypeVar("Result")
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
@@ -75,26 +76,27 @@ class Decoder:
             partial(item.load, client.codec, each, first + at)
             for at, (item, each) in enumerate(zip(items, opened, strict=False))
         ]
-        images = sum(client.codec.pixels(each) > 0 for each in opened)
+        images = sum(client.codec.memory(each) > 0 for each in opened)
         instances = self._at_once(loads) if images > 1 else [load() for load in loads]
         if mistake:
             raise mistake
         return instances
 
     def _open(self, client: ModelClient, first: int, items: Sequence[Item]) -> tuple[list[Any], DecodingError | None]:
-        """As many of the items, at least one, as have together hardly more pixels than one image may have: a small
+        """As many of the items, at least one, as take together no more memory than the largest image may: a small
         body can hold many large images. With the mistake that ended it, if one did."""
         opened: list[Any] = []
-        pixels = 0
+        left = most_memory(self.limits.max_image_pixels)
         limits = replace(self.limits, side=client.side)
         for at, item in enumerate(items):
             try:
-                opened.append(item.open(client.codec, limits, first + at))
+                one = item.open(client.codec, limits, first + at)
             except DecodingError as err:
                 return opened, err
-            pixels += client.codec.pixels(opened[-1])
-            if pixels >= self.limits.max_image_pixels:
+            left -= client.codec.memory(one)
+            if opened and left < 0:
                 break
+            opened.append(one)
         return opened, None
 
     def _at_once(self, loads: Sequence[Callable[[], Result]]) -> list[Result]:

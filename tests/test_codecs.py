@@ -147,7 +147,7 @@ def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
     data = png_that_claims(8, 6)
     assert ENCODED_IMAGE.from_bytes(data, Limits()) == data
     assert ENCODED_IMAGE.from_json({"b64": base64.b64encode(data).decode()}, Limits()) == data
-    assert ENCODED_IMAGE.pixels(data) == 0
+    assert ENCODED_IMAGE.memory(data) == 0
     for wrong, message in ((b"", "empty"), (b"no image", "not an image"), (png_that_claims(10**5, 10**5), "more than")):
         with pytest.raises(DecodingError, match=message):
             ENCODED_IMAGE.from_bytes(wrong, Limits())

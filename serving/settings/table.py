@@ -172,7 +172,11 @@ class Settings:
         "whether /execution-parameters tells batch transform to send many lines in a request, or one",
     )
     max_image_pixels: int = _setting(
-        "SERVE_MAX_IMAGE_PIXELS", 89_000_000, "images with more pixels are refused", within=(1, 2**31)
+        "SERVE_MAX_IMAGE_PIXELS",
+        89_000_000,
+        "images with more pixels are refused, and those that take more than 8 bytes for each of so many while they are "
+        "decoded; images of a request that take more together are decoded one after another",
+        within=(1, 2**31),
     )
     workers: int = _setting(
         "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",

@@ -108,10 +108,10 @@ def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_mean
 
 
 def test_large_images_make_smaller_batches(echo: Echo) -> None:
-    """16 pixels each, and 40 are allowed: a batch ends with the image that reaches the bound."""
+    """16 pixels each, and 40 are allowed: a batch ends before the image that goes beyond the bound."""
     decoder = Decoder(Limits(max_image_pixels=40))
     predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
-    assert echo.batches == [3, 3, 1]
+    assert echo.batches == [2, 2, 2, 1]
     assert predictions == [float(n) for n in range(7)]
 
 

@@ -1,0 +1,193 @@
+"""Image files of strangers: read within a bound of memory and of work, and turned into RGB. Only this module decodes.
+
+    bytes -> header (read_header) -> size, format and memory within the limits -> pixels (Header.rgb) -> RGB
+
+Whatever is wrong on this way is the caller's DecodingError, for Pillow raises whatever its parsers run into.
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
+
+from serving.errors import DecodingError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # others start programs or decode at once; JPEG takes MPO too
+ANIMATED_FORMATS = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
+PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
+BYTES_PER_PIXEL = 2 * PIXEL  # the image and the RGB made of it, or the image and itself while it is turned
+WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
+SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a walk over all
+HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20  # a photo's header has tens of parts; Pillow takes microseconds for each
+BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
+STRIP_PIXELS = 2**20  # what is converted at a time
+
+Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, by memory
+PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # of unpacked text; Pillow allows 64 MB
+TiffImagePlugin.READ_LIBTIFF = True  # strips are read in C: Pillow's own way takes minutes for a million of them
+warnings.filterwarnings("ignore", module=r"PIL\b")  # a caller's file says nothing to an operator
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+
+
+def most_memory(max_image_pixels: int) -> int:
+    """The bytes that one image, or those of a batch together, take at most while they are decoded and converted."""
+    return max_image_pixels * BYTES_PER_PIXEL
+
+
+class _File(BytesIO):
+    """The image's bytes, in a bounded number of reads: each runs in Python, and a header can ask for millions."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._reads, self._bytes = HEADER_PARTS, HEADER_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = super().read(size)
+        self._reads -= 1
+        if size is not None and size > 0:  # WebP asks for all at once
+            self._bytes -= len(block)
+        if self._reads < 0 or self._bytes < 0:
+            raise DecodingError("the image has too much metadata or is cut into too many parts; save it anew without")
+        return block
+
+    def header_is_read(self) -> None:
+        length = self.getbuffer().nbytes
+        self._reads, self._bytes = HEADER_PARTS + length // BYTES_PER_READ, 2 * HEADER_BYTES + 2 * length
+
+
+@dataclass(frozen=True)
+class Header:
+    """An image whose header alone is read; `buffers` are the bytes that its decoder takes beside the pixels."""
+
+    image: Image.Image
+    buffers: int
+
+    @property
+    def memory(self) -> int:
+        pixels = self.image.width * self.image.height
+        return pixels * PIXEL + max(pixels * PIXEL, self.buffers)
+
+    def reduced(self, side: int) -> "Header":
+        """A JPEG's blocks can be decoded at 1/2, 1/4 or 1/8 of their size, with no side below that; other formats
+        stay whole."""
+        self.image.draft(self.image.mode, (side, side))
+        return self
+
+    def rgb(self) -> Image.Image:
+        """The image, EXIF orientation applied, transparency laid on white; raises DecodingError."""
+        try:
+            self.image.load()
+            ImageOps.exif_transpose(self.image, in_place=True)
+            return to_rgb(self.image)
+        except DecodingError:
+            raise
+        except Exception as err:
+            raise _damaged(self.image.format, err) from err
+
+
+def read_header(data: bytes, max_image_pixels: int) -> Header:
+    """Reads the header only, and refuses by it: DecodingError."""
+    if not data:
+        raise DecodingError("the image is empty (0 bytes)")
+    try:
+        file = _File(data)
+        image = Image.open(file, formats=FORMATS)
+        file.header_is_read()
+        header = Header(image, _buffers(image, data))
+        _check(header, data, max_image_pixels)
+        return header
+    except DecodingError:
+        raise
+    except UnidentifiedImageError:
+        raise DecodingError(
+            f"not an image in a known format (the first bytes are {data[:8]!r}); send JPEG, PNG, WebP, GIF, BMP or TIFF"
+        ) from None
+    except Exception as err:
+        raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
+
+
+def _damaged(format: str | None, err: Exception) -> DecodingError:
+    return DecodingError(f"the {format} image is truncated or damaged ({str(err) or type(err).__name__})")
+
+
+def _buffers(image: Image.Image, data: bytes) -> int:
+    """The bytes that a decoder holds beside the image it fills."""
+    pixels = _pixels_at_a_time(image)
+    coefficients = 2 * len(image.getbands()) * pixels  # libjpeg's, where more than one scan adds to them
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        bits: int = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+        samples = int(image.tag_v2.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
+        return pixels * max(bits * samples // 8, PIXEL) + (coefficients if _is_jpeg(image) else 0)
+    if image.format == "WEBP":
+        return pixels * WEBP_BUFFERS
+    return coefficients if _is_jpeg(image) and _scans(data) > 1 else 0
+
+
+def _pixels_at_a_time(image: Image.Image) -> int:
+    """Of the strip or tile that libtiff unpacks, which may be larger than its image; of other formats all."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return image.width * image.height
+    tags, side = image.tag_v2, max(image.size)  # a turned image has its sides exchanged
+    rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
+    width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
+    return int(width) * int(length) if width and length else min(rows * side, image.width * image.height)
+
+
+def _is_jpeg(image: Image.Image) -> bool:
+    return image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression", ""))
+
+
+def _scans(data: bytes) -> int:
+    """Start-of-scan markers; those of a preview inside are counted too."""
+    return data.count(b"\xff\xda")
+
+
+def _check(header: Header, data: bytes, max_image_pixels: int) -> None:
+    image = header.image
+    pixels = image.width * image.height
+    if pixels > max_image_pixels:
+        raise DecodingError(
+            f"the image has {image.width}×{image.height} = {pixels} pixels, more than the limit of "
+            f"{max_image_pixels} (SERVE_MAX_IMAGE_PIXELS); send it smaller"
+        )
+    if header.memory > most_memory(max_image_pixels):
+        raise DecodingError(
+            f"decoding the {image.format} image of {image.width}×{image.height} pixels takes {header.memory} bytes, "
+            f"more than the limit of {most_memory(max_image_pixels)} ({BYTES_PER_PIXEL} for each of "
+            "SERVE_MAX_IMAGE_PIXELS); send it smaller, or as a JPEG that is not progressive"
+        )
+    if _is_jpeg(image) and _scans(data) * _pixels_at_a_time(image) > SCANS * max_image_pixels:
+        raise DecodingError(f"the JPEG image has {_scans(data)} scans; send it as one that is not progressive")
+    if image.format == "BMP" and image.info.get("compression") in (1, 2):  # Pillow unpacks it in Python
+        raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
+    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
+        raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow mode -> RGB: 16-bit scaled to 8, transparency laid on white, CMYK and palettes converted.
+
+    In strips, for on its way a pixel takes up to 16 bytes.
+    """
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    result = Image.new("RGB", image.size)
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        result.paste(_strip_to_rgb(strip), (0, top))
+    return result
+
+
+def _strip_to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert("RGB")

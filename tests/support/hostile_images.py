@@ -1,0 +1,143 @@
+"""Image files that would take memory or work, each made from what it does; and the largest that are allowed."""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from PIL import Image
+
+PIXELS = 9_000_000  # the limit that they are made for: 72 MB
+SIDE = 3000
+Maker = Callable[[], bytes]
+
+
+def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE) -> bytes:
+    """Zeros; `row` bytes are a line of them."""
+    header = struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, 0)
+    pixels = zlib.compress(bytes((1 + row) * side))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + between + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def jpeg_with(segments: bytes) -> bytes:
+    plain = encoded(Image.new("RGB", (8, 8)), "JPEG")
+    return plain[:2] + segments + plain[2:]
+
+
+def jpeg_of_scans(count: int) -> bytes:
+    plain = encoded(Image.new("RGB", (SIDE // 2, SIDE // 2)), "JPEG", progressive=True)
+    return plain[:-2] + plain[plain.rfind(b"\xff\xda") : -2] * count + plain[-2:]
+
+
+def run_length_bmp() -> bytes:
+    lines = b"\0\2\0\xff" * SIDE
+    header = struct.pack("<IiiHHIIiiII", 40, SIDE, SIDE, 1, 8, 1, len(lines), 1, 1, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 1078 + len(lines), 0, 0, 1078) + header + bytes(1024) + lines
+
+
+def tiff(tags: list[tuple[int, int, int, int]], behind: bytes = b"", directories: int = 1) -> bytes:
+    """Little-endian; each directory leads to the next."""
+    size = 2 + 12 * len(tags) + 4
+    entries = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    starts = [8 + size * at for at in range(1, directories)] + [0]
+    return b"II*\0" + struct.pack("<I", 8) + b"".join(entries + struct.pack("<I", at) for at in starts) + behind
+
+
+SMALL = [(256, 3, 1, 8), (257, 3, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8), (277, 3, 1, 1)]
+
+
+def tiff_of_a_huge_tile() -> bytes:
+    tile = zlib.compress(bytes(2**26))
+    tags = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+    places = [(322, 4, 1, 2**13), (323, 4, 1, 2**13), (324, 4, 1, 134), (325, 4, 1, len(tile))]
+    return tiff(tags + places, tile)
+
+
+def tiff_of_many_strips() -> bytes:
+    count = 3_000_000
+    tags = [(256, 4, 1, 1), (257, 4, 1, count), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
+    places = [(273, 4, count, 122), (277, 3, 1, 1), (278, 3, 1, 1), (279, 4, 1, 1)]
+    return tiff(tags + places, struct.pack("<I", 8) * count)
+
+
+def gif_of_many_blocks() -> bytes:
+    plain = encoded(Image.new("P", (8, 8)), "GIF")
+    at = plain.index(b",\0\0\0\0")
+    return plain[:at] + b"!\xfe\x01a\0" * 100_000 + plain[at:]
+
+
+def ico() -> bytes:
+    inside = png(6, 4 * SIDE)
+    return b"\0\0\1\0\1\0" + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(inside), 22) + inside
+
+
+REFUSED: dict[str, tuple[Maker, str]] = {
+    "a picture inside an ICO": (ico, "not an image in a known format"),
+    "PostScript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image in a known format"),
+    "a run-length encoded BMP": (run_length_bmp, "run-length encoded"),
+    "a WebP of 9 million pixels in 34 bytes": (
+        lambda: encoded(Image.new("RGBA", (SIDE, SIDE)), "WEBP", lossless=True, method=0, quality=0),
+        "takes 180000000 bytes, more than the limit of 72000000",
+    ),
+    "a progressive JPEG with a thousand scans": (lambda: jpeg_of_scans(1000), "1010 scans"),
+    "a JPEG of comments": (lambda: jpeg_with(b"\xff\xfe\0\2" * 100_000), "too much metadata"),
+    "a JPEG of small EXIF parts": (lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000), "too much metadata"),
+    "a JPEG of large EXIF parts": (
+        lambda: jpeg_with((b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 200),
+        "too much metadata",
+    ),
+    "a JPEG with a megabyte of junk": (lambda: jpeg_with(b"\xff\xfe\0\2" + b"a" * 2**20), "too much metadata"),
+    "a PNG of empty chunks": (lambda: png(2, 24, chunk(b"abCd", b"") * 100_000, side=8), "too much metadata"),
+    "a PNG with 64 MB of text": (
+        lambda: png(2, 24, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**20 - 1))) * 64, side=8),
+        "Too much memory used in text",
+    ),
+    "a PNG with a profile of 64 MB": (
+        lambda: png(2, 24, chunk(b"iCCP", b"k\0\0" + zlib.compress(bytes(2**26))), side=8),
+        "too large",
+    ),
+    "a GIF of many blocks": (gif_of_many_blocks, "too much metadata"),
+    "a TIFF of 40,000 directories": (lambda: tiff(SMALL, directories=40_000), "more than one frame"),
+    "a TIFF of 3,000,000 strips": (tiff_of_many_strips, "too much metadata"),
+    "a TIFF of 65,535 tags at one place": (
+        lambda: tiff([(tag, 1, 400_000, 8) for tag in range(65_535)], bytes(2**16)),
+        "too much metadata",
+    ),
+    "a TIFF of one tile of 64 MB": (tiff_of_a_huge_tile, "takes 268436480 bytes"),
+}
+
+LARGEST: dict[str, Maker] = {
+    "RGB": lambda: png(2, 3 * SIDE),
+    "RGB with a transparent colour": lambda: png(2, 3 * SIDE, chunk(b"tRNS", bytes(6))),
+    "RGBA": lambda: png(6, 4 * SIDE),
+    "grey with alpha": lambda: png(4, 2 * SIDE),
+    "16-bit grey": lambda: png(0, 2 * SIDE, depth=16),
+    "16-bit RGBA": lambda: png(6, 8 * SIDE, depth=16),
+    "a palette with transparency": lambda: png(3, SIDE, chunk(b"PLTE", bytes(6)) + chunk(b"tRNS", b"\0\xff")),
+    "floats": lambda: encoded(Image.new("F", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate"),
+    "CMYK": lambda: encoded(Image.new("CMYK", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate"),
+    "one strip": lambda: encoded(
+        Image.new("RGB", (SIDE, SIDE)), "TIFF", compression="tiff_adobe_deflate", strip_size=2**26
+    ),
+    "a turned JPEG": lambda: encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", exif=turned()),
+    "a progressive JPEG": lambda: encoded(Image.new("RGB", (2600, 2600)), "JPEG", progressive=True, subsampling=0),
+    "a WebP": lambda: encoded(Image.new("RGBA", (1890, 1890), (1, 2, 3, 4)), "WEBP", method=0),
+    "a GIF": lambda: encoded(Image.new("P", (SIDE, SIDE)), "GIF"),
+}
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif

@@ -1,0 +1,106 @@
+"""Hostile image files are refused before they take memory or work, and damaged ones are the caller's mistake.
+
+A measured one is decoded in a process of its own, which says how far its memory rose.
+"""
+
+import logging
+import random
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
+from serving.errors import DecodingError
+from serving.images import most_memory, read_header
+from tests.support.harness import ROOT
+from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, encoded, turned
+
+BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest has filters of its own
+
+MEASURE = """
+import sys
+from serving.codecs import IMAGE, Limits
+from serving.errors import DecodingError
+def memory(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+data = sys.stdin.buffer.read()
+before = memory("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
+try:
+    answer = str(IMAGE.from_bytes(data, Limits(int(sys.argv[1]))).size)
+except DecodingError as err:
+    answer = str(err)
+print(memory("VmHWM") - before, answer)
+"""
+
+
+def measured(data: bytes) -> tuple[int, str]:
+    """(the bytes that a process rises by, its answer)"""
+    command = [sys.executable, "-c", MEASURE, str(PIXELS)]
+    done = subprocess.run(command, cwd=ROOT, input=data, capture_output=True, check=True)
+    assert done.stderr == b""  # nothing is logged of a caller's file
+    rise, _, answer = done.stdout.decode().strip().partition(" ")
+    return int(rise), answer
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_take_memory_or_work_is_refused_before(name: str) -> None:
+    make, message = REFUSED[name]
+    rise, answer = measured(make())
+    assert message in answer
+    assert rise < BESIDE
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_no_image_takes_more_memory_than_the_limit_says(name: str) -> None:
+    data = LARGEST[name]()
+    rise, answer = measured(data)
+    assert answer.startswith("(")
+    assert rise - len(data) < read_header(data, PIXELS).memory + BESIDE < most_memory(PIXELS) + 2 * BESIDE
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_decodes_by_itself_is_not_given_them_either(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(DecodingError, match=message):
+        ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
+
+
+def test_the_pixels_of_every_strip_are_converted() -> None:
+    """A strip has 2^20 pixels: this image is seven and a bit."""
+    image = Image.linear_gradient("L").resize((2700, 2900))
+    image.putalpha(255)
+    assert IMAGE.from_bytes(encoded(image, "PNG"), Limits()).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_a_reduced_progressive_jpeg_counts_its_coefficients_at_full_size() -> None:
+    data = encoded(Image.new("RGB", (1600, 1600)), "JPEG", progressive=True)
+    reduced = IMAGE.memory(IMAGE.open(data, Limits(side=200)))
+    assert 1600 * 1600 * 6 < reduced < IMAGE.memory(IMAGE.open(data, Limits()))
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 8)):
+        changed[chance.randrange(min(len(changed), 400))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
+    return bytes(changed[: chance.randint(1, len(changed))] if chance.random() < 0.2 else changed)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "DDS"])
+def test_whatever_a_damaged_file_makes_pillow_raise_is_the_caller_s_mistake(
+    format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance = random.Random(format)
+    data = encoded(Image.effect_noise((32, 24), 90).convert("RGB"), format, exif=turned())
+    refused = 0
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(400):
+            try:
+                IMAGE.from_bytes(damaged(data, chance), Limits(max_image_pixels=10**6))
+            except DecodingError:
+                refused += 1
+    assert refused > 50
+    assert caplog.messages == []
