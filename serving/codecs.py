@@ -9,12 +9,14 @@ import io
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import orjson
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from serving.budget import read_json
 from serving.errors import DecodingError
 
 ANIMATED_FORMATS = {"GIF", "PNG", "WEBP", "TIFF", "AVIF"}  # not MPO: phones add a preview as a second frame
@@ -188,7 +190,7 @@ class JsonCodec(Codec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         try:
-            return orjson.loads(data)
+            return read_json(data)
         except orjson.JSONDecodeError as err:
             raise DecodingError(f"not JSON: {err}") from err
 
@@ -226,7 +228,7 @@ def encode_image(image: Image.Image, media_type: str) -> bytes:
 def describe(value: Any) -> str:
     """A value in an error message: its JSON type, its keys or its start, never all of it."""
     if isinstance(value, dict):
-        return f"an object with the keys {sorted(map(str, value))[:8]}"
+        return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, str):

@@ -49,12 +49,12 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 def _inflated(body: bytes, limit: int) -> bytes:
     """gzip's data may be several members, one after the other."""
-    rest, made = memoryview(body), bytearray()
-    for _ in range(MOST_MEMBERS):
-        if not rest:
-            return bytes(made)
+    rest, made, members = memoryview(body), bytearray(), 0
+    while rest:
+        members += 1
+        check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
         rest = rest[_inflate_member(rest, made, limit) :]
-    raise PayloadTooLarge(f"the body has more than {MOST_MEMBERS} gzip members: pack it in one piece")
+    return bytes(made)
 
 
 def _inflate_member(packed: memoryview, made: bytearray, limit: int) -> int:
