@@ -213,4 +213,42 @@ function door.infer()
     enter(name, version ~= "" and version or model.version, json_size)
 end
 
+-- The next part of a reply in JSON. Triton writes NaN and infinities as such, which is no JSON; as in Flask's replies
+-- they become null. `state` is between the parts: whether a string has begun, and the start of what may go on.
+function door.nulled(state, part, is_last)
+    local text, written, at = state.held .. part, {}, 1
+    state.held = ""
+    while at <= #text do
+        local stop = text:find(state.in_string and '["\\]' or '"', at) or #text + 1
+        local piece, mark = text:sub(at, stop - 1), text:sub(stop, stop)
+        if not state.in_string then
+            if mark == "" and not is_last then state.held = piece:sub(-9):match("[%-%a]*$") end
+            piece = piece:sub(1, #piece - #state.held):gsub("%-?Infinity", "null"):gsub("NaN", "null")
+        end
+        if mark == '"' then
+            state.in_string = not state.in_string
+        elseif mark == "\\" and stop == #text then
+            mark, state.held = "", mark
+        elseif mark == "\\" then
+            stop = stop + 1
+            mark = text:sub(stop - 1, stop)
+        end
+        written[#written + 1] = piece .. mark
+        at = stop + 1
+    end
+    return table.concat(written)
+end
+
+-- Filters of Triton's replies.
+function door.reply_header()
+    if ngx.var.upstream_http_inference_header_content_length then return end
+    ngx.ctx.json_reply = { in_string = false, held = "" }
+    ngx.header.content_length = nil -- null is longer than NaN
+end
+
+function door.reply_body()
+    local state = ngx.ctx.json_reply
+    if state then ngx.arg[1] = door.nulled(state, ngx.arg[1], ngx.arg[2]) end
+end
+
 return door

@@ -12,6 +12,7 @@ from werkzeug.exceptions import HTTPException
 
 from serving.bodies.flat import FlatBody
 from serving.bodies.json_lines import JsonLines
+from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
@@ -42,6 +43,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app = App(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
+    app.config["MAX_FORM_PARTS"] = MOST_PARTS
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
     app.extensions["serving"] = made = Services(settings, shared_memory)
     Observer(made.metrics, made.in_flight).watch(app)
@@ -116,7 +118,7 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
     source, made = incoming(), services()
     form = form or _format(source, body)
     seconds = made.gateway.stream_timeout if form else made.gateway.timeout
-    asked = read_request(source, seconds, body, named)
+    asked = read_request(source, seconds, made.budget, body, named)
     with ExitStack() as stack:
         served = stack.enter_context(made.models.use(asked.target.name, asked.target.version))
         source.model = served.name

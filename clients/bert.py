@@ -5,7 +5,8 @@ those of transformers' own pipelines with the same weights.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,24 @@ from serving.errors import DecodingError, InvalidRequest
 Array = NDArray[Any]
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
 UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
+# Characters of a text that are read, for each token that the model takes: WordPiece makes one [UNK] of a longer word
+# (max_input_chars_per_word), so only a text of such words, or of nothing but spaces, loses tokens by it.
+LONGEST_TOKEN = 100
+LONGEST_TEXT = 10**6  # the same for a model whose tokenizer names no limit
+PORTION = 2**18  # characters that are tokenized together: they take some 300 bytes each until they are truncated
+MOST_MASKS = 32  # in a text: each is a row of scores for the whole vocabulary, 120 kB of FP32
+MOST_FILLED = 2_000  # masks · top_k of a text: each is written as a whole sequence
 ROBERTA_LIKE = {"roberta", "xlm-roberta", "camembert"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text's tokens, truncated, and how many there were."""
+
+    ids: list[int]
+    attention_mask: list[int]
+    type_ids: list[int]
+    count: int
 
 
 class TextTokenizer:
@@ -33,6 +51,7 @@ class TextTokenizer:
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         self.tokenizer = _load(folder, self.settings)
         self.max_length = min(max_length or UNLIMITED, self._limit())
+        self.max_characters = min(self.max_length * LONGEST_TOKEN, LONGEST_TEXT)
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(self.max_length)
         self.pad_id = self._special("pad_token", "[PAD]")[1] or 0
@@ -54,21 +73,43 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str], multiple: int) -> Tensors:
         """n texts -> INT64 [n, longest text rounded up to `multiple`], padded on the right.
 
-        `num_tokens` [n] counts the tokens before truncation, including [CLS] and [SEP].
+        `num_tokens` [n] counts the tokens before truncation, including [CLS] and [SEP]; of a text that was cut to
+        LONGEST_TOKEN characters per token before, those that were read, and more than max_length.
         """
-        encodings = self.tokenizer.encode_batch(list(texts))
-        longest = max(map(len, encodings))
+        rows = [row for part in self._portions(texts) for row in self._rows(part)]
+        longest = max(len(row.ids) for row in rows)
         width = min(-(-longest // multiple) * multiple, self.max_length)
         return {
-            "input_ids": _pad([e.ids for e in encodings], width, self.pad_id),
-            "attention_mask": _pad([e.attention_mask for e in encodings], width, 0),
-            "token_type_ids": _pad([e.type_ids for e in encodings], width, 0),
-            "num_tokens": np.array([self._count(e) for e in encodings], np.int64),
+            "input_ids": _pad([row.ids for row in rows], width, self.pad_id),
+            "attention_mask": _pad([row.attention_mask for row in rows], width, 0),
+            "token_type_ids": _pad([row.type_ids for row in rows], width, 0),
+            "num_tokens": np.array([row.count for row in rows], np.int64),
         }
 
-    def _count(self, encoding: Encoding) -> int:
+    def _portions(self, texts: Sequence[str]) -> Iterator[list[str]]:
+        """The texts, so many together as have about PORTION characters that are read."""
+        portion: list[str] = []
+        characters = 0
+        for text in texts:
+            portion.append(text[: self.max_characters + 1])
+            characters += len(portion[-1])
+            if characters >= PORTION:
+                yield portion
+                portion, characters = [], 0
+        if portion:
+            yield portion
+
+    def _rows(self, texts: Sequence[str]) -> list[Row]:
+        encodings = self.tokenizer.encode_batch([text[: self.max_characters] for text in texts])
+        return [
+            Row(e.ids, e.attention_mask, e.type_ids, self._count(e, len(text) > self.max_characters))
+            for e, text in zip(encodings, texts, strict=True)
+        ]
+
+    def _count(self, encoding: Encoding, is_cut: bool) -> int:
         special = self.tokenizer.num_special_tokens_to_add(False)
-        return len(encoding) + sum(len(rest) - special for rest in encoding.overflowing)
+        count = len(encoding) + sum(len(rest) - special for rest in encoding.overflowing)
+        return max(count, self.max_length + 1) if is_cut else count
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
@@ -181,6 +222,9 @@ class Client(ModelClient):
         for index, (positions, text) in enumerate(zip(found, instances, strict=True)):
             if not positions:
                 raise DecodingError(self._missing_mask(text), instance=index)
+            if len(positions) > MOST_MASKS:
+                reason = f"it has {len(positions)} {self.tokenizer.mask}, at most {MOST_MASKS} are filled in at a time"
+                raise DecodingError(reason, instance=index)
         return _pad(found, max(map(len, found)), 0)
 
     def _missing_mask(self, text: str) -> str:
@@ -220,6 +264,11 @@ class Client(ModelClient):
         predictions = []
         for ids, logits in zip(inputs["input_ids"], values, strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)
+            if len(positions) * min(top_k, logits.shape[-1]) > MOST_FILLED:
+                raise InvalidRequest(
+                    f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks are too many; at most "
+                    f"{MOST_FILLED} are given for a text"
+                )
             scores = softmax(logits[: len(positions)] if self.compact else logits[positions])
             masks = [self._fill_one(ids, p, s, top_k) for p, s in zip(positions, scores, strict=True)]
             predictions.append({"masks": masks})

@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from base64 import b64decode
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from typing import Any
 
 import orjson
 from PIL import Image
 
 from serving import images
+from serving.budget import read_json
 from serving.errors import DecodingError
 
 
@@ -141,7 +143,7 @@ class JsonCodec(Codec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         try:
-            return orjson.loads(data)
+            return read_json(data)
         except orjson.JSONDecodeError as err:
             raise DecodingError(f"not JSON: {err}") from err
 
@@ -179,7 +181,7 @@ def encode_image(image: Image.Image, media_type: str) -> bytes:
 def describe(value: Any) -> str:
     """A value in an error message: its JSON type, its keys or its start, never all of it."""
     if isinstance(value, dict):
-        return f"an object with the keys {sorted(map(str, value))[:8]}"
+        return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, str):

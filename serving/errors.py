@@ -6,6 +6,8 @@ A class takes facts and builds the message: what was wrong and what to do. The b
 
 from collections.abc import Iterable
 
+LONGEST = 2_000  # characters of a text
+
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
@@ -17,6 +19,11 @@ class ServingError(Exception):
     status = 500
     code = "internal_error"
     retry_after: int | None = None
+
+    def facts(self) -> dict[str, str]:
+        """What a caller is told; what the text quotes of the caller's own may be long, and is cut."""
+        text = str(self)
+        return {"error": text if len(text) <= LONGEST else f"{text[:LONGEST]}…", "code": self.code}
 
 
 class InvalidRequest(ServingError):

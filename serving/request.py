@@ -1,16 +1,16 @@
 """A request, made once in the front and passed whole; what a kind of body can do; and the reply.
 
-Request --Body.batches--> Batch --Triton--> InferReply --Batch.read--> result --Body.reply--> Reply
+Request --Body.batches--> Batch --Triton--> InferReply --Batch.read--> results --Body.reply--> Reply
                                                                           +-----Body.line--> a line of a stream
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from werkzeug.datastructures import MIMEAccept
 
+from serving.budget import Budget
 from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
@@ -78,6 +78,7 @@ class Request:
     session: str = ""
     accept: MIMEAccept = field(default_factory=MIMEAccept)
     deadline: Deadline = NEVER
+    budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
 
     @property
@@ -112,8 +113,9 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Body(ABC):
-    """What a caller sent, as data: one class for each kind.
+class Body:
+    """What a caller sent, as data: one class for each kind. JSON lines are asked one by one, and have no batches, reply
+    and line of their own.
 
     single_stream: an answer in one piece is the only response of a stream, as Triton's generate has it
     """
@@ -124,23 +126,26 @@ class Body(ABC):
         """The model that the body names."""
         return NOBODY
 
-    def check_single(self) -> None:  # noqa: B027
+    def check_single(self) -> None:
         """Raises InvalidRequest where the body is only good for a stream."""
+
+    def check_stream(self) -> None:
+        """Raises InvalidRequest where the body cannot be answered by a stream."""
 
     def flags(self) -> Sequence[Mapping[str, Any]]:
         """The objects of the body in which `sequence_end` may stand."""
         return ()
 
-    @abstractmethod
     def batches(
         self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
     ) -> Iterator[Batch]:
         """Its way to Triton; raises a ServingError."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
-        """The answer in one piece, of the results of all batches."""
+    def reply(self, served: ServedModel, request: Request, results: Iterator[Any]) -> Reply:
+        """The answer in one piece, of the results of all batches, which come one by one. Each has a `version`."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def line(self, served: ServedModel, result: Any, version: str) -> bytes:
+    def line(self, served: ServedModel, request: Request, result: Any) -> bytes:
         """The JSON of one response of a stream."""
+        raise NotImplementedError

@@ -87,6 +87,11 @@ class Session:
         return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})
 
 
+def session_headers(session: Session | None) -> dict[str, str]:
+    """Of a reply, which may be part of none."""
+    return session.headers() if session else {}
+
+
 @contextmanager
 def session_errors(session: Session | None) -> Iterator[None]:
     """Turns what Triton says of an unknown sequence into SessionNotFound."""

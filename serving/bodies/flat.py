@@ -5,13 +5,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import orjson
 
 from clients.base import TensorSpec
 from serving.bodies.kserve import filled
-from serving.bodies.values import an_object, flat_array, json_values, objects, request_parameters
+from serving.bodies.values import an_object, flat_array, json_length, json_values, objects, request_parameters
+from serving.deadline import Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest
 from serving.request import RESERVED, Batch, Body, Reply, Request, Target
@@ -53,28 +55,30 @@ class FlatBody(Body):
         specs = {spec.name: spec for spec in served.model.inputs}
         if not specs.keys() & given.keys():
             known = ", ".join(specs)
-            raise InvalidRequest(f"none of {sorted(given)[:8]} is an input of model '{served.name}': {known}")
+            raise InvalidRequest(f"none of {sorted(islice(given, 8))} is an input of model '{served.name}': {known}")
         batched = served.model.max_batch_size > 0
-        inputs = [_tensor(specs[key], value, batched) for key, value in given.items() if key in specs]
+        inputs = [_tensor(specs[key], value, batched, request.deadline) for key, value in given.items() if key in specs]
         rest = {key: value for key, value in given.items() if key not in specs}
         parameters = request_parameters(rest | an_object(self.document, "parameters"))
         flags = session.parameters() if session else {}
         yield Batch(inputs, parameters={**parameters, **flags})
 
-    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
-        return Reply(self.line(served, results[0], version), version=version)
+    def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
+        (result,) = results
+        return Reply(self.line(served, request, result), version=result.version)
 
-    def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
+    def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
         """As Triton's generate writes it: one value, or a flat list, per output; keys in their order."""
+        request.budget.check_output(sum(map(json_length, result.outputs)))
         fields = {tensor.name: _value(tensor) for tensor in result.outputs}
-        fields |= {"model_name": served.name, "model_version": version, **result.parameters}
+        fields |= {"model_name": served.name, "model_version": result.version, **result.parameters}
         fields |= {"id": str(self.document["id"])} if self.document.get("id") else {}
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _tensor(spec: TensorSpec, value: Any, batched: bool) -> Tensor:
+def _tensor(spec: TensorSpec, value: Any, batched: bool, deadline: Deadline) -> Tensor:
     """A value with as many elements as the declared shape takes that shape, another one is a flat list."""
-    flat = flat_array(spec.name, spec.datatype, value)
+    flat = flat_array(spec.name, spec.datatype, value, deadline)
     shape = filled(spec.shape, flat.size) or (flat.size,)
     return Tensor(spec.name, spec.datatype, (1, *shape) if batched else shape, to_raw(flat, spec.datatype))
 

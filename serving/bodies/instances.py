@@ -28,11 +28,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Predictions:
-    """One prediction per instance of a batch, and the number of its first instance; for a picture the instances."""
+    """One prediction per instance of a batch, the number of its first instance, and the version that answered; for a
+    picture the instances too, which would else keep all of a request's images in memory."""
 
     first: int
+    version: str
     predictions: list[Any]
-    instances: list[Any]
+    instances: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ class Instances(Body):
         if served.sequencing and session is None:
             session = Session.of_one_request(served.sequencing)
         size = 1 if session else served.model.max_batch_size or 1
+        keeps = wanted_picture(request) is not None
         first = 0
         while first < len(self.items):
-            run = _Run(client, request.timings, parameters, first)
+            run = _Run(client, request.timings, parameters, first, keeps)
             with decoder.turn(client.codec.name, request.deadline):
                 with request.timings.stage("decode"):
                     instances = decoder.decode(client, first, self.items[first : first + size])
@@ -91,32 +94,45 @@ class Instances(Body):
         if picture and len(self.items) != 1:
             raise NotAcceptable(f"Accept: {picture} takes one image at a time, got {len(self.items)} instances")
 
-    def reply(self, served: ServedModel, request: Request, results: Sequence[Predictions], version: str) -> Reply:
-        if picture := wanted_picture(request):
-            drawn = served.require_client().draw(results[0].instances[0], results[0].predictions[0])
-            return Reply(encode_image(drawn, picture), picture, version)
-        predictions = [prediction for result in results for prediction in result.predictions]
-        return Reply(orjson.dumps(self.document(served, predictions, version)), version=version)
+    def reply(self, served: ServedModel, request: Request, results: Iterator[Predictions]) -> Reply:
+        """Written as the results come: as Python objects all of them would take several times the memory."""
+        written, version = bytearray(), ""
+        for result in results:
+            if picture := wanted_picture(request):
+                drawn = served.require_client().draw(result.instances[0], result.predictions[0])
+                return Reply(encode_image(drawn, picture), picture, result.version)
+            written += (b"," if written else b"") + as_items(result.predictions)
+            request.budget.check_output(len(written))
+            version = result.version
+        return Reply(self.document(served, bytes(written), version), version=version)
 
-    def document(self, served: ServedModel, predictions: Sequence[Any], version: str) -> dict[str, Any]:
-        """The reply's JSON."""
+    def document(self, served: ServedModel, items: bytes, version: str) -> bytes:
+        """The reply's JSON, of what `as_items` wrote."""
         if self.sample_shape:
-            return {"modelname": served.name, "result": predictions[0]}
-        return {"model_name": served.name, "model_version": version, "predictions": list(predictions)}
+            return orjson.dumps({"modelname": served.name, "result": orjson.Fragment(items)})
+        about = {"model_name": served.name, "model_version": version}
+        return orjson.dumps({**about, "predictions": orjson.Fragment(b"[%b]" % items)})
 
-    def line(self, served: ServedModel, result: Predictions, version: str) -> bytes:
-        document = {"model_name": served.name, "model_version": version}
-        return orjson.dumps({**document, "offset": result.first, "predictions": result.predictions})
+    def line(self, served: ServedModel, request: Request, result: Predictions) -> bytes:
+        about = {"model_name": served.name, "model_version": result.version}
+        return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
+
+
+def as_items(predictions: Sequence[Any]) -> bytes:
+    """A list's JSON without its brackets."""
+    return orjson.dumps(predictions)[1:-1]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A client's two functions on one batch; `first` is the number of its first instance."""
+    """A client's two functions on one batch; `first` is the number of its first instance, `keeps` says that the
+    prediction is drawn on it."""
 
     client: ModelClient
     timings: Timings
     parameters: Mapping[str, Any]
     first: int
+    keeps: bool
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
         with self.timings.stage("preprocess"):
@@ -138,7 +154,7 @@ class _Run:
                 f"the client of model '{self.client.model.name}' made {len(predictions)} predictions of "
                 f"{len(instances)} instances"
             )
-        return Predictions(self.first, list(predictions), instances)
+        return Predictions(self.first, reply.version, list(predictions), instances if self.keeps else ())
 
     def _call(self, step: str, function: Callable[[], Result]) -> Result:
         try:

@@ -7,7 +7,7 @@ A header of no bytes is raw input: all bytes are those of the model's only input
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,14 @@ from serving.bodies.values import (
     check_datatype,
     check_shape,
     flat_array,
+    json_length,
     json_values,
     objects,
     request_parameters,
 )
+from serving.budget import MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import describe
+from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.request import Batch, Body, Reply, Request, Target
@@ -50,6 +53,10 @@ class TensorBody(Body):
     def target(self) -> Target:
         return Target.within("the body", self.document or {})
 
+    def check_stream(self) -> None:
+        if self.document is None:
+            raise InvalidRequest("raw binary input (json-header-size=0) cannot be streamed; send the JSON header too")
+
     def flags(self) -> Sequence[Mapping[str, Any]]:
         return [self.document, an_object(self.document, "parameters")] if self.document else []
 
@@ -66,22 +73,22 @@ class TensorBody(Body):
         parameters.pop("binary_data_output", None)
         flags = session.parameters() if session else {}
         yield Batch(
-            self._inputs(self.document),
+            self._inputs(self.document, request.deadline),
             parameters={**request_parameters(parameters), **flags},
             outputs=_wanted(self.document),
         )
 
-    def _inputs(self, document: Mapping[str, Any]) -> list[Tensor]:
+    def _inputs(self, document: Mapping[str, Any], deadline: Deadline) -> list[Tensor]:
         if "inputs" not in document:
             raise InvalidRequest("'inputs' is missing: a list of tensors with name, shape, datatype and data")
         rest, inputs = self.binary, []
-        for given in objects(document, "inputs"):
+        for given in in_time(objects(document, "inputs"), deadline):
             name, datatype, size = _described(given, len(rest))
             shape = check_shape(name, given.get("shape"), self.length)
             if size is not None and "data" in given:
                 raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
             if size is None:
-                data = json_data(name, datatype, shape, given.get("data"))
+                data = json_data(name, datatype, shape, given.get("data"), deadline)
             else:
                 data, rest = rest[:size], rest[size:]
                 _check_size(name, datatype, shape, size)
@@ -90,38 +97,43 @@ class TensorBody(Body):
             raise InvalidRequest(f"{len(rest)} bytes of the body belong to no input (binary_data_size)")
         return inputs
 
-    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
+    def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
+        (result,) = results
         document = self.document if self.document is not None else {"parameters": {"binary_data_output": True}}
-        binary = _binary(document, [tensor.name for tensor in results[0].outputs])
-        header = write_reply(served, results[0], request_id(document), binary)
+        binary = _binary(document, [tensor.name for tensor in result.outputs])
+        header = write_reply(served, result, request.budget, request_id(document), binary)
         if not binary:
-            return Reply(header, version=version)
-        content = b"".join([header, *(tensor.data for tensor in results[0].outputs if tensor.name in binary)])
+            return Reply(header, version=result.version)
+        content = b"".join([header, *(tensor.data for tensor in result.outputs if tensor.name in binary)])
         if self.is_kserve:
-            return Reply(content, "application/octet-stream", version, {HEADER_LENGTH: str(len(header))})
-        return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", version)
+            return Reply(content, "application/octet-stream", result.version, {HEADER_LENGTH: str(len(header))})
+        return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", result.version)
 
-    def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
-        if self.document is None:
-            raise InvalidRequest("raw binary input (json-header-size=0) cannot be streamed; send the JSON header too")
-        return write_reply(served, result, request_id(self.document))
+    def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
+        return write_reply(served, result, request.budget, request_id(self.document or {}))
 
 
-def json_data(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes | memoryview:
+def json_data(
+    name: str, datatype: str, shape: tuple[int, ...], data: Any, deadline: Deadline = NEVER
+) -> bytes | memoryview:
     """JSON's values as they travel; raises InvalidRequest where they do not fill the shape."""
-    flat = flat_array(name, datatype, data)
+    flat = flat_array(name, datatype, data, deadline)
     if flat.size != math.prod(shape):
         raise InvalidRequest(f"input '{name}': its shape {list(shape)} does not fit the {flat.size} values in its data")
     return to_raw(flat, datatype)
 
 
-def write_reply(served: ServedModel, reply: InferReply, own_id: str, binary: set[str] | None = None) -> bytes:
-    """The JSON of a KServe v2 reply; `binary` outputs say how many bytes follow instead of their data."""
+def write_reply(
+    served: ServedModel, reply: InferReply, budget: Budget, own_id: str = "", binary: Collection[str] = ()
+) -> bytes:
+    """The JSON of a KServe v2 reply; `binary` outputs say how many bytes follow instead of their data. Raises
+    PayloadTooLarge before it writes."""
+    budget.check_output(sum(json_length(tensor) for tensor in reply.outputs if tensor.name not in binary))
     outputs = [
         {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         | (
             {"parameters": {"binary_data_size": len(tensor.data)}}
-            if binary and tensor.name in binary
+            if tensor.name in binary
             else {"data": json_values(tensor)}
         )
         for tensor in reply.outputs
@@ -179,7 +191,9 @@ def _described(given: Mapping[str, Any], left: int) -> tuple[str, str, int | Non
 
 
 def _check_size(name: str, datatype: str, shape: tuple[int, ...], size: int) -> None:
-    """Triton counts the strings of BYTES itself."""
+    """Triton looks whether BYTES hold as many strings."""
+    if datatype == "BYTES":
+        check_count(math.prod(shape), MOST_STRINGS, "strings")
     if datatype in SIZES and math.prod(shape) * SIZES[datatype] != size:
         raise InvalidRequest(
             f"input '{name}': {size} bytes of binary data do not fill its shape {list(shape)} of {datatype}"

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from clients.base import TensorSpec
 from serving.bodies.kserve import write_reply
+from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.request import Batch, Body, Reply, Request
@@ -20,7 +21,8 @@ from serving.sessions import Session
 from serving.triton.tensors import InferReply, Tensor, numpy_dtype
 
 NPY_TYPE = "application/x-npy"
-NPY_MAGIC = b"\x93NUMPY"
+NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
+KINDS = "biufSU"  # of numpy's dtypes: booleans, numbers, strings
 Array = NDArray[Any]
 
 
@@ -44,16 +46,16 @@ class NpyBody(Body):
         tensor = Tensor.of(spec.name, array, spec.datatype)
         yield Batch([tensor], parameters=session.parameters() if session else {})
 
-    def reply(self, served: ServedModel, request: Request, results: Sequence[Any], version: str) -> Reply:
+    def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
+        (result,) = results
         if NPY_TYPE not in request.accept.values():
-            return Reply(write_reply(served, results[0], ""), version=version)
-        outputs = results[0].outputs
-        if len(outputs) != 1:
-            raise NotAcceptable(f"model '{served.name}' has {len(outputs)} outputs; ask for application/json")
-        return Reply(write_npy(outputs[0].array()), NPY_TYPE, version)
+            return Reply(write_reply(served, result, request.budget), version=result.version)
+        if len(result.outputs) != 1:
+            raise NotAcceptable(f"model '{served.name}' has {len(result.outputs)} outputs; ask for application/json")
+        return Reply(write_npy(result.outputs[0].array(), request.budget), NPY_TYPE, result.version)
 
-    def line(self, served: ServedModel, result: InferReply, version: str) -> bytes:
-        return write_reply(served, result, "")
+    def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
+        return write_reply(served, result, request.budget)
 
 
 def read_npy(data: bytes) -> Array:
@@ -64,12 +66,18 @@ def read_npy(data: bytes) -> Array:
         version = npy.read_magic(file)
         read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, OSError, EOFError) as err:
-        raise DecodingError(f"not an npy file that can be read without pickle ({err})", field="body") from err
-    left = len(data) - file.tell()
-    if dtype.hasobject or not dtype.itemsize or math.prod(shape) * dtype.itemsize != left:
+    except Exception as err:  # ValueError, TokenError, RecursionError, …: numpy evaluates the header as Python
+        zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
-            f"not an npy file that can be read without pickle ({left} bytes are no array of {dtype} {shape})",
+            f"not an npy file that can be read without pickle ({err}): {zipped}numpy.save(file, array) writes one",
+            field="body",
+        ) from err
+    left = len(data) - file.tell()
+    fills = dtype.itemsize and min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == left
+    if dtype.kind not in KINDS or len(shape) > MOST_DIMENSIONS or not fills:
+        raise DecodingError(
+            f"not an npy file of numbers or strings that can be read without pickle ({left} bytes as {dtype} "
+            f"{str(shape)[:100]}): numpy.save(file, array) writes one",
             field="body",
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
@@ -79,6 +87,7 @@ def read_npy(data: bytes) -> Array:
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     dtype = np.dtype(np.float32) if spec.datatype == "BF16" else numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
+        check_count(array.size, MOST_STRINGS, "strings")
         array = np.char.encode(array) if array.dtype.kind == "U" else array
     elif not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
@@ -87,8 +96,10 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     return array.astype(dtype, copy=False)
 
 
-def write_npy(array: Array) -> bytes:
-    """The array as an npy file; strings become fixed-width bytes."""
+def write_npy(array: Array, budget: Budget) -> bytes:
+    """The array as an npy file; strings become bytes, each as wide as the longest. Raises PayloadTooLarge."""
+    if array.dtype == np.object_:
+        budget.check_output(array.size * max(map(len, array.flat), default=0))
     buffer = io.BytesIO()
     np.save(buffer, array.astype(np.bytes_) if array.dtype == np.object_ else array, allow_pickle=False)
     return buffer.getvalue()

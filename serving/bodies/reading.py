@@ -3,8 +3,10 @@
 JSON is recognised by looking at it: curl and AWS's notebooks send it with any Content-Type.
 """
 
+import re
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from email.message import Message
 from typing import Any
 
@@ -15,6 +17,7 @@ from serving.bodies.instances import Instances
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
 from serving.bodies.kserve import BINARY_TYPE, TensorBody
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
+from serving.budget import MOST_INSTANCES, MOST_MEMBERS, check_count, read_json
 from serving.codecs import describe
 from serving.decoding import Item
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
@@ -23,6 +26,8 @@ from serving.request import Body, Target
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # gzip's header or zlib's
 NOTHING = memoryview(b"")
+PIECE = 64 * 1024  # of packed data, in bytes
+OBJECT = re.compile(rb"\s*\{")
 LONGEST_NUMBER = 10  # digits of a length
 
 
@@ -44,17 +49,26 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 def _inflated(body: bytes, limit: int) -> bytes:
     """gzip's data may be several members, one after the other."""
-    parts, size = [], 0
-    while body:
-        member = zlib.decompressobj(DETECT)
-        parts.append(member.decompress(body, limit - size + 1))
-        size += len(parts[-1])
-        if size > limit:
-            raise PayloadTooLarge(f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
-        if not member.eof:
+    rest, made, members = memoryview(body), bytearray(), 0
+    while rest:
+        members += 1
+        check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
+        rest = rest[_inflate_member(rest, made, limit) :]
+    return bytes(made)
+
+
+def _inflate_member(packed: memoryview, made: bytearray, limit: int) -> int:
+    """Adds what the first member holds; its length. zlib copies what lies behind a member, so it gets pieces."""
+    member, end = zlib.decompressobj(DETECT), 0
+    while not member.eof:
+        piece = packed[end : end + PIECE]
+        if not piece:
             raise zlib.error("it ends too early")
-        body = member.unused_data
-    return b"".join(parts)
+        made += member.decompress(piece, limit - len(made) + 1)
+        if len(made) > limit:
+            raise PayloadTooLarge(f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
+        end += len(piece) - len(member.unused_data)
+    return end
 
 
 def read_attributes(header: str) -> dict[str, str]:
@@ -82,13 +96,25 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
         return read_binary(params.get("json-header-size", ""), "json-header-size", data)
     if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
         return NpyBody(data)
-    if data.lstrip()[:1] == b"{" or kind.endswith("json"):
-        document = _parse(kind, data)
-        if document is not None:
-            return read_document(document, len(data), generates)
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, or JSON: {SHAPES}")
+    if kind.endswith("json") or _begins_object(data):
+        document = _parse_text(data) if kind == "text/plain" else parse_object(data, "the body", f" ({SHAPES})")
+        if document is not None:
+            return read_document(document, len(data), generates)
     return Instances([Item("body", raw=data)], media_type=kind)
+
+
+def _begins_object(data: bytes) -> bool:
+    return OBJECT.match(data) is not None
+
+
+def _parse_text(data: bytes) -> dict[str, Any] | None:
+    """None where a text only looks like an object with one of our shapes."""
+    with suppress(InvalidRequest, PayloadTooLarge):
+        document = parse_object(data, "the body")
+        return document if {"instances", "inputs", "payload"} & document.keys() else None
+    return None
 
 
 def read_document(document: dict[str, Any], length: int, generates: bool = False) -> Body:
@@ -118,29 +144,14 @@ def _are_tensors(inputs: Any) -> bool:
     return isinstance(inputs, list) and all(isinstance(tensor, dict) for tensor in inputs)
 
 
-def _parse(kind: str, data: bytes) -> dict[str, Any] | None:
-    """The object that the body holds, None when it is a text that only looks like one."""
+def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
+    """The JSON object that these bytes hold; raises InvalidRequest, PayloadTooLarge."""
     try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError as err:
-        if kind == "text/plain":
-            return None
-        raise InvalidRequest(f"the body is not valid JSON: {err}") from err
-    if not isinstance(document, dict):
-        raise InvalidRequest(f"the body must be a JSON object ({SHAPES}), got {describe(document)}")
-    if kind == "text/plain" and not {"instances", "inputs", "payload"} & document.keys():
-        return None
-    return document
-
-
-def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """The JSON object that these bytes hold; raises InvalidRequest."""
-    try:
-        document = orjson.loads(data)
+        document = read_json(data)
     except orjson.JSONDecodeError as err:
         raise InvalidRequest(f"{what} is not valid JSON: {err}") from err
     if not isinstance(document, dict):
-        raise InvalidRequest(f"{what} must be a JSON object, got {describe(document)}")
+        raise InvalidRequest(f"{what} must be a JSON object{shapes}, got {describe(document)}")
     return document
 
 
@@ -154,6 +165,7 @@ def _instances(document: Mapping[str, Any]) -> Instances:
     values = document["instances"]
     if not isinstance(values, list) or not values:
         raise InvalidRequest(f"'instances' must be a list of at least one instance, got {describe(values)}")
+    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
     return Instances([Item("instances", value=value) for value in values], parameters, named=named)
 
 

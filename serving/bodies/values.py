@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, check_count
 from serving.codecs import describe
+from serving.deadline import NEVER, Deadline
 from serving.errors import InvalidRequest
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
@@ -27,15 +29,17 @@ def check_datatype(name: str, datatype: str) -> None:
         )
 
 
-def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
-    """JSON's values, nested or flat, as a flat array of the datatype (BF16: of float32); raises InvalidRequest."""
+def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
+    """JSON's values, nested or flat, as a flat array of the datatype (BF16: of float32); raises InvalidRequest,
+    PayloadTooLarge, TooLate."""
     check_datatype(name, datatype)
-    values, types = _flat(data if isinstance(data, list) else [data])
+    values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if strange := types - TYPES[dtype.kind]:
         value = next(each for each in values if type(each) in strange)
         raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
+        check_count(len(values), MOST_STRINGS, "strings")
         return np.array([value.encode() for value in values], dtype=np.object_)
     return _numbers(name, datatype, values, dtype)
 
@@ -50,15 +54,30 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
     return np.array(values, dtype=dtype)
 
 
-def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
-    """The values level by level, and their types; the reader of JSON bounds how deep lists are nested."""
-    while list in (types := set(map(type, values))):
+def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:
+    """The values level by level, and their types. Each level copies what is flat already."""
+    for _ in range(MOST_DIMENSIONS):
+        deadline.left()
+        if list not in (types := set(map(type, values))):
+            return values, types
         values = list(chain.from_iterable(each if type(each) is list else [each] for each in values))
-    return values, types
+    raise InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
+
+
+# Characters of the longest number, and its comma.
+WIDTHS = {"BOOL": 6, "INT8": 5, "UINT8": 4, "INT16": 7, "UINT16": 6, "INT32": 12, "UINT32": 11, "INT64": 21}
+WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
+
+
+def json_length(tensor: Tensor) -> int:
+    """Bytes that its elements have in JSON at most; strings, whose escapes count as one, about."""
+    return WIDTHS[tensor.datatype] * math.prod(tensor.shape) if tensor.datatype in WIDTHS else len(tensor.data)
 
 
 def json_values(tensor: Tensor) -> Any:
-    """Its elements, flat, as orjson takes them: an array, or a list of strings."""
+    """Its elements, flat, as orjson takes them: an array, or a list of strings. Raises PayloadTooLarge."""
+    if tensor.datatype == "BYTES":
+        check_count(math.prod(tensor.shape), MOST_STRINGS, f"strings of output '{tensor.name}'", "ask for binary data")
     array = tensor.array().reshape(-1)
     if tensor.datatype != "BYTES":
         return array
@@ -67,6 +86,8 @@ def json_values(tensor: Tensor) -> Any:
 
 def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
     """A shape that a body of `length` bytes can hold, every element taking one at least; raises InvalidRequest."""
+    if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
+        raise InvalidRequest(f"input '{name}': its shape has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InvalidRequest(f"input '{name}': its shape must be a list of whole numbers, got {_short(shape)}")
     if max(shape, default=0) > length or math.prod(shape) > length:
@@ -82,7 +103,8 @@ def _short(shape: Any) -> str:
 
 
 def request_parameters(given: Mapping[str, Any]) -> Parameters:
-    """A request's parameters for Triton; raises InvalidRequest."""
+    """A request's parameters for Triton; raises InvalidRequest, PayloadTooLarge."""
+    check_count(len(given), MOST_NAMED, "parameters")
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
             raise InvalidRequest(f"parameter '{name}' must be a number, a string, true or false; got {describe(value)}")
@@ -92,8 +114,10 @@ def request_parameters(given: Mapping[str, Any]) -> Parameters:
 
 
 def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]:
-    """A field that is a list of objects, empty where it is missing; raises InvalidRequest."""
+    """A field that is a list of objects, empty where it is missing; raises InvalidRequest, PayloadTooLarge."""
     value = document.get(field, [])
+    if isinstance(value, list):
+        check_count(len(value), MOST_NAMED, field)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise InvalidRequest(
             f"'{field}' must be a list of tensors, each an object with name, shape, datatype and data; "

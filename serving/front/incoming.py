@@ -11,6 +11,7 @@ import flask
 
 from serving.bodies.instances import Instances
 from serving.bodies.reading import read_attributes, read_body, unpacked
+from serving.budget import Budget
 from serving.deadline import HANDED_OVER, Deadline
 from serving.decoding import Item
 from serving.errors import InvalidRequest
@@ -66,7 +67,7 @@ def incoming() -> Incoming:
     return found
 
 
-def read_request(source: Incoming, seconds: float, body: Body, named: Target) -> Request:
+def read_request(source: Incoming, seconds: float, budget: Budget, body: Body, named: Target) -> Request:
     """The Request, to be answered within so many seconds; `named` is what the route or the header Target-Model says."""
     targets = [
         Target.within("the header Custom-Attributes", source.attributes),
@@ -84,6 +85,7 @@ def read_request(source: Incoming, seconds: float, body: Body, named: Target) ->
         session=source.headers.get(SESSION_ID, ""),
         accept=source.accept_mimetypes,
         deadline=source.deadline(seconds),
+        budget=budget,
         timings=source.timings,
     )
 

@@ -8,6 +8,7 @@ import orjson
 from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
 
+from serving.budget import MOST_PARTS
 from serving.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -39,13 +40,13 @@ def http_reply(reply: Reply) -> Response:
 
 
 def render_error(error: ServingError) -> Response:
-    message = str(error)
+    facts = error.facts()
     services().health.report(error)
     if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
-        message = f"{message} [{state}]"
+        facts["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error(message, exc_info=error)
-    response = json_reply({"error": message, "code": error.code, "request_id": incoming().id}, error.status)
+        log.error(facts["error"], exc_info=error)
+    response = json_reply({**facts, "request_id": incoming().id}, error.status)
     response.headers["X-Error-Code"] = error.code
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
@@ -67,7 +68,12 @@ def render_http_exception(error: HTTPException) -> Response:
         return response
     if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         limit = current_app.config["MAX_CONTENT_LENGTH"]
-        return render_error(PayloadTooLarge(f"the body is larger than {limit} bytes; SERVE_MAX_BODY_MB sets the limit"))
+        return render_error(
+            PayloadTooLarge(
+                f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit), or a form of more than "
+                f"{MOST_PARTS} parts: send fewer at a time"
+            )
+        )
     invalid = InvalidRequest(error.description or error.name)
     invalid.status = code
     return render_error(invalid)

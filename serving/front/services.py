@@ -2,6 +2,7 @@
 
 from flask import current_app
 
+from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.front.door_log import DoorLog
@@ -16,7 +17,7 @@ from serving.host.machine import memory_limit, shm_size
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.multimodel.control import MultiModel
-from serving.multimodel.memory import Budget
+from serving.multimodel.memory import ModelMemory
 from serving.multimodel.records import LoadedModels
 from serving.preparation.staging import Staging
 from serving.settings.table import Settings
@@ -50,7 +51,8 @@ class Services:
             settings.load_models,
         )
         turns = max(1, settings.inference_threads // settings.workers)
-        limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
+        self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
+        limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
         self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
         self.health = Health(self.registry, self.inference, settings.status_file, settings.triton_restart_request)
         self.hang_ups = HangUps()
@@ -69,7 +71,7 @@ class Services:
 def multi_model(settings: Settings, registry: Registry) -> MultiModel:
     """For SAGEMAKER_MULTI_MODEL=true."""
     loaded = LoadedModels(settings.models_folder, settings.status_file)
-    budget = Budget(int(settings.model_memory_share * memory_limit()))
+    budget = ModelMemory(int(settings.model_memory_share * memory_limit()))
     staging = Staging(settings, tritonserver.backend_directory())
     return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, staging.fit)
 

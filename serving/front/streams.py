@@ -18,7 +18,7 @@ from serving.front.incoming import Incoming
 from serving.inference.service import Inference, Line
 from serving.request import Request
 from serving.served_model import ServedModel
-from serving.sessions import Session
+from serving.sessions import session_headers
 from serving.triton.gateway import Responses
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class StreamedReply:
             log.error("the stream failed", exc_info=error, extra=about)
             error = ServingError("an internal error; the log has it under this request_id")
         self._report(error)
-        return orjson.dumps({"error": str(error), "code": error.code, **about})
+        return orjson.dumps(error.facts() | about)
 
     def close(self) -> None:
         """Ends it wherever it is."""
@@ -122,14 +122,10 @@ def stream_reply(source: Incoming, reply: StreamedReply, form: Format, hang_ups:
             return Response(status=LEFT)
         raise
     source.version = reply.version
-    headers = HEADERS | _session_headers(reply.session)
+    headers = HEADERS | session_headers(reply.session)
     response = Response(reply, content_type=form.media_type, headers=headers)
     response.call_on_close(forget)
     return response
-
-
-def _session_headers(session: Session | None) -> dict[str, str]:
-    return session.headers() if session else {}
 
 
 def _watch(hang_ups: HangUps, source: Incoming, reply: StreamedReply) -> Callable[[], None]:

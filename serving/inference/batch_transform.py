@@ -17,10 +17,11 @@ from typing import Any
 import orjson
 
 from serving.bodies.flat import FlatBody
-from serving.bodies.instances import Instances, joined
-from serving.bodies.json_lines import JsonLines
+from serving.bodies.instances import Instances, as_items, joined
+from serving.bodies.json_lines import JSON_LINES, JsonLines
 from serving.bodies.kserve import require_json
 from serving.bodies.reading import read_document
+from serving.budget import read_json
 from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest, ServingError, TooLate, TritonTimeout
 from serving.inference.service import Inference
@@ -39,6 +40,10 @@ class Record:
     body: Body | ServingError
     bare: bool = False
 
+    @property
+    def instances(self) -> int:
+        return len(self.body.items) if isinstance(self.body, Instances) else 1
+
     def goes_with(self, other: "Record") -> bool:
         """Whether one request can hold the instances of both."""
         return (
@@ -56,18 +61,18 @@ def transform(inference: Inference, served: ServedModel, request: Request) -> Re
     if served.client:
         served.client.read_parameters(Instances([]).given(served, request))
     job = _Job(inference, served, request)
-    for records in groups(map(job.read, job.body.lines()), job.group_size()):
-        try:
+    try:
+        for records in groups(map(job.read, job.body.lines(request.deadline)), job.group_size()):
             request.deadline.left()
-            job.written += job.answer(records)
-        except (TritonTimeout, TooLate) as err:
-            raise TritonTimeout(
-                f"{len(job.written)} lines were answered in time, and there are more: send fewer at a time "
-                "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
-            ) from err
-    if not job.written:
+            job.write(job.answer(records))
+    except (TritonTimeout, TooLate) as err:
+        raise TritonTimeout(
+            f"{job.count} lines were answered in time, and there are more: send fewer at a time "
+            "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
+        ) from err
+    if not job.count:
         raise InvalidRequest("the body has no line; send one JSON value per line")
-    return job.body.reply(served, request, job.written, job.version)
+    return Reply(bytes(job.written), JSON_LINES, job.version)
 
 
 class _Job:
@@ -79,7 +84,7 @@ class _Job:
             raise TypeError(request.body)
         self.body = request.body
         self.version = request.version
-        self.written: list[bytes] = []
+        self.written, self.count = bytearray(), 0  # not a list: orjson keeps 4 kB for each small result that is held
 
     def group_size(self) -> int:
         """A sequence is of one line, for the lines have nothing to do with each other."""
@@ -88,7 +93,7 @@ class _Job:
     def read(self, line: bytes) -> Record:
         """What a line asks for; never raises a ServingError."""
         try:
-            value = orjson.loads(line)
+            value = read_json(line)
             if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
                 self._check_target(value)
                 return Record(read_document(value, len(line), self.body.generates))
@@ -110,6 +115,12 @@ class _Job:
                     "one in a header or the query string of another request"
                 )
 
+    def write(self, lines: list[bytes]) -> None:
+        """Raises PayloadTooLarge."""
+        self.written += b"".join(lines)
+        self.count += len(lines)
+        self.request.budget.check_output(len(self.written))
+
     def answer(self, records: list[Record]) -> list[bytes]:
         """A line for each of a group's records."""
         first = records[0].body
@@ -125,16 +136,17 @@ class _Job:
 
     def _predict(self, records: list[Record]) -> list[bytes]:
         """A group that fails is halved until the records that are wrong stand alone."""
+        self.request.deadline.left()
         bodies = [record.body for record in records if isinstance(record.body, Instances)]
         try:
-            results, version = self.inference.results(self.served, self._about(joined(bodies)))
+            results = list(self.inference.results(self.served, self._about(joined(bodies))))
         except ServingError as err:
             _own_mistake(err)
             if len(records) == 1:
                 return [_error_line(err)]
             half = len(records) // 2
             return self._predict(records[:half]) + self._predict(records[half:])
-        self.version = version
+        self.version = results[-1].version
         predictions = (prediction for result in results for prediction in result.predictions)
         return [
             self._line(record.bare, body, list(islice(predictions, len(body.items))))
@@ -142,21 +154,24 @@ class _Job:
         ]
 
     def _line(self, bare: bool, body: Instances, predictions: list[Any]) -> bytes:
-        value = predictions[0] if bare else body.document(self.served, predictions, self.version)
-        return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+        items = as_items(predictions)
+        return (items if bare else body.document(self.served, items, self.version)) + b"\n"
 
     def _about(self, body: Body) -> Request:
         return replace(self.request, body=body)
 
 
 def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
-    """Records that follow each other and can be one request, `most` at a time; every other one by itself."""
+    """Records that follow each other and can be one request, up to the one that makes it `most` instances; every other
+    one by itself."""
     group: list[Record] = []
+    instances = 0
     for record in records:
-        if group and (len(group) >= most or not record.goes_with(group[-1])):
+        if group and (instances >= most or not record.goes_with(group[-1])):
             yield group
-            group = []
+            group, instances = [], 0
         group.append(record)
+        instances += record.instances
     if group:
         yield group
 
@@ -173,4 +188,4 @@ def _error_line(error: ServingError) -> bytes:
         log.error("a line of a batch: %s", error, exc_info=error)
     if isinstance(error, DecodingError):  # its number is the one within a group, which says nothing to the caller
         error = DecodingError(error.reason, field=error.field)
-    return orjson.dumps({"error": str(error), "code": error.code}, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(error.facts(), option=orjson.OPT_APPEND_NEWLINE)

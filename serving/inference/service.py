@@ -10,7 +10,7 @@ from serving.decoding import Decoder
 from serving.errors import NotAcceptable
 from serving.request import Batch, Reply, Request
 from serving.served_model import ServedModel
-from serving.sessions import Session, session_errors
+from serving.sessions import Session, session_errors, session_headers
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
 
@@ -27,6 +27,7 @@ class Line:
 
 Started = Callable[[Responses], None]
 Lines = Generator[Line, None, None]
+Results = Generator[Any, None, None]
 
 
 class Inference:
@@ -40,20 +41,18 @@ class Inference:
         session = Session.of(served.sequencing, request.session, _flags(request))
         with session_errors(session):
             reply = self._once(served, request, session)
-        return replace(reply, headers={**reply.headers, **(session.headers() if session else {})})
+        return replace(reply, headers={**reply.headers, **session_headers(session)})
 
     def _once(self, served: ServedModel, request: Request, session: Session | None) -> Reply:
         request.body.check_single()
         if request.body.single_stream:
             return self._only_line(served, request, session)
-        results, version = self.results(served, request, session)
-        return request.body.reply(served, request, results, version)
+        with closing(self.results(served, request, session)) as results:
+            return request.body.reply(served, request, results)
 
-    def results(self, served: ServedModel, request: Request, session: Session | None = None) -> tuple[list[Any], str]:
-        """Those of all batches, and the version that gave the last one."""
+    def results(self, served: ServedModel, request: Request, session: Session | None = None) -> Results:
+        """Those of all batches, each as it comes."""
         waiting: deque[tuple[Batch, Call]] = deque()
-        results: list[Any] = []
-        version = ""
         try:
             for batch in request.body.batches(served, request, session, self.decoder):
                 with request.timings.stage("triton"):
@@ -63,12 +62,10 @@ class Inference:
                         call.send()
                 while waiting and (not batch.goes_on or len(waiting) >= AHEAD):
                     reply = _answer(request, waiting[0][1])
-                    results.append(waiting.popleft()[0].read(reply))
-                    version = reply.version
+                    yield waiting.popleft()[0].read(reply)
         finally:
             for _, call in waiting:
                 call.cancel()
-        return results, version
 
     def _only_line(self, served: ServedModel, request: Request, session: Session | None) -> Reply:
         """As Triton's generate: exactly one response."""
@@ -84,6 +81,7 @@ class Inference:
     def stream(self, served: ServedModel, request: Request, started: Started = lambda responses: None) -> "Stream":
         """A line for each response, as it comes. `started` is told of each call to Triton, so that another thread can
         cancel it. Raises a ServingError."""
+        request.body.check_stream()
         session = Session.of(served.sequencing, request.session, _flags(request))
         return Stream(self._lines(served, request, session, started), session)
 
@@ -94,7 +92,7 @@ class Inference:
                     started(responses)
                     while (reply := _next(request, responses)) is not None:
                         result = batch.read(reply)
-                        yield Line(reply.version, request.body.line(served, result, reply.version))
+                        yield Line(reply.version, request.body.line(served, request, result))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from serving.errors import (
 from serving.host.process_memory import used_by
 from serving.inference.registry import Registry
 from serving.multimodel import memory
-from serving.multimodel.memory import Budget
+from serving.multimodel.memory import ModelMemory
 from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
 from serving.repository.archives import Archive, locate
 from serving.served_model import ServedModel
@@ -59,7 +59,7 @@ class MultiModel:
         registry: Registry,
         loaded: LoadedModels,
         root: Path,
-        budget: Budget,
+        budget: ModelMemory,
         timeout: float,
         fit: Callable[[Archive, Path], None],
     ) -> None:

@@ -10,7 +10,7 @@ PER_BYTE_OF_FILES = 2
 
 
 @dataclass(frozen=True)
-class Budget:
+class ModelMemory:
     """Bytes that Triton and its models may take."""
 
     limit: int

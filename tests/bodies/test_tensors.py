@@ -199,7 +199,9 @@ def reply(*outputs: Tensor, **parameters: bool) -> InferReply:
 
 def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_keys() -> None:
     outputs = [Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"), Tensor.of("about", np.array([[1, 2]]))]
-    written = FlatBody({"id": "mine"}).line(ServedModel(Model("m", Path(), (), ())), reply(*outputs, end=False), "3")
+    written = FlatBody({"id": "mine"}).line(
+        ServedModel(Model("m", Path(), (), ())), Request("id", Body()), reply(*outputs, end=False)
+    )
     assert written == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
 
 
@@ -215,7 +217,7 @@ def test_outputs_are_numbers_or_bytes_as_the_request_says() -> None:
         Tensor.of("b", np.array([0.1], np.float32)),
         Tensor.of("c", np.array([-2.0], np.float32), "BF16"),
     ]
-    made = asked.reply(MODEL, Request("id", asked), [reply(*outputs)], "3")
+    made = asked.reply(MODEL, Request("id", asked), iter([reply(*outputs)]))
     length = int(made.content_type.partition("json-header-size=")[2])
     assert orjson.loads(made.content[:length]) == {
         "id": "mine",

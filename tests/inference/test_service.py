@@ -80,8 +80,8 @@ def predict(
 ) -> tuple[list[Any], str]:
     """The predictions, and the version that answered."""
     request = Request("id", Instances(items), deadline=deadline)
-    results, version = Inference(echo, decoder or Decoder(Limits())).results(served, request)
-    return [prediction for result in results for prediction in result.predictions], version
+    results = list(Inference(echo, decoder or Decoder(Limits())).results(served, request))
+    return [prediction for result in results for prediction in result.predictions], results[-1].version
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.host.process_memory import tree, used_by
-from serving.multimodel.memory import Budget, estimate
+from serving.multimodel.memory import ModelMemory, estimate
 from serving.triton.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
 MEGABYTE = 2**20
@@ -50,7 +50,7 @@ def test_other_texts_are_not_taken_for_it(text: str) -> None:
 
 
 def test_a_model_is_admitted_up_to_the_limit_and_not_beyond() -> None:
-    budget = Budget(100 * MEGABYTE)
+    budget = ModelMemory(100 * MEGABYTE)
     assert budget.shortfall(60 * MEGABYTE, 40 * MEGABYTE) == ""
     reason = budget.shortfall(60 * MEGABYTE, 41 * MEGABYTE)
     assert all(word in reason for word in ("41 MB", "60 MB", "100 MB", "SERVE_MODEL_MEMORY_SHARE"))

@@ -22,8 +22,12 @@ SMALL = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0.1, -2.5, 1
 SIZED = {"name": "x", "shape": [1, 4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
 
 
+NO_NUMBERS = rb'{"a":[NaN,-Infinity,Infinity,-1.5,true],"N,NaN,\"":["[NaN,\\","Infinity","\\\"NaN"],"z":NaN}'
+
+
 class StandIn(BaseHTTPRequestHandler):
-    """Answers with what it got; a path of version 404 with that status, one of version 2 after a while."""
+    """Answers with what it got; a path of version 404 with that status, one of version 2 after a while, one of version
+    5 with numbers that are none, byte by byte."""
 
     protocol_version = "HTTP/1.1"
     program: ClassVar[str]
@@ -34,6 +38,9 @@ class StandIn(BaseHTTPRequestHandler):
             Upstream.at_work.add(threading.get_ident())
             Triton.go_on.wait(10)
             Upstream.at_work.discard(threading.get_ident())
+        if "/versions/5/" in self.path:
+            self._dribble(NO_NUMBERS)
+            return
         seen = {"program": self.program, "path": self.path, "headers": dict(self.headers)}
         reply = json.dumps(seen | {"body": base64.b64encode(body).decode()}).encode()
         self.send_response(404 if "/versions/404/" in self.path and self.program == "Triton" else 200)
@@ -43,6 +50,13 @@ class StandIn(BaseHTTPRequestHandler):
             self.send_header("Inference-Header-Content-Length", "77")
         self.end_headers()
         self.wfile.write(reply)
+
+    def _dribble(self, reply: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        for byte in reply:
+            self.wfile.write(bytes([byte]))
 
     do_GET = do_PUT = do_POST
 
@@ -388,6 +402,12 @@ def test_a_reply_of_invocations_is_sagemakers(edge: Edge) -> None:
     assert headers["X-Amzn-SageMaker-Custom-Attributes"] == "model_name=scale;model_version=1"
     assert headers["Server-Timing"].startswith("triton;dur=")
     assert "Inference-Header-Content-Length" not in headers
+
+
+def test_numbers_that_json_has_not_are_null_wherever_the_reply_is_parted_and_strings_stay(edge: Edge) -> None:
+    reply = requests.post(f"{edge.url}/v2/models/scale/versions/5/infer", json=body(), timeout=10)
+    assert reply.content == (rb'{"a":[null,null,null,-1.5,true],"N,NaN,\"":["[NaN,\\","Infinity","\\\"NaN"],"z":null}')
+    assert json.loads(NO_NUMBERS)['N,NaN,"'] == reply.json()['N,NaN,"']
 
 
 def test_a_reply_of_kserve_is_tritons(edge: Edge) -> None:

@@ -1,0 +1,184 @@
+"""A small body stays small: what it would become is refused before it is made, and its time has an end."""
+
+import gzip
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+import pytest
+
+from serving.bodies.instances import Instances
+from serving.bodies.kserve import TensorBody, write_reply
+from serving.bodies.npy import write_npy
+from serving.bodies.reading import read_body, unpacked
+from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget
+from serving.codecs import Limits
+from serving.deadline import Deadline
+from serving.decoding import Decoder
+from serving.errors import InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
+from serving.inference.service import Inference
+from serving.request import Request
+from serving.served_model import ServedModel
+from serving.triton.tensors import InferReply, Tensor
+from tests.bodies.hostile import (
+    CASES,
+    CLIENT,
+    JSON_TYPE,
+    LARGEST,
+    LINES,
+    NPY,
+    NUMBERS,
+    TEXTS,
+    Echo,
+    Hostile,
+    cost,
+    many,
+    npy_file,
+    strings,
+    tensor,
+)
+
+MOST = 400  # MB: as numbers, a JSON text takes 13 times its length, and nothing takes more
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_body_is_refused_and_takes_no_memory(case: str) -> None:
+    megabytes, status, text = cost(case)
+    assert status in (400, 413), text
+    assert megabytes < MOST
+    assert len(text) < 500
+
+
+@dataclass(frozen=True)
+class Looks(Deadline):
+    """A time that is over when it has been looked at so often."""
+
+    looks: list[int] = field(default_factory=list)  # those that are left, as the only item
+
+    def left(self, most: float = math.inf) -> float:
+        self.looks[0] -= 1
+        if self.looks[0] < 0:
+            raise TooLate
+        return min(most, 1.0)
+
+
+def looks(count: int) -> Looks:
+    return Looks(math.inf, [count])
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "count"),
+    [
+        (b"\n" * 10_000, CLIENT, 5),  # empty lines
+        (b"{}\n" * 64, NUMBERS, 20),  # each is wrong: their group is halved again and again
+        (b"1\n" * 10_000, CLIENT, 50),
+    ],
+)
+def test_json_lines_look_at_the_deadline_whatever_they_hold(data: bytes, model: ServedModel, count: int) -> None:
+    with pytest.raises(TritonTimeout, match="lines were answered in time"):
+        Hostile(LINES, data, model).ask(looks(count))
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (b'{"inputs":[%b]}' % many(b'{"name":"x","datatype":"FP32","shape":[0],"data":[]}', 5000), 3),
+        (tensor("FP32", b"[" * 20 + b"1" + b"]" * 20, b"1"), 10),
+    ],
+)
+def test_tensors_look_at_the_deadline(data: bytes, count: int) -> None:
+    with pytest.raises(TooLate):
+        Hostile(JSON_TYPE, data, NUMBERS).ask(looks(count))
+
+
+@pytest.mark.parametrize(("case", "most"), [("lines", 50), ("a line of objects", 100)])
+def test_json_lines_take_little_memory(case: str, most: int) -> None:
+    """orjson keeps 4 kB for each small result that is held, so 200 MB for the lines."""
+    megabytes, status, _ = cost(case)
+    assert status == 200
+    assert megabytes < most
+
+
+def test_lines_of_many_instances_are_not_worked_all_at_once() -> None:
+    """Eight instances are a batch and four batches a group, so each of these lines is a group."""
+    line = orjson.dumps({"instances": [1] * 100}) + b"\n"
+    with pytest.raises(TritonTimeout, match=r"^[1-9] lines were answered"):
+        Hostile(LINES, line * 1000, CLIENT).ask(looks(150))
+
+
+def test_what_is_within_the_figures_is_answered() -> None:
+    content_type, data = strings(MOST_STRINGS)
+    assert Hostile(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
+    assert orjson.loads(Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 50_000), CLIENT).ask().content) == {
+        "model_name": "m",
+        "model_version": "1",
+        "predictions": [1.0] * 50_000,
+    }
+    big_endian = npy_file(">f4", (1, 2), np.array([1, 2], ">f4").tobytes())
+    assert b'"data":[1.0,2.0]' in Hostile(NPY, big_endian, NUMBERS).ask().content
+    assert unpacked(gzip.compress(b"a", mtime=0) * MOST_MEMBERS, "gzip", LARGEST) == b"a" * MOST_MEMBERS
+
+
+@pytest.mark.parametrize(
+    ("content_type", "data", "model"),
+    [
+        (LINES, b"1\n" * 1000, CLIENT),
+        (JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 1000), CLIENT),
+        (JSON_TYPE, tensor("FP32", many(b"1", 1000), b"1,1000"), NUMBERS),
+    ],
+)
+def test_an_answer_over_the_limit_is_413_that_names_the_setting(
+    content_type: str, data: bytes, model: ServedModel
+) -> None:
+    hostile = Hostile(content_type, data, model)
+    assert hostile.ask().content
+    with pytest.raises(PayloadTooLarge, match="SERVE_MAX_BODY_MB"):
+        hostile.ask(budget=Budget(body_bytes=100))
+
+
+def test_a_line_whose_answer_is_over_the_limit_is_an_error_in_its_place() -> None:
+    record = tensor("FP32", many(b"1", 200), b"1,200")
+    records = record + b"\n" + record.replace(b"1,200]", b"1,1]")
+    reply = Hostile(LINES, records, NUMBERS).ask(budget=Budget(body_bytes=200))
+    first, second = map(orjson.loads, reply.content.splitlines())
+    assert (first["code"], second["code"]) == ("payload_too_large", "invalid_request")
+
+
+def test_an_output_s_json_is_bounded_before_it_is_written() -> None:
+    reply = InferReply("1", (Tensor("y", "FP32", (10**12,), b""),))
+    with pytest.raises(PayloadTooLarge, match="binary outputs"):
+        write_reply(NUMBERS, reply, Budget())
+    assert b'"binary_data_size":0' in write_reply(NUMBERS, reply, Budget(), binary={"y"})
+
+
+def test_strings_of_very_different_lengths_become_no_npy_file() -> None:
+    """Each takes as many bytes as the longest."""
+    array = np.array([b"x" * 10**6, *[b""] * 1000], dtype=np.object_)
+    with pytest.raises(PayloadTooLarge):
+        write_npy(array, Budget())
+
+
+def test_raw_input_is_refused_as_a_stream_before_triton_is_asked() -> None:
+    body = read_body("application/vnd.sagemaker-triton.binary+json;json-header-size=0", b"1234")
+    assert isinstance(body, TensorBody)
+    inference = Inference(None, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="cannot be streamed"):
+        inference.stream(NUMBERS, Request("id", body))
+
+
+def test_instances_of_earlier_batches_are_let_go() -> None:
+    """All images of a body, decoded, would take a thousand times its length."""
+    body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
+    assert isinstance(body, Instances)
+    results = Inference(Echo(), Decoder(Limits())).results(CLIENT, Request("id", body))
+    assert [list(result.instances) for result in results] == [[]] * 13
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
+def test_nan_and_infinity_are_null_in_every_json(datatype: str) -> None:
+    array = np.array(
+        [np.nan, np.inf, -np.inf, 1], {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}[datatype]
+    )
+    reply = InferReply("1", (Tensor.of("y", array),))
+    assert orjson.loads(write_reply(NUMBERS, reply, Budget()))["outputs"][0]["data"] == [None, None, None, 1.0]

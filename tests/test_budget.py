@@ -1,0 +1,63 @@
+"""What one request may take: each figure is kept, and docs/errors.md says it."""
+
+import re
+
+import pytest
+
+from serving import budget
+from serving.budget import MOST_JSON_PARTS, Budget, check_count, in_time, read_json
+from serving.deadline import NEVER, Deadline
+from serving.errors import LONGEST, InvalidRequest, PayloadTooLarge, TooLate
+from serving.settings.table import Settings
+from tests.support.harness import ROOT
+
+
+def test_as_many_as_the_limit_are_taken_and_one_more_is_413_that_says_what_to_do() -> None:
+    check_count(3, 3, "lines")
+    with pytest.raises(PayloadTooLarge, match=r"4 lines, and at most 3 .* send fewer"):
+        check_count(4, 3, "lines")
+
+
+@pytest.mark.parametrize("each", [b"{}", b"[]", b'""'])
+def test_json_of_very_many_parts_is_refused_before_it_is_read(each: bytes) -> None:
+    assert len(read_json(b"[" + b",".join([each] * (MOST_JSON_PARTS - 1)) + b"]")) == MOST_JSON_PARTS - 1
+    with pytest.raises(PayloadTooLarge, match="lists, objects and strings"):
+        read_json(b"[" + b",".join([each] * MOST_JSON_PARTS) + b"]")
+
+
+def test_numbers_of_json_are_bounded_by_the_body_alone() -> None:
+    assert len(read_json(b"[0" + b",0" * MOST_JSON_PARTS + b"]")) == MOST_JSON_PARTS + 1
+
+
+def test_a_loop_over_a_caller_s_data_ends_when_the_time_is_over() -> None:
+    assert list(in_time(range(5000), NEVER)) == list(range(5000))
+    with pytest.raises(TooLate):
+        list(in_time(range(5000), Deadline.after(-1)))
+
+
+def test_the_answer_s_json_may_be_ten_times_the_largest_body() -> None:
+    own = Budget(body_bytes=100)
+    own.check_output(1000)
+    with pytest.raises(PayloadTooLarge, match=r"1000 bytes .*SERVE_MAX_BODY_MB"):
+        own.check_output(1001)
+
+
+def test_an_error_s_text_is_cut_however_long_the_name_that_it_quotes() -> None:
+    assert InvalidRequest("x" * LONGEST).facts()["error"] == "x" * LONGEST
+    assert len(InvalidRequest("x" * 10**7).facts()["error"]) == LONGEST + 1
+
+
+def test_the_figures_without_settings_are_those_of_the_defaults() -> None:
+    defaults = Settings.from_env({})
+    assert Budget() == Budget(defaults.max_body_bytes, defaults.max_image_pixels)
+
+
+def test_the_page_of_limits_has_every_figure() -> None:
+    """A row of the table says the figure and its name in serving/budget.py, or its setting."""
+    page = (ROOT / "docs/errors.md").read_text().split("## Limits")[1]
+    figures = {name: value for name, value in vars(budget).items() if re.match("MOST_|OUTPUT_", name)}
+    assert len(figures) == 8
+    for name, value in figures.items():
+        assert re.search(rf"^\|.*\b{value:,}\b.*\| \d.*`{name}`", page, re.MULTILINE), name
+    for name in ("SERVE_MAX_BODY_MB", "SERVE_MAX_IMAGE_PIXELS", "SERVE_REQUEST_TIMEOUT", "SERVE_MAX_CONCURRENCY"):
+        assert re.search(rf"^\|.*\| \d.*`{name}`", page, re.MULTILINE), name
