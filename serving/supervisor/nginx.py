@@ -46,6 +46,7 @@ def nginx_configuration(settings: Settings, triton_http_port: int, models: Mappi
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "triton_timeout": _milliseconds(settings.grpc_timeout),
         "door_log": settings.door_log,
+        "beats": settings.nginx_beats,
         "default_model": settings.default_model if PLAIN_NAME.fullmatch(settings.default_model) else "",
         "door_models": _door_models(settings, models),
         "program": HERE,
