@@ -52,8 +52,8 @@ class Process:
     that it makes and others of our user may have made too: removed when they are empty and not older.
     `restart_request` is a file in which others ask for a restart: the number of the start that they mean, a space, and
     the reason in one line. Serving goes on without an `optional` one: it is not waited for, and given up where the
-    deaths of another would end everything. What works answers a GET at `answers_at` (address and path) whatever else it does; its
-    workers touch a file each in the folder `beats`, named by their pids, every second."""
+    deaths of another would end everything. What works answers a GET at `answers_at` (address and path) whatever else it
+    does; its workers touch a file each in the folder `beats`, named by their pids, every second."""
 
     name: str
     command: tuple[str, ...]
