@@ -59,14 +59,23 @@ def shm_size(root: Path = ROOT) -> int:
     return filesystem.f_blocks * filesystem.f_frsize
 
 
-def oom_kills(root: Path = ROOT) -> int:
-    """How many processes of the control group the kernel killed because memory was short; 0 where it is not said."""
+def free_bytes(place: Path) -> int:
+    """What its file system has left for us; 0 where it is missing."""
+    try:
+        filesystem = os.statvfs(place)
+    except OSError:
+        return 0
+    return filesystem.f_bavail * filesystem.f_frsize
+
+
+def oom_kills(root: Path = ROOT) -> int | None:
+    """How many processes of the control group the kernel killed because memory was short; None where it is not said."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
-    return 0
+    return None
 
 
 def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:

@@ -143,6 +143,13 @@ class Settings:
     stop_timeout: float = _setting(
         "SERVE_STOP_TIMEOUT", 25.0, "seconds that a stop may take until what is left is killed", within=(0, 3600)
     )
+    hang_timeout: float = _setting(
+        "SERVE_HANG_TIMEOUT",
+        15.0,
+        "seconds without a sign of life after which a process that hangs is killed and started again; 0: never, for a "
+        "debugger's sake",
+        within=(0, 3600),
+    )
     max_body_mb: float = _setting(
         "SERVE_MAX_BODY_MB",
         25.0,
@@ -315,12 +322,8 @@ class Settings:
         return 1.1 * self.stream_timeout
 
     @property
-    def gunicorn_timeout(self) -> float:
-        """nginx outlasts gunicorn, gunicorn outlasts gRPC: the innermost one, which knows most, answers."""
-        return 0.95 * self.request_timeout
-
-    @property
     def grpc_timeout(self) -> float:
+        """nginx outlasts gRPC: the innermost one, which knows most, answers."""
         return 0.9 * self.request_timeout
 
     @property
@@ -336,6 +339,11 @@ class Settings:
     @property
     def gunicorn_socket(self) -> Path:
         return self.run_dir / "gunicorn.sock"
+
+    @property
+    def nginx_beats(self) -> Path:
+        """Where each worker of nginx touches a file every second (serving/supervisor/signs.py)."""
+        return self.run_dir / "nginx-workers"
 
     @property
     def door_log(self) -> Path:

@@ -2,46 +2,68 @@
 
 import contextlib
 import glob
-import http.client
 import json
 import os
 import queue
 import re
+import select
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
 from serving.host import machine
+from serving.host.http import Address, get
+from serving.supervisor.signs import Signs, groups
 from serving.supervisor.supervisor import STOP_SIGNALS, Process
 
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the size of a pipe's buffer
 PING_TIMEOUT = 2.0
 OUTPUT_END_TIMEOUT = 1.0
+OUTPUT_PATIENCE = 1.0  # seconds for a reader of the log that is slow
+FULL = 2**20  # bytes: who has less left is full
+# What we start ends with us, even when we are killed: nginx, gunicorn and Triton end their own children then. A
+# function between fork and exec (preexec_fn) would do it too, but is not safe beside threads.
+DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
 
 
 class Output:
     """Writes whole lines from many threads to one file descriptor, each with the name of its process.
 
-    A line that is a JSON object stays as it is: it names its process itself.
+    A line that is a JSON object stays as it is: it names its process itself. Serving is worth more than its log: where
+    nobody reads, lines are dropped, so that neither the processes nor our own loop wait. Their number is told to a
+    reader that comes back.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._dropped = 0
 
     def write(self, name: str, *lines: str) -> None:
-        """Without a reader the lines are dropped, so that the processes can go on writing theirs."""
         data = "".join(f"{line}\n" if is_json(line) else f"{name} | {line}\n" for line in lines).encode()
-        with self._lock, contextlib.suppress(OSError):
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+        with self._lock:
+            told = f"\nserve | {self._dropped} lines were dropped: nobody read the log\n" if self._dropped else ""
+            if self._written(told.encode() + data):
+                self._dropped = 0
+            else:
+                self._dropped += len(lines)
+
+    def _written(self, data: bytes) -> bool:
+        """In parts that a pipe takes whole once it takes any. After the first wait in vain there is no other."""
+        patience = 0.0 if self._dropped else OUTPUT_PATIENCE
+        with contextlib.suppress(OSError):
+            while data and select.select([], [self._descriptor], [], patience)[1]:
+                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+        return not data
 
 
 class Pump(threading.Thread):
@@ -102,15 +124,28 @@ def _text(line: bytes) -> str:
     return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
 
 
-class LinuxSystem:
-    """The System of serving/supervisor/supervisor.py; `ping_address` is (host, port) of nginx."""
+@dataclass
+class _Running:
+    process: Process
+    child: subprocess.Popen[bytes]
+    signs: Signs
+    started: float  # as files have their times
 
-    def __init__(self, ping_address: tuple[str, int], output: Output) -> None:
+
+class LinuxSystem:
+    """The System of serving/supervisor/supervisor.py; `ping_address` is nginx's, `places` are folders of files that the
+    processes map."""
+
+    def __init__(
+        self, ping_address: Address, output: Output, *, places: Sequence[Path] = (), hang_timeout: float = 0.0
+    ) -> None:
         self._ping_address = ping_address
-        self._output = output
+        self._output, self._places, self._hang_timeout = output, places, hang_timeout
         self._events: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._running: dict[int, tuple[Process, subprocess.Popen[bytes]]] = {}
+        self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
+        self._full: list[str] = []
+        self._prefix = DIES_WITH_US if shutil.which(DIES_WITH_US[0]) else ()
 
     def catch_signals(self) -> None:
         """From now on signals are only queued; the supervisor's loop acts on them."""
@@ -120,8 +155,15 @@ class LinuxSystem:
     def now(self) -> float:
         return time.monotonic()
 
-    def oom_kills(self) -> int:
+    def oom_kills(self) -> int | None:
         return machine.oom_kills()
+
+    def full_places(self) -> list[str]:
+        return self._full
+
+    def silent(self) -> dict[int, set[int]]:
+        found = groups()
+        return {pid: running.signs.silent(found.get(pid, {})) for pid, running in self._running.items()}
 
     def wait(self, timeout: float) -> int | None:
         try:
@@ -130,8 +172,9 @@ class LinuxSystem:
             return None
 
     def start(self, process: Process) -> int:
+        started = time.time()
         child = subprocess.Popen(
-            process.command,
+            (*self._prefix, *process.command),
             env=dict(process.environment),
             cwd=process.folder,
             stdin=subprocess.DEVNULL,
@@ -144,7 +187,7 @@ class LinuxSystem:
         pump = Pump(process.name, child.stdout, self._output, process.noise)
         pump.start()
         self._pumps[process.name] = pump
-        self._running[child.pid] = (process, child)
+        self._running[child.pid] = _Running(process, child, Signs(process, child.pid, self._hang_timeout), started)
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
@@ -163,11 +206,18 @@ class LinuxSystem:
     def _forget(self, pid: int, code: int) -> None:
         if pid not in self._running:
             return
-        process, child = self._running.pop(pid)
-        child.returncode = code  # so that Popen does not wait for it again
-        for leftover in chain.from_iterable(map(glob.glob, process.leftovers)):
+        ended = self._running.pop(pid)
+        ended.signs.end()
+        ended.child.returncode = code  # so that Popen does not wait for it again
+        self._full = [str(place) for place in self._places if machine.free_bytes(place) < FULL]
+        for leftover in chain.from_iterable(map(glob.glob, ended.process.leftovers)):
             with contextlib.suppress(OSError):
                 Path(leftover).unlink()
+        for folder in glob.glob(ended.process.empty_leftovers):  # noqa: PTH207
+            with contextlib.suppress(OSError):
+                made = Path(folder).stat()
+                if made.st_uid == os.geteuid() and made.st_mtime >= ended.started:
+                    Path(folder).rmdir()
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         if pid in self._running:
@@ -177,20 +227,19 @@ class LinuxSystem:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
+    def kill(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
     def last_error(self, process: Process) -> str:
         return self._pumps[process.name].last_error()
 
     def ping(self) -> str:
-        connection = http.client.HTTPConnection(*self._ping_address, timeout=PING_TIMEOUT)
         try:
-            connection.request("GET", "/ping")
-            response = connection.getresponse()
-            body = response.read(LINE_LIMIT)
-        except (OSError, http.client.HTTPException) as err:
+            status, body = get(self._ping_address, "/ping", PING_TIMEOUT)
+        except OSError as err:
             return f"/ping: {err}"
-        finally:
-            connection.close()
-        return "" if response.status == 200 else f"/ping: {response.status} {_reason(body)}"
+        return "" if status == 200 else f"/ping: {status} {_reason(body)}"
 
     def say(self, text: str) -> None:
         self._output.write("serve", text)

@@ -52,6 +52,7 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) ->
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "triton_timeout": _milliseconds(settings.grpc_timeout),
         "door_log": settings.door_log,
+        "beats": settings.nginx_beats,
         "default_model": settings.default_model if PLAIN_NAME.fullmatch(settings.default_model) else "",
         "door_models": _door_models(settings, models),
         "program": HERE,

@@ -28,6 +28,7 @@ THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,0
 # Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
 # matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
 SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend, which takes no other place than /tmp
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 
 # Lines that are not logged: of tritonserver on a machine without a GPU, its tables and its countdown at the end (never
@@ -104,7 +105,9 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         HERE,
         noise=TRITON_NOISE,
         leftovers=(f"/dev/shm/{shared_memory}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
+        empty_leftovers=ENVIRONMENTS,
         restart_request=settings.triton_restart_request,
+        answers_at=(sockets.http, "/v2/health/live"),
     )
 
 
@@ -127,7 +130,8 @@ def multi_model(settings: Settings) -> dict[str, object]:
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     """A worker accepts no more connections than it has threads, so that no request waits behind a busy one
-    while another worker is free; its --timeout only bounds a worker that hangs as a whole."""
+    while another worker is free. Its --timeout is no limit of a request: a worker's main thread, which hands requests
+    to the others, gives a sign every second; gunicorn kills a worker whose main thread hangs."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
@@ -136,7 +140,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "threads": settings.threads,
         "worker-connections": settings.threads,
         "keep-alive": 0,
-        "timeout": max(5, math.floor(settings.gunicorn_timeout)),
+        "timeout": math.ceil(settings.hang_timeout),
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
@@ -155,13 +159,12 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_ARENA_MAX": "1",
     }
-    counts = {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder(settings))}
+    counts = {"PROMETHEUS_MULTIPROC_DIR": str(emptied(settings.run_dir / "metrics"))}
     return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **counts}, HERE)
 
 
-def metrics_folder(settings: Settings) -> Path:
-    """Where gunicorn's workers keep their counts; it is empty at our start, as they count from there."""
-    folder = settings.run_dir / "metrics"
+def emptied(folder: Path) -> Path:
+    """The folder, new; what is in it counts from our start."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
@@ -178,7 +181,13 @@ def nginx(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> Proce
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     return Process(
-        "nginx", command, {**environ, **heap}, settings.run_dir, stop_signal=signal.SIGQUIT, noise=NGINX_NOISE
+        "nginx",
+        command,
+        {**environ, **heap},
+        settings.run_dir,
+        stop_signal=signal.SIGQUIT,
+        noise=NGINX_NOISE,
+        beats=emptied(settings.nginx_beats),
     )
 
 

@@ -3,8 +3,10 @@
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^----------- a process dies or is restarted ---------/
 
-A process that dies is started again after a growing pause. Another process that finds one broken though it runs asks
-for a restart, in a file (`Process.restart_request`): the broken one is killed, as it may not stop, and started again.
+A process that dies is started again after a growing pause. One that runs and gives no sign of life (signs.py) for
+`hang_timeout` is killed, which counts as a death; a worker of it that hangs is killed alone, and its master starts
+another. Another process that finds one broken though it runs asks for a restart, in a file
+(`Process.restart_request`): the broken one is killed, as it may not stop, and started again.
 
 What ends everything, with its reason in the log:
 - more than five deaths of one process in a minute, or more than ten restarts that were asked for. Processes that the
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from serving.host.http import Address
 from serving.host.status import ProcessStatus, write_status
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
@@ -34,23 +37,23 @@ BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1  # while something is awaited
 IDLE_INTERVAL = 1.0  # else: how long a request for a restart may lie
+LOOK_INTERVAL = 0.9  # at the least between two looks for signs of life, one of which comes every second
 REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
 STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-MEANINGS: dict[int, str] = {
-    signal.SIGKILL: " (often: out of memory)",
-    signal.SIGSEGV: " (a crash in native code)",
-    signal.SIGBUS: " (often: /dev/shm is full)",
-    signal.SIGABRT: " (it gave up)",
-}
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+KILLED_BECAUSE = {True: "out of memory", False: "not for want of memory", None: "perhaps out of memory"}
+MEANINGS: dict[int, str] = {signal.SIGSEGV: "a crash in native code", signal.SIGABRT: "it gave up"}
 
 
 @dataclass(frozen=True)
 class Process:
     """One row of the table; `noise` are regular expressions of lines that are not worth logging, `leftovers` glob
-    patterns of what a killed one leaves behind (shared memory, sockets). `restart_request` is a file in which others
-    ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving goes on
-    without an `optional` one: it is not waited for, and given up where another's deaths would end everything."""
+    patterns of what a killed one leaves behind (shared memory, sockets), `empty_leftovers` one of folders that it makes
+    and others of our user may have made too: removed when they are empty and not older. `restart_request` is a file in
+    which others ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving
+    goes on without an `optional` one: it is not waited for, and given up where the deaths of another would end
+    everything. What works answers a GET at `answers_at` (address and path) whatever else it does; its workers touch a
+    file each in the folder `beats`, named by their pids, every second."""
 
     name: str
     command: tuple[str, ...]
@@ -59,8 +62,11 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
+    empty_leftovers: str = ""
     restart_request: Path | None = None
     optional: bool = False
+    answers_at: tuple[Address, str] | None = None
+    beats: Path | None = None
 
 
 class System(Protocol):
@@ -84,8 +90,18 @@ class System(Protocol):
     def kill_group(self, pid: int) -> None:
         """SIGKILL to the process and all of its group."""
 
-    def oom_kills(self) -> int:
-        """How many of our processes the kernel has killed so far because memory was short."""
+    def kill(self, pid: int) -> None:
+        """SIGKILL to one process, which may have ended."""
+
+    def silent(self) -> Mapping[int, set[int]]:
+        """For each process that runs, those of its group, itself among them, that gave no sign of life since the last
+        call."""
+
+    def oom_kills(self) -> int | None:
+        """How many of our processes the kernel has killed so far for want of memory; None where it is not said."""
+
+    def full_places(self) -> Sequence[str]:
+        """The file systems that the processes map files of and that were full when the last process ended."""
 
     def last_error(self, process: Process) -> str:
         """The last line of its output that looks like an error, else the last line."""
@@ -123,13 +139,16 @@ class _Child:
     starts: int = 0
     deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
     restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
-    restart_reason: str = ""  # why it is being killed; "" when it is not
+    restart_reason: str = ""  # why it is being killed as others asked for it; "" when it is not
+    hang_reason: str = ""  # likewise, as it gave no sign of life
+    silence: dict[int, float] = field(default_factory=dict)  # of its group: pid -> seconds without a sign of life
     retry_at: float = 0.0
     last_exit: str = ""
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds.
+    """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds; without
+    `hang_timeout` nobody is missed.
 
     `when_ready` are lines for the log when everything is ready for the first time.
     """
@@ -142,11 +161,13 @@ class Supervisor:
         status_file: Path,
         start_timeout: float,
         stop_timeout: float,
+        hang_timeout: float = 0.0,
         when_ready: Sequence[str] = (),
     ) -> None:
         self._children = [_Child(process) for process in processes]
         self._system, self._status_file = system, status_file
         self._start_timeout, self._stop_timeout = start_timeout, stop_timeout
+        self._hang_timeout, self._last_look = hang_timeout, system.now()
         self._when_ready = list(when_ready)
         self._stage, self._has_been_ready = "starting", False
         self._since = system.now()
@@ -162,6 +183,7 @@ class Supervisor:
                 for child, exit_code in self._reap():
                     self._handle_death(child, exit_code)
                 self._restart_on_request()
+                self._kill_what_hangs()
                 self._start_due()
                 self._check_readiness()
         except Failure as failure:
@@ -198,11 +220,13 @@ class Supervisor:
     def _handle_death(self, child: _Child, code: int) -> None:
         """Has it started again after a pause, or gives it up."""
         now, name = self._system.now(), child.process.name
-        requested, child.restart_reason = child.restart_reason, ""
-        child.pid, child.last_exit = None, f"was killed by serve ({requested})" if requested else describe_exit(code)
+        requested, ours = child.restart_reason, child.restart_reason or child.hang_reason
+        short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
+        child.last_exit = f"was killed by serve ({ours})" if ours else self._describe_exit(code, short_of_memory)
+        child.pid, child.restart_reason, child.hang_reason, child.silence = None, "", "", {}
         recent = child.restarts if requested else child.deaths
         recent.forget_old(now)
-        if code != -signal.SIGKILL or not self._was_short_of_memory():
+        if not short_of_memory:
             recent.times.append(now)
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
@@ -225,10 +249,41 @@ class Supervisor:
                 child.restart_reason = reason
                 self._system.kill_group(child.pid)
 
-    def _was_short_of_memory(self) -> bool:
-        """Whether the kernel has killed one for memory since the last time."""
+    def _kill_what_hangs(self) -> None:
+        """Time in which this loop itself stood still is no silence: a container may be paused as a whole."""
+        now = self._system.now()
+        passed = min(now - self._last_look, 2 * IDLE_INTERVAL)
+        if not self._hang_timeout or passed < LOOK_INTERVAL:
+            return
+        self._last_look, silent = now, self._system.silent()
+        for child in self._children:
+            now_silent = silent.get(child.pid, ()) if child.pid is not None else ()
+            child.silence = {pid: child.silence.get(pid, 0.0) + passed for pid in now_silent}
+            for pid in [pid for pid, seconds in child.silence.items() if seconds >= self._hang_timeout]:
+                self._kill_hung(child, pid)
+
+    def _kill_hung(self, child: _Child, pid: int) -> None:
+        reason = f"did not answer for {self._hang_timeout:g} s"
+        if pid != child.pid:
+            del child.silence[pid]
+            self._system.say(f"process {pid} of {child.process.name} {reason}; killing it")
+            self._system.kill(pid)
+        elif not child.restart_reason:
+            child.hang_reason = f"it {reason}"
+            self._system.kill_group(pid)
+
+    def _was_short_of_memory(self) -> bool | None:
+        """Whether the kernel has killed one for memory since the last time; None where it is not said."""
         before, self._oom_kills = self._oom_kills, self._system.oom_kills()
-        return self._oom_kills > before
+        return None if before is None or self._oom_kills is None else self._oom_kills > before
+
+    def _describe_exit(self, code: int, short_of_memory: bool | None) -> str:
+        if code == -signal.SIGKILL:
+            return describe_exit(code, KILLED_BECAUSE[short_of_memory])
+        if code == -signal.SIGBUS:
+            full = " and ".join(self._system.full_places())
+            return describe_exit(code, f"{full} full" if full else "perhaps /dev/shm or the run folder was full")
+        return describe_exit(code)
 
     def _give_up(self, child: _Child, reason: str) -> None:
         """For ever; raises Failure when it is one that serving needs."""
@@ -282,7 +337,8 @@ class Supervisor:
         while child.pid is not None and (left := deadline - self._system.now()) > 0:
             self._system.wait(min(left, 1.0))
             for ended, code in self._reap():
-                ended.last_exit, ended.pid = describe_exit(code), None
+                memory = code == -signal.SIGKILL and self._was_short_of_memory()
+                ended.last_exit, ended.pid = self._describe_exit(code, memory), None
                 self._write_status()
 
     def _write_status(self) -> None:
@@ -312,9 +368,10 @@ def _requested_restart(child: _Child) -> str:
     return reason if start == str(child.starts) else ""
 
 
-def describe_exit(code: int) -> str:
+def describe_exit(code: int, meaning: str = "") -> str:
     """What an exit code as subprocess has it (negative: a signal's number) means, in words."""
     if code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"was killed by {name}{MEANINGS.get(-code, '')}"
+    meaning = meaning or MEANINGS.get(-code, "")
+    return f"was killed by {name}{f' ({meaning})' if meaning else ''}"

@@ -21,11 +21,11 @@ from serving.errors import (
     ServingError,
     TritonUnavailable,
 )
+from serving.host.http import LocalConnection
 from serving.triton.connection import PROBE_SECONDS, Connection
 from serving.triton.errors import http_errors, serving_errors, to_stream_error, without_trace
 from serving.triton.repository_call import RepositoryCall
 from serving.triton.shared_memory import SharedMemory
-from serving.triton.socket_connection import SocketConnection
 from serving.triton.tensors import InferReply, InferRequest
 
 METRICS_SECONDS = 1.0  # a scraper waits for 2
@@ -181,7 +181,7 @@ class TritonGateway:
 
     def metrics(self) -> bytes:
         """Triton's own metrics in Prometheus' text format; raises TritonUnavailable or TritonTimeout."""
-        with closing(SocketConnection(self.metrics_socket, METRICS_SECONDS)) as connection, http_errors():
+        with closing(LocalConnection(self.metrics_socket, METRICS_SECONDS)) as connection, http_errors():
             connection.request("GET", "/metrics")
             reply = connection.getresponse()
             text = reply.read()

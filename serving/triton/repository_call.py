@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 
 from serving.errors import TritonUnavailable
+from serving.host.http import LocalConnection
 from serving.triton.errors import NOT_ANSWERING, http_errors, without_trace
-from serving.triton.socket_connection import SocketConnection
 
 SAGEMAKER_SECONDS = 3.0  # from Triton's being live to its SageMaker endpoint's being up
 
@@ -18,7 +18,7 @@ class RepositoryCall:
     """A call to Triton's SageMaker endpoint, sent over a connection of its own; `result` waits for the answer."""
 
     def __init__(self, endpoint: Path, method: str, path: str, body: bytes | None, model: str, timeout: float) -> None:
-        self._connection = SocketConnection(endpoint, timeout)
+        self._connection = LocalConnection(endpoint, timeout)
         headers = {"X-Amzn-SageMaker-Target-Model": model, "Content-Type": "application/json"}
         self._connect()
         with http_errors():

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM, Signals
+from signal import SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM, Signals
 from typing import Any
 
 import pytest
@@ -20,7 +20,9 @@ class FakeSystem:
 
     def __init__(self) -> None:
         self.clock = 0.0
-        self.killed_for_memory = 3  # before the start
+        self.killed_for_memory: int | None = 3  # before the start
+        self.full: list[str] = []
+        self.hung: dict[str, set[int]] = {}  # of a process: 0 is itself, another number a worker
         self.pids: dict[str, int] = {}
         self.history: list[tuple[float, str, str]] = []
         self.said: list[str] = []
@@ -86,17 +88,32 @@ class FakeSystem:
     def kill_group(self, pid: int) -> None:
         name = self._name(pid)
         self.history.append((round(self.clock, 2), "SIGKILL", name))
+        self.hung.pop(name, None)
         self.at(self.clock, self.die(name, -SIGKILL))
+
+    def kill(self, pid: int) -> None:
+        self.history.append((round(self.clock, 2), "SIGKILL", str(pid)))
+        for workers in self.hung.values():
+            workers.discard(pid)
+
+    def silent(self) -> dict[int, set[int]]:
+        return {pid: {each or pid for each in self.hung.get(name, ())} for name, pid in self.pids.items()}
+
+    def hang(self, name: str, *workers: int) -> Callable[[], None]:
+        return lambda: self.hung.update({name: set(workers)})
+
+    def full_places(self) -> list[str]:
+        return self.full
 
     def last_error(self, process: Process) -> str:
         return f"{process.name}'s last words"
 
-    def oom_kills(self) -> int:
+    def oom_kills(self) -> int | None:
         return self.killed_for_memory
 
     def run_out_of_memory(self, name: str) -> Callable[[], int]:
         def action() -> int:
-            self.killed_for_memory += 1
+            self.killed_for_memory = (self.killed_for_memory or 0) + 1
             return self.die(name, -SIGKILL)()
 
         return action
@@ -142,7 +159,7 @@ def supervisor(system: FakeSystem, status_file: Path, restart_request: Path) -> 
         Process("gunicorn", ("gunicorn",), {}, Path("/")),
         Process("nginx", ("nginx",), {}, Path("/"), SIGQUIT),
     ]
-    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
+    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
 IN_ORDER = [("SIGQUIT", "nginx"), ("SIGTERM", "gunicorn"), ("SIGTERM", "tritonserver")]
@@ -184,7 +201,7 @@ def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
     assert system.stops() == IN_ORDER[:2]
     assert system.said[-1] == (
         "tritonserver died 6 times within 60 s, the last time it was killed by SIGKILL "
-        "(often: out of memory): tritonserver's last words"
+        "(not for want of memory): tritonserver's last words"
     )
 
 
@@ -292,7 +309,7 @@ def test_restarts_for_want_of_memory_are_not_counted(
     """The kernel killed one of tritonserver's children."""
 
     def kill_a_child() -> None:
-        system.killed_for_memory += 1
+        system.killed_for_memory = (system.killed_for_memory or 0) + 1
         ask(restart_request, len(system.starts("tritonserver")))()
 
     for when in range(100, 150, 3):
@@ -328,7 +345,7 @@ def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: S
     assert system.said[-1] == "not ready within 30 s: tritonserver exited with status 1"
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP])
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGQUIT])
 @pytest.mark.parametrize("stage", ["starting", "ready"])
 def test_a_stop_signal_stops_nginx_then_gunicorn_then_triton(
     supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str
@@ -417,7 +434,7 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     assert [status["stage"] for status in seen] == ["starting", "ready", "starting", "ready", "stopping"]
     assert [each["state"] for each in triton] == ["running", "running", "backing off", "running", "stopped"]
     assert [each["starts"] for each in triton] == [1, 1, 1, 2, 2]
-    assert triton[2]["last_exit"] == "was killed by SIGKILL (often: out of memory)"
+    assert triton[2]["last_exit"] == "was killed by SIGKILL (not for want of memory)"
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
 
 
@@ -436,7 +453,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(
     [
         (0, "exited with status 0"),
         (3, "exited with status 3"),
-        (-9, "was killed by SIGKILL (often: out of memory)"),
+        (-9, "was killed by SIGKILL"),
         (-11, "was killed by SIGSEGV (a crash in native code)"),
         (-15, "was killed by SIGTERM"),
         (-99, "was killed by signal 99"),
@@ -444,6 +461,89 @@ def test_a_status_that_cannot_be_written_stops_nothing(
 )
 def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    ("kills", "words"), [(4, "out of memory"), (3, "not for want of memory"), (None, "perhaps out of memory")]
+)
+def test_memory_is_blamed_for_a_sigkill_as_far_as_the_kernel_says_so(
+    supervisor: Supervisor, system: FakeSystem, kills: int | None, words: str
+) -> None:
+    def killed() -> int:
+        system.killed_for_memory = kills
+        return system.die("gunicorn", -SIGKILL)()
+
+    system.at(10, killed)
+    system.at(20, system.send(SIGTERM))
+    supervisor.run()
+    assert f"gunicorn was killed by SIGKILL ({words}); starting it again in 0.25 s" in system.said
+
+
+@pytest.mark.parametrize(
+    ("full", "words"),
+    [
+        (["/run/serve"], "/run/serve full"),
+        (["/dev/shm", "/run/serve"], "/dev/shm and /run/serve full"),
+        ([], "perhaps /dev/shm or the run folder was full"),
+    ],
+)
+def test_a_sigbus_names_the_file_system_that_is_full(
+    supervisor: Supervisor, system: FakeSystem, full: list[str], words: str
+) -> None:
+    system.full = full
+    system.at(10, system.die("gunicorn", -SIGBUS))
+    system.at(20, system.send(SIGTERM))
+    supervisor.run()
+    assert f"gunicorn was killed by SIGBUS ({words}); starting it again in 0.25 s" in system.said
+
+
+def test_one_that_hangs_is_killed_after_its_time_and_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.at(100.25, system.hang("tritonserver", 0))
+    system.at(130, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
+    assert 115 <= system.starts("tritonserver")[1] <= 118
+    assert "tritonserver was killed by serve (it did not answer for 15 s); starting it again in 0.25 s" in system.said
+
+
+def test_a_worker_that_hangs_is_killed_alone(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.at(100.25, system.hang("nginx", 4711))
+    system.at(130, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == [("SIGKILL", "4711"), *IN_ORDER]
+    assert "process 4711 of nginx did not answer for 15 s; killing it" in system.said
+
+
+def test_a_sign_of_life_between_two_silences_begins_a_new_count(supervisor: Supervisor, system: FakeSystem) -> None:
+    for when in range(100, 160, 14):
+        system.at(when, system.hang("tritonserver", 0))
+        system.at(when + 12, system.hang("tritonserver"))
+    system.at(200, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == IN_ORDER
+
+
+def test_time_in_which_the_whole_container_stood_still_is_no_silence(
+    supervisor: Supervisor, system: FakeSystem
+) -> None:
+    def paused() -> int:
+        system.clock += 3600
+        return SIGCHLD
+
+    system.at(100, paused)
+    system.at(100, system.hang("tritonserver", 0))
+    system.at(3705, system.hang("tritonserver"))
+    system.at(3750, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == IN_ORDER
+
+
+def test_without_a_time_nobody_is_missed(system: FakeSystem, status_file: Path) -> None:
+    table = [Process("nginx", ("nginx",), {}, Path("/"))]
+    system.at(10, system.hang("nginx", 0))
+    system.at(1000, system.send(SIGTERM))
+    assert Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0).run() == 0
+    assert len(system.starts("nginx")) == 1
 
 
 @pytest.fixture
