@@ -97,6 +97,12 @@ def headings(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = {(page, path) for page in PAGES for path in re.findall(r"`(tests/[\w/.]+)`", (ROOT / page).read_text())}
+    assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+    assert len([path for page, path in named if page == "docs/security.md"]) > 10
+
+
 def test_the_readme_leads_from_the_first_run_to_the_endpoint() -> None:
     order = ["Run", "Call", "Add your model", "Deploy", "Simulate"]
     assert re.findall(r"^## (.+)$", TEXT, re.MULTILINE)[: len(order)] == order

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import requests
 
@@ -131,3 +132,14 @@ def test_a_secret_that_no_header_can_carry_stops_the_start_and_is_not_told(secre
     with pytest.raises(SettingsError) as caught:
         Settings.from_env({"SERVE_MANAGEMENT_SECRET": secret})
     assert str(caught.value) == "SERVE_MANAGEMENT_SECRET=… is wrong: it must be HEADER=VALUE"
+
+
+def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -> None:
+    """Model code, and what it starts, sees its own environment; others of the user see every command line."""
+    triton = psutil.Process(secret.pid("tritonserver"))
+    models = [triton, *triton.children(recursive=True)]
+    assert len(models) > 1, "a model has a process of its own"
+    for process in models:
+        assert SECRET not in "".join(process.environ().values()), process
+    for pid in secret.processes():
+        assert SECRET not in " ".join(psutil.Process(pid).cmdline())
