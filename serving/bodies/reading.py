@@ -98,15 +98,11 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
         return NpyBody(data)
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, or JSON: {SHAPES}")
-    if kind.endswith("json") or _begins_object(data):
+    if kind.endswith("json") or OBJECT.match(data):
         document = _parse_text(data) if kind == "text/plain" else parse_object(data, "the body", f" ({SHAPES})")
         if document is not None:
             return read_document(document, len(data), generates)
     return Instances([Item("body", raw=data)], media_type=kind)
-
-
-def _begins_object(data: bytes) -> bool:
-    return OBJECT.match(data) is not None
 
 
 def _parse_text(data: bytes) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from build_engines.building.model import export
 from build_engines.families import bert
 from build_engines.request import Request
 from clients.base import Model, TensorSpec
-from clients.bert import Client
+from clients.bert import LONGEST_TOKEN, Client
 from serving.errors import DecodingError, InvalidRequest
 
 ROOT = Path(__file__).parents[2]
@@ -242,6 +242,39 @@ def test_truncation_is_reported(tmp_path: Path) -> None:
     assert [p["truncated"] for p in predictions] == [False, True, True, False]
 
 
+def test_of_a_long_text_only_as_much_is_tokenized_as_the_model_can_take(tmp_path: Path) -> None:
+    """All of it would take 300 bytes for each character: 1.5 GB for 5 MB."""
+    served = serve(tmp_path, "embedding")
+    long = "the cat " * 10**6
+    tensors = served.client.preprocess([long, long[:100]])
+    assert tensors["num_tokens"][0] == LIMIT * LONGEST_TOKEN / 4 + 2
+    assert (tensors["input_ids"][0] == tensors["input_ids"][1]).all()
+    spaces = served.predict([" " * LIMIT * LONGEST_TOKEN + "the cat", "the cat"])
+    assert [(p["tokens"], p["truncated"]) for p in spaces] == [(LIMIT + 1, True), (4, False)]
+
+
+def test_texts_that_are_tokenized_in_portions_get_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(tmp_path, "embedding")
+    whole = served.client.preprocess(TEXTS * 3)
+    monkeypatch.setattr("clients.bert.PORTION", 20)
+    portions = served.client.preprocess(TEXTS * 3)
+    assert all((whole[name] == portions[name]).all() for name in whole)
+
+
+def test_more_masks_than_are_filled_in_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a row of scores for the whole vocabulary, and a sequence for each of its tokens."""
+    served = serve(tmp_path, "fill-mask")
+    tensors = served.client.preprocess(["[MASK] " * 3])
+    values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
+    with pytest.raises(InvalidRequest, match="'top_k': 900 tokens for each of 3 masks"):
+        served.client.postprocess(values, tensors, [""], {"top_k": 900})
+    monkeypatch.setattr("clients.bert.MOST_MASKS", 3)
+    with pytest.raises(DecodingError, match=r"instance 1: it has 4 \[MASK\], at most 3"):
+        served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
+
+
 def test_the_limit_can_be_set_lower_and_never_above_the_models(tmp_path: Path) -> None:
     serve(tmp_path, "embedding")
     for setting, width in (("10", 10), ("0", LIMIT), ("4096", LIMIT)):
@@ -317,7 +350,7 @@ def test_the_client_imports_neither_transformers_nor_torch(minilm: Served) -> No
 import sys
 from pathlib import Path
 from clients.base import Model, TensorSpec
-from clients.bert import Client
+from clients.bert import LONGEST_TOKEN, Client
 spec = TensorSpec("last_hidden_state", "FP32", (-1, 384))
 Client(Model("bert", Path(sys.argv[1]), (), (spec,))).preprocess(["a text"])
 sys.exit(", ".join({"transformers", "torch"} & set(sys.modules)) or 0)
