@@ -40,7 +40,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEANINGS: dict[int, str] = {
     signal.SIGKILL: " (often: out of memory)",
     signal.SIGSEGV: " (a crash in native code)",
-    signal.SIGBUS: " (often: /dev/shm is full)",
+    signal.SIGBUS: " (often: /dev/shm or the folder of temporary files is full)",
     signal.SIGABRT: " (it gave up)",
 }
 
