@@ -1,4 +1,4 @@
-"""What gunicorn's command line cannot say: JSON log lines, and what becomes of an ended worker's counts and memory.
+"""What gunicorn's command line cannot say: JSON log lines, and what becomes of an ended worker's memory.
 
 gunicorn reads these names (--config python:serving.front.gunicorn_config).
 """
@@ -27,14 +27,13 @@ def on_starting(server: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    _services(worker).in_flight.begin_worker(worker.age)
+    _services(worker).in_flight.begin_worker(_services(worker).metrics.place())
     _services(worker).door_log.start()
     _services(worker).idle_trim.start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
-    _services(worker).in_flight.end_worker(worker.age)
     _services(worker).gateway.shared_memory.remove_files(worker.pid)
 
 

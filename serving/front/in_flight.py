@@ -5,28 +5,24 @@ import time
 from array import array
 from mmap import mmap
 
-SLOTS = 512  # more than gunicorn's workers, those that are ending among them
-
 
 class InFlight:
     """Made before gunicorn's fork, so that the workers share the counts. They have a thread more each than their parts
-    of the `limit`, and one whose threads are all busy accepts nothing: so a thread is always free for /ping."""
+    of the `limit`, and one whose threads are all busy accepts nothing: so a thread is always free for /ping.
+    There are never as many processes as `places`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, places: int = 1) -> None:
         self.limit = limit
-        self._counts = memoryview(mmap(-1, SLOTS * array("i").itemsize)).cast("i")
+        self._counts = memoryview(mmap(-1, places * array("i").itemsize)).cast("i")
         self._lock = threading.Lock()
-        self._slot = 0
+        self._place = 0
         self.last_active = 0.0  # when a request of this worker began or ended (time.monotonic)
 
-    def begin_worker(self, number: int) -> None:
-        """In a new worker, whose number no other one has."""
-        self._slot = number % SLOTS
-        self._counts[self._slot] = 0
-
-    def end_worker(self, number: int) -> None:
-        """After the end of a worker: what it had in work is in work no more."""
-        self._counts[number % SLOTS] = 0
+    def begin_worker(self, place: int) -> None:
+        """In a new worker, whose place (metric_places.py) no other process has now: what the one before it there had in
+        work is in work no more."""
+        self._place = place
+        self._counts[place] = 0
 
     def enter(self) -> bool:
         """Whether another request may be worked on; then `leave` follows."""
@@ -45,5 +41,5 @@ class InFlight:
         return sum(self._counts)
 
     def _change(self, by: int) -> None:
-        self._counts[self._slot] += by
+        self._counts[self._place] += by
         self.last_active = time.monotonic()

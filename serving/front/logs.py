@@ -15,6 +15,7 @@ from flask import has_request_context
 from serving.front.incoming import incoming
 
 OURS = ("predictor", "serving", "clients")
+LONGEST_MESSAGE = 4000  # characters: a caller's name of a model can be long, and a line over 16 kB is cut
 
 
 class JsonFormatter(logging.Formatter):
@@ -30,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "process": "gunicorn",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage()[:LONGEST_MESSAGE],
         }
         if request_id := getattr(record, "request_id", "") or _request_id():
             line["request_id"] = request_id

@@ -5,9 +5,11 @@ in files there, which prometheus_client opens after the fork, at the first use i
 test, one process) they are kept in memory.
 """
 
+import contextlib
+import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +30,8 @@ MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a serie
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 SIZE_BUCKETS = tuple(float(4**power) for power in range(3, 16))  # 64 bytes … 1 GB
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,10 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
+        self._places: Places | None = None
         if folder := os.environ.get(MULTIPROCESS):
-            Places(Path(folder)).use()
+            self._places = Places(Path(folder))
+            self._places.use()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -69,16 +75,21 @@ class Metrics:
         self._loads = counter("serve_model_loads", "Loads of models, by result", "result")
         self._unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
 
+    def place(self) -> int:
+        """The number of this process among those of gunicorn, which no other one has as long as it lives."""
+        return self._places.own() if self._places else 0
+
     def count(self, request: Finished) -> None:
         """A request that was answered."""
         model, version = self._bounded(request.model, request.version)
-        self._requests.labels(model, version, str(request.status)).inc()
-        self._seconds.labels(model).observe(request.seconds)
-        for stage, seconds in request.stages.items():
-            self._stages.labels(model, stage).observe(seconds)
-        self._received.observe(request.received)
-        if request.sent is not None:
-            self._sent.observe(request.sent)
+        with _disk_may_be_full():
+            self._requests.labels(model, version, str(request.status)).inc()
+            self._seconds.labels(model).observe(request.seconds)
+            for stage, seconds in request.stages.items():
+                self._stages.labels(model, stage).observe(seconds)
+            self._received.observe(request.received)
+            if request.sent is not None:
+                self._sent.observe(request.sent)
 
     def count_past_python(self, model: str, version: str, seconds: float, times: int) -> None:
         """So many requests that the door handed to Triton and that took equally long; their status is 200."""
@@ -90,11 +101,13 @@ class Metrics:
 
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
-        self._loads.labels(result).inc()
+        with _disk_may_be_full():
+            self._loads.labels(result).inc()
 
     def count_unload(self, result: str) -> None:
         """An unload of a model has ended: "ok", or the code of the ServingError."""
-        self._unloads.labels(result).inc()
+        with _disk_may_be_full():
+            self._unloads.labels(result).inc()
 
     def render(self, triton: bytes | None, in_flight: int, in_nginx: int | None = None) -> bytes:
         """All of ours, then Triton's own text; None when it could not be had. `in_flight` is the number of requests in
@@ -111,6 +124,15 @@ class Metrics:
                 return OTHER, ""
             self._names.add(pair)
         return pair
+
+
+@contextlib.contextmanager
+def _disk_may_be_full() -> Iterator[None]:
+    """A new label needs room; a request that cannot be counted is answered all the same."""
+    try:
+        yield
+    except OSError as err:
+        log.warning("a request is not counted: %s", err)
 
 
 class _Gauges(Collector):

@@ -26,6 +26,7 @@ from serving.triton.gateway import TritonGateway
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
 # more than so many bytes.
 SHARED_MEMORY_PART = 8
+PROCESSES_PER_WORKER = 4  # one that works, others that are ending; and gunicorn's master
 MOST_SHARED_MEMORY = 256 * 2**20
 
 
@@ -61,7 +62,7 @@ class Services:
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
-        self.in_flight = InFlight(settings.max_concurrency)
+        self.in_flight = InFlight(settings.max_concurrency, PROCESSES_PER_WORKER * settings.workers + 1)
         self.door_log = DoorLog(settings.door_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry

@@ -32,6 +32,8 @@ FULL = 2**20  # bytes: who has less left is full
 # What we start ends with us, even when we are killed: nginx, gunicorn and Triton end their own children then. A
 # function between fork and exec (preexec_fn) would do it too, but is not safe beside threads.
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
+# Nobody who sends a request writes into a terminal, or begins a line of the log. Escaped as in JSON, which lines are.
+ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
 
 
@@ -110,7 +112,7 @@ def json_message(line: str) -> str:
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """The lines that have come, without their ends; cut after 16 kB, undecodable bytes replaced."""
+    """The lines that have come, without their ends; cut after 16 kB, undecodable bytes replaced, controls escaped."""
     rest = b""
     while data := os.read(stream.fileno(), CHUNK):
         *whole, rest = (rest + data).split(b"\n")
@@ -121,7 +123,7 @@ def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
 
 
 def _text(line: bytes) -> str:
-    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
+    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r").translate(ESCAPED)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from serving.host.address import bracketed
 from serving.host.machine import cpu_quota
 from serving.repository.facts import ModelFacts
 from serving.settings.table import Settings
+from serving.supervisor.descriptors import FILES_PER_REQUEST, OWN_FILES, hard_limit, nginx_connections
 
 HERE = Path(__file__).resolve().parents[2]
 TEMPLATE = HERE / "nginx.conf"
@@ -24,13 +24,15 @@ NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error":
 def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) -> str:
     """nginx.conf with every {{name}} replaced, and its {{#name}} … {{/name}} left out where the setting of that name is
     false; `models` are those that are loaded, by name."""
-    connections = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2)
+    connections = nginx_connections(settings.max_concurrency, hard_limit())
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
         "nginx_workers": min(4, math.ceil(cpu_quota())),
         "connections": connections,
-        "open_files": 2 * connections,
+        "open_files": connections + OWN_FILES,
+        "most_requests": connections // FILES_PER_REQUEST,
+        "most_bodies": connections // FILES_PER_REQUEST // 2,
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
         "run_dir": settings.run_dir,
         "log_level": NGINX_LOG_LEVELS[settings.log_level],

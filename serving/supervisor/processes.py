@@ -135,11 +135,12 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
-        "worker-class": "gthread",
+        "worker-class": "serving.front.worker.Worker",
         "workers": settings.workers,
         "threads": settings.threads,
         "worker-connections": settings.threads,
         "keep-alive": 0,
+        "limit-request-line": 8190,  # its most; nginx takes no longer one
         "timeout": math.ceil(settings.hang_timeout),
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,

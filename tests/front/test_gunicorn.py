@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import resource
 import socket
 import subprocess
 import threading
@@ -9,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serving.settings.table import Settings
 from serving.supervisor.processes import gunicorn as gunicorn_process
-from tests.support.harness import wait_until
+from tests.support.harness import ROOT, wait_until
+from tests.support.started import kill
 
 WORKERS = THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
@@ -48,6 +51,21 @@ class Gunicorn:
         finally:
             connection.close()
 
+    def raw(self, request: bytes) -> bytes:
+        """What it answers to bytes that no HTTP library would send."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(str(self.folder / "gunicorn.sock"))
+            connection.sendall(request)
+            return connection.makefile("rb").read()
+
+    def log(self) -> bytes:
+        return (self.folder / "log").read_bytes()
+
+    def workers(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children()
+        return found
+
     def begun(self) -> int:
         return len(list(self.folder.glob("*.begun")))
 
@@ -58,11 +76,15 @@ def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
     settings = replace(Settings(), run_dir=tmp_path, workers=WORKERS, max_concurrency=WORKERS * (THREADS - 1))
     command = gunicorn_process(settings, os.environ).command
     own = [part for part in command if not part.startswith(OTHERS)]
-    with subprocess.Popen([*own, "waiting:app"], cwd=tmp_path) as process:
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen([*own, "waiting:app"], cwd=tmp_path, env=environ, stderr=log) as process,
+    ):
         running = Gunicorn(process, tmp_path)
         wait_until((tmp_path / "gunicorn.sock").exists, "gunicorn listens")
         yield running
-        process.terminate()
+        kill(process)  # a worker that is booting would not hear of a stop
 
 
 def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(gunicorn: Gunicorn) -> None:
@@ -76,3 +98,45 @@ def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(guni
     (gunicorn.folder / "go").touch()
     for caller in callers:
         caller.join()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "page"),
+    [
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "request_line"),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"A%d: b\r\n" % number for number in range(200)) + b"\r\n", "headers"),
+        (b"GET / HTTP/1.1\r\nA: " + b"b" * 9000 + b"\r\n\r\n", "headers"),
+        (b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", "bad_request"),
+        (b"A / HTTP/1.1\r\nHost: x\r\n\r\n", "bad_request"),
+        (b"\x1b[31m\r\n\r\n", "bad_request"),
+    ],
+    ids=["line", "headers", "header", "name", "method", "rubbish"],
+)
+def test_what_gunicorn_refuses_is_answered_by_nginx(gunicorn: Gunicorn, request_bytes: bytes, page: str) -> None:
+    head, _, body = gunicorn.raw(request_bytes).partition(b"\r\n\r\n")
+    assert f"X-Accel-Redirect: /.error/{page}" in head.decode().splitlines()
+    assert not body
+    assert f"location = /.error/{page} {{" in (ROOT / "nginx.conf").read_text()
+
+
+def test_a_body_that_the_app_leaves_unread_does_not_cost_the_caller_his_reply(gunicorn: Gunicorn) -> None:
+    body = bytes(20_000_000)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert gunicorn.raw(head + body).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_worker_that_can_open_no_more_files_lives_on_and_answers_when_it_can(gunicorn: Gunicorn) -> None:
+    assert gunicorn.get("/") == 200
+    workers = gunicorn.workers()
+    limits = {worker.pid: resource.prlimit(worker.pid, resource.RLIMIT_NOFILE) for worker in workers}
+    for worker in workers:
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (worker.num_fds(), limits[worker.pid][1]))
+    answers = list[int]()
+    caller = threading.Thread(target=lambda: answers.append(gunicorn.get("/")))
+    caller.start()
+    wait_until(lambda: b"no request can be accepted" in gunicorn.log(), "a worker says so")
+    assert gunicorn.workers() == workers
+    for worker in workers:
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, limits[worker.pid])
+    caller.join()
+    assert answers == [200]

@@ -21,18 +21,17 @@ def in_worker(number: int, shared: InFlight, enters: int) -> list[bool]:
 
 
 def test_no_more_than_the_limit_are_in_work_in_all_workers() -> None:
-    shared = InFlight(limit=3)
+    shared = InFlight(limit=3, places=3)
     assert in_worker(1, shared, 2) == [True, True]
     assert in_worker(2, shared, 2) == [True, False]
     assert shared.total() == 3
 
 
-def test_what_an_ended_worker_had_in_work_is_in_work_no_more() -> None:
-    shared = InFlight(limit=2)
+def test_what_an_ended_worker_had_in_work_is_no_more_when_another_one_has_its_place() -> None:
+    shared = InFlight(limit=2, places=2)
     assert in_worker(1, shared, 2) == [True, True]
-    shared.end_worker(1)
-    assert shared.total() == 0
-    assert in_worker(2, shared, 1) == [True]
+    assert in_worker(1, shared, 1) == [True]
+    assert shared.total() == 1
 
 
 def test_who_leaves_makes_room() -> None:

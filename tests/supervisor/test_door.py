@@ -376,12 +376,13 @@ def test_a_large_body_is_flasks(edge: Edge, length: int, program: str) -> None:
     assert send(edge, json.dumps(body()).encode().ljust(length)).program == program
 
 
-def test_a_body_of_unknown_length_is_flasks(edge: Edge) -> None:
-    chunks = iter([json.dumps(body()).encode()])
+@pytest.mark.parametrize(("length", "program"), [(16 * 1024, "Triton"), (16 * 1024 + 1, "Flask")])
+def test_a_body_in_chunks_has_come_whole_before_its_length_decides(edge: Edge, length: int, program: str) -> None:
+    chunks = iter([json.dumps(body()).encode(), b"".ljust(length - len(json.dumps(body())))])
     reply = requests.post(
         f"{edge.url}/invocations", data=chunks, headers={"Content-Type": "application/json"}, timeout=5
     )
-    assert Got(reply).program == "Flask"
+    assert Got(reply).program == program
 
 
 def test_what_triton_refuses_goes_to_flask_as_it_came(edge: Edge) -> None:

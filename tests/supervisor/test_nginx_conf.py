@@ -31,7 +31,8 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Answers with what it received; `/slow?SECONDS` and `/invocations?SECONDS` take their time."""
+    """Answers with what it received; `/slow?SECONDS` and `/invocations?SECONDS` take their time, and `/accel?PAGE` has
+    nginx answer."""
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
@@ -39,6 +40,11 @@ class Upstream(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, _, seconds = self.path.partition("?")
+        if path == "/accel":
+            self.send_response(400)
+            self.send_header("X-Accel-Redirect", seconds)
+            self.end_headers()
+            return
         self.at_work.add(threading.get_ident())
         time.sleep(float(seconds or 0))
         self.at_work.discard(threading.get_ident())
@@ -93,7 +99,11 @@ class Edge:
         """The reply to bytes that no HTTP library would send."""
         with socket.create_connection(("127.0.0.1", self.settings.port), timeout=10) as connection:
             connection.sendall(request)
-            data = connection.makefile("rb").read()
+            return self.response(connection.makefile("rb").read())
+
+    @staticmethod
+    def response(data: bytes) -> requests.Response:
+        """Of the bytes that nginx sent."""
         head, _, body = data.partition(b"\r\n\r\n")
         response = requests.Response()
         response.status_code, response._content = int(head.split()[1]), body

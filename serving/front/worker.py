@@ -1,0 +1,64 @@
+"""gunicorn's worker, which has nginx answer for what gunicorn itself refuses or cannot do."""
+
+import contextlib
+import time
+from typing import Any
+
+from gunicorn.http.errors import (
+    InvalidResponseHeader,
+    InvalidResponseHeaderName,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+)
+from gunicorn.workers.gthread import ThreadWorker
+
+# nginx.conf has a reply in our shape at each of these, with the request's id, and sends it instead of gunicorn's HTML.
+OURS = "internal"
+PAUSE = 0.1  # seconds until it tries again
+REST_TIMEOUT = 5.0  # seconds
+LARGEST_REST = 2**31  # bytes, more than SERVE_MAX_BODY_MB allows
+PAGES = {
+    InvalidResponseHeader: OURS,
+    InvalidResponseHeaderName: OURS,
+    LimitRequestLine: "request_line",
+    LimitRequestHeaders: "headers",
+    ParseException: "bad_request",
+    Exception: OURS,
+}
+
+
+class Worker(ThreadWorker):  # type: ignore[misc]
+    """Of threads; its peer is nginx."""
+
+    def accept(self, listener: Any) -> None:
+        """Where it can open no more files or start no more threads, a caller waits; gthread's own worker would end, and
+        all of its callers lose their answers."""
+        try:
+            super().accept(listener)
+        except (OSError, RuntimeError) as err:
+            if isinstance(err, RuntimeError):  # no thread for what was accepted; one that is there takes it
+                self.nr_conns -= 1
+            self.log.error("no request can be accepted now: %s", err)
+            time.sleep(PAUSE)
+
+    def handle(self, conn: Any) -> Any:
+        """Reads what the app has left of a body, which nginx has whole: a connection that is closed before is reset,
+        and the reply is lost with it."""
+        kept = super().handle(conn)
+        if conn.parser:
+            conn.parser.finish_body(deadline=time.monotonic() + REST_TIMEOUT, max_bytes=LARGEST_REST)
+        return kept
+
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: Exception) -> None:
+        """Before the app was called, or while its reply was being sent."""
+        page = next(page for error, page in PAGES.items() if isinstance(exc, error))
+        if page == OURS:
+            self.log.exception("gunicorn cannot answer a request")
+        else:
+            self.log.warning("gunicorn cannot read a request: %s", type(exc).__name__)
+        with contextlib.suppress(OSError):
+            client.sendall(
+                b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n"
+                b"X-Accel-Redirect: /.error/%s\r\n\r\n" % page.encode()
+            )
