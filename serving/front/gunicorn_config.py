@@ -30,6 +30,7 @@ def post_worker_init(worker: Any) -> None:
     _services(worker).in_flight.begin_worker(worker.age)
     _services(worker).door_log.start()
     _services(worker).idle_trim.start()
+    _services(worker).keeper.start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:

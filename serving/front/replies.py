@@ -40,7 +40,6 @@ def http_reply(reply: Reply) -> Response:
 
 def render_error(error: ServingError) -> Response:
     message = str(error)
-    services().health.report(error)
     if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
         message = f"{message} [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -13,6 +13,8 @@ from serving.front.management import Management
 from serving.front.metrics import Metrics
 from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
+from serving.inference.crashes import Crashes
+from serving.inference.keeper import Keeper, LoadedAtStart, Tritonserver
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.multimodel.control import MultiModel
@@ -50,11 +52,12 @@ class Services:
             settings.default_model,
             settings.model_clients,
             settings.load_models,
+            Crashes(settings.run_dir),
         )
         turns = max(1, settings.inference_threads // settings.workers)
         limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
         self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
-        self.health = Health(self.registry, self.inference, settings.status_file, settings.triton_restart_request)
+        self.health = Health(self.registry, self.inference, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode
         self.inference_type = settings.inference_type
@@ -66,6 +69,13 @@ class Services:
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
         self.management = Management(settings.management_secret)
+        self.keeper = Keeper(
+            self.registry.crashes,
+            self.multi_model or LoadedAtStart(self.gateway, settings.start_timeout),
+            settings.run_dir,
+            Tritonserver(settings.status_file, settings.triton_restart_request),
+            self.metrics.count_crash,
+        )
 
 
 def multi_model(settings: Settings, registry: Registry) -> MultiModel:

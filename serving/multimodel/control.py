@@ -30,11 +30,13 @@ from serving.errors import (
     ServingError,
     TritonTimeout,
 )
+from serving.host.files import digest
 from serving.host.process_memory import used_by
+from serving.host.stubs import Stub
 from serving.inference.registry import Registry
 from serving.multimodel import memory
 from serving.multimodel.memory import Budget
-from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
+from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels
 from serving.repository.archives import Archive, locate
 from serving.served_model import ServedModel
 from serving.triton.out_of_memory import is_out_of_memory
@@ -117,9 +119,10 @@ class MultiModel:
         with self.loaded.using(model.name):
             model = self._ready(name, self.loaded.read(model.name))
             try:
-                served = self._clients.get(model)
-                self._check_version(served, version)
-                yield served
+                with self.registry.crashes.watch([model.triton_name]):
+                    served = self._clients.get(model)
+                    self._check_version(served, version)
+                    yield served
             except ModelNotReady as err:
                 if self.loaded.read(model.name) != model:
                     raise ModelNotLoaded(name) from err
@@ -128,6 +131,42 @@ class MultiModel:
                 if is_out_of_memory(str(err)):
                     raise OutOfMemory(str(err)) from err
                 raise
+
+    def owner(self, stub: Stub) -> str | None:
+        """Triton's name of the model that a process is of: it is staged in a folder that the model's name gives."""
+        staged = {digest(model.name): model for model in self.loaded.all()}
+        return next((staged[part].triton_name for part in stub.file.parts if part in staged), None)
+
+    def reload(self, triton_name: str) -> None:
+        """Has Triton load a loaded model anew, for the keeper; raises a ServingError."""
+        with self._kept(triton_name) as model:
+            if model:
+                self._reload(model)
+
+    def drop(self, triton_name: str) -> None:
+        """Has Triton unload a loaded model, whose record stays."""
+        with self._kept(triton_name) as model:
+            if model:
+                try:
+                    self._reload(model)
+                finally:
+                    self.gateway.unload(triton_name)
+
+    @contextmanager
+    def _kept(self, triton_name: str) -> Iterator[LoadedModel | None]:
+        """The model, which nobody loads or unloads meanwhile; None when it is not loaded."""
+        found = next((model for model in self.loaded.all() if model.triton_name == triton_name), None)
+        if found is None:
+            yield None
+            return
+        with self.loaded.changing(found.name, self.timeout):
+            yield found if self.loaded.read(found.name) == found else None
+
+    def _reload(self, model: LoadedModel) -> None:
+        """Triton reads its list of repositories meanwhile."""
+        with self.loaded.using(REPOSITORIES, self.timeout):
+            self.gateway.unload(model.triton_name)
+            self.gateway.load(model.triton_name, self.timeout)
 
     def _check_version(self, served: ServedModel, version: str | None) -> None:
         """Raises InvalidRequest, as a 404 would say that the model is not loaded."""
@@ -219,6 +258,7 @@ class MultiModel:
 
     def _forget(self, model: LoadedModel) -> None:
         self.loaded.remove(model)
+        self.registry.crashes.clear(model.triton_name)
         shutil.rmtree(self._staged(model), ignore_errors=True)
 
     def _is_gone(self, model: LoadedModel) -> bool:

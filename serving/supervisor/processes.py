@@ -21,6 +21,9 @@ from serving.supervisor.supervisor import Process
 
 HERE = Path(__file__).resolve().parents[2]
 LOADS_AT_ONCE = 32
+# gunicorn has answered all requests before tritonserver is told to stop. What it waits for then is instances whose
+# process has died or hangs, and these never end.
+EXIT_SECONDS = 5
 THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
 # Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
 # matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
@@ -72,7 +75,7 @@ def triton(settings: Settings, access: TritonAccess, complete: bool, environ: Ma
         "strict-readiness": "true",
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
-        "exit-timeout-secs": max(1, math.ceil(settings.stop_timeout)),
+        "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
     } | triton_options.addresses(access)
     environ = tritonserver.environment({**SPINNING, **environ})
     if settings.multi_model:

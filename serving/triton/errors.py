@@ -69,7 +69,7 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
     if details.startswith(UNKNOWN_REGION):
         return RegionUnknown(NOT_ANSWERING)
     if dead := DEAD_BACKEND.fullmatch(details):
-        return BackendDied(NOT_ANSWERING, dead[1])
+        return BackendDied(dead[1])
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TritonTimeout(TOO_LATE)
     if ERRORS[code] is TritonUnavailable:
@@ -82,7 +82,7 @@ def to_stream_error(message: str) -> ServingError:
     if message.startswith("Request for unknown model"):
         return ModelNotReady(message)
     if dead := DEAD_BACKEND.fullmatch(message):
-        return BackendDied(NOT_ANSWERING, dead[1])
+        return BackendDied(dead[1])
     return _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, without_trace(message))
 
 
