@@ -66,24 +66,26 @@ class Services:
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
         self.in_flight = InFlight(settings.max_concurrency)
         self.door_log = DoorLog(settings.door_log, self.metrics)
-        self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
+        server = Tritonserver(settings.status_file, settings.triton_restart_request)
+        self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
         self.management = Management(settings.management_secret)
         self.keeper = Keeper(
             self.registry.crashes,
             self.multi_model or LoadedAtStart(self.gateway, settings.start_timeout),
             settings.run_dir,
-            Tritonserver(settings.status_file, settings.triton_restart_request),
+            server,
             self.metrics.count_crash,
         )
 
 
-def multi_model(settings: Settings, registry: Registry) -> MultiModel:
+def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> MultiModel:
     """For SAGEMAKER_MULTI_MODEL=true."""
     loaded = LoadedModels(settings.models_folder, settings.status_file)
     budget = Budget(int(settings.model_memory_share * memory_limit()))
     staging = Staging(settings, tritonserver.backend_directory())
-    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, staging.fit)
+    root, timeout = settings.models_root, settings.load_timeout
+    return MultiModel(registry, loaded, root, budget, timeout, staging.fit, server.ask_restart)
 
 
 def services() -> Services:

@@ -111,6 +111,7 @@ class Keeper:
         self._server, self._count = server, count
         self._stubs, self._histories = Stubs(), dict[str, _History]()
         self._pid, self._reloads, self._looked = 0, 0, 0.0
+        self._done: deque[tuple[str, bool, float]] = deque()  # what was worked on, whether it serves, since when
 
     def start(self) -> None:
         """In a thread of this worker."""
@@ -132,8 +133,9 @@ class Keeper:
         if not self._is_running():
             return
         now = time.monotonic()
-        if now > self._looked + LOOK_SECONDS:
+        if self._done or now > self._looked + LOOK_SECONDS:
             self._look(now)
+        self._finish()
         for report in self._crashes.reports():
             self._answer(report)
         for trouble in self._crashes.troubles():
@@ -182,15 +184,26 @@ class Keeper:
             log.warning("model '%s' is started again: %s", name, reason)
             self._begin(self._reload, name, reason)
 
-    def _begin(self, work: Callable[[str, str], None], name: str, reason: str) -> None:
+    def _begin(self, work: Callable[[str, str], bool], name: str, reason: str) -> None:
         """A load may take long, and other models may need one too."""
         self._history(name).busy = True
         self._reloads += 1
         threading.Thread(target=self._work, args=(work, name, reason), name=f"reload-{name}", daemon=True).start()
 
-    def _work(self, work: Callable[[str, str], None], name: str, reason: str) -> None:
+    def _finish(self) -> None:
+        """What is loaded again is served from now on, as its processes have been seen: so their end can be told."""
+        while self._done:
+            name, serves, ended = self._done.popleft()
+            history = self._history(name)
+            history.busy = False
+            if serves:
+                history.reloaded = ended
+                self._crashes.clear(name)
+
+    def _work(self, work: Callable[[str, str], bool], name: str, reason: str) -> None:
+        serves = False
         try:
-            work(name, reason)
+            serves = work(name, reason)
         except TritonTimeout:
             self._server.ask_restart(f"model '{name}' cannot be started again: {reason}")
         except TritonUnavailable:
@@ -198,9 +211,10 @@ class Keeper:
         except Exception:
             log.exception("model '%s' cannot be started again", name)
         finally:
-            self._history(name).busy = False
+            self._done.append((name, serves, time.monotonic()))
 
-    def _reload(self, name: str, reason: str) -> None:
+    def _reload(self, name: str, reason: str) -> bool:
+        """Whether it serves again."""
         self._crashes.set(Trouble(name, reason))
         began = time.monotonic()
         try:
@@ -208,14 +222,12 @@ class Keeper:
         except (TritonTimeout, TritonUnavailable):
             raise
         except ServingError as err:
-            self._refuse(name, f"it cannot be started again ({reason}): {err}")
-            return
-        self._history(name).reloaded = time.monotonic()
-        self._looked = 0.0
-        self._crashes.clear(name)
+            return self._refuse(name, f"it cannot be started again ({reason}): {err}")
         log.info("model '%s' serves again after %.1f s", name, time.monotonic() - began)
+        return True
 
-    def _refuse(self, name: str, reason: str) -> None:
+    def _refuse(self, name: str, reason: str) -> bool:
+        """False."""
         history = self._history(name)
         seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
         history.refusals += 1
@@ -227,6 +239,7 @@ class Keeper:
             raise
         except ServingError as err:
             log.warning("model '%s' is not unloaded: %s", name, err)
+        return False
 
     def _history(self, name: str) -> _History:
         return self._histories.setdefault(name, _History())

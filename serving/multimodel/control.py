@@ -9,9 +9,11 @@ while it reads it (24.10: "failed to stat file" of some garbage), so the lock RE
 """
 
 import logging
+import os
 import re
 import secrets
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +31,11 @@ from serving.errors import (
     OutOfMemory,
     ServingError,
     TritonTimeout,
+    TritonUnavailable,
 )
 from serving.host.files import digest
 from serving.host.process_memory import used_by
-from serving.host.stubs import Stub
+from serving.host.stubs import Stub, Stubs
 from serving.inference.registry import Registry
 from serving.multimodel import memory
 from serving.multimodel.memory import Budget
@@ -45,6 +48,7 @@ log = logging.getLogger(__name__)
 ADMISSION, REPOSITORIES = "/admission", "/repositories"  # locks; no model has such a name
 HANDOVER_SECONDS = 0.15
 PAUSE = 0.1
+UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
 PAGE, LARGEST_PAGE = 100, 1000
 LONGEST_NAME = 1024
 
@@ -53,7 +57,8 @@ class MultiModel:
     """Loads, unloads and finds archives; safe to share between threads, and every worker has one.
 
     `folder` is shared by all workers, `root` is the only place that archives are taken from, `timeout` bounds a
-    load and an unload in seconds, and `fit` changes what is staged of an archive before Triton sees it (LoadFailed).
+    load and an unload in seconds, `fit` changes what is staged of an archive before Triton sees it (LoadFailed), and
+    `ask_restart` has tritonserver restarted, for a reason.
     """
 
     def __init__(
@@ -64,9 +69,11 @@ class MultiModel:
         budget: Budget,
         timeout: float,
         fit: Callable[[Archive, Path], None],
+        ask_restart: Callable[[str], None],
     ) -> None:
         self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
         self.root, self.budget, self.timeout, self.fit = root, budget, timeout, fit
+        self.ask_restart = ask_restart
         self._clients = _Clients(registry, loaded)
 
     def load(self, name: str, url: str, target: str) -> None:
@@ -134,7 +141,7 @@ class MultiModel:
 
     def owner(self, stub: Stub) -> str | None:
         """Triton's name of the model that a process is of: it is staged in a folder that the model's name gives."""
-        staged = {digest(model.name): model for model in self.loaded.all()}
+        staged = {digest(model.name): model for model in self.loaded.all() if model.state == READY}
         return next((staged[part].triton_name for part in stub.file.parts if part in staged), None)
 
     def reload(self, triton_name: str) -> None:
@@ -236,16 +243,44 @@ class MultiModel:
         """Removes the model from Triton and from the records, once the calls that have begun end."""
         self.loaded.write(replace(model, state=UNLOADING))
         with self.loaded.unused(model.name, self.timeout):
-            self._await(lambda: (model.triton_name, "LOADING") not in self._states({model.triton_name}))
-            with self.loaded.unused(REPOSITORIES, self.timeout):
-                self.gateway.unload(model.triton_name)
-            self._await(lambda: self._is_gone(model))
+            if not self._is_true(lambda: not self._is_loading(model), self.timeout):
+                raise TritonTimeout(f"'{model.target}' is still being loaded after {self.timeout:g} s; try again")
+            self._end(model)
             with self.loaded.unused(REPOSITORIES, self.timeout):
                 call = self.gateway.unload_repository(digest(model.name), model.triton_name, self.timeout)
                 status, message = call.result()
             if status not in (200, 404):
                 raise LoadFailed(f"'{model.target}' cannot be unloaded: {message}")
             self._forget(model)
+
+    def _end(self, model: LoadedModel) -> None:
+        """Has Triton unload it. An unload waits for a process that hangs, and for ever for one that has died: such a
+        process is killed, new instances are loaded beside it and unloaded in its place (inference/keeper.py)."""
+        self._unload(model)
+        if self._is_true(lambda: self._is_gone(model), UNLOAD_SECONDS):
+            return
+        log.warning("'%s' is not unloaded within %g s: its processes are killed", model.target, UNLOAD_SECONDS)
+        self._kill_processes(model)
+        with suppress(ServingError):
+            self._reload(model)
+        self._unload(model)
+        if not self._is_true(lambda: self._is_gone(model), UNLOAD_SECONDS):
+            self.ask_restart(f"'{model.target}' cannot be unloaded")
+            raise TritonUnavailable(
+                f"'{model.target}' cannot be unloaded; tritonserver is restarted, which unloads all"
+            )
+
+    def _unload(self, model: LoadedModel) -> None:
+        with self.loaded.unused(REPOSITORIES, self.timeout):
+            self.gateway.unload(model.triton_name)
+
+    def _kill_processes(self, model: LoadedModel) -> None:
+        stubs = Stubs()
+        stubs.look(self.loaded.pid())
+        for stub in stubs.all():
+            if digest(model.name) in stub.file.parts:
+                with suppress(ProcessLookupError):
+                    os.kill(stub.pid, signal.SIGKILL)
 
     def _unload_parts(self, model: LoadedModel) -> None:
         """Triton keeps the parts that it loaded before their ensemble failed. They are unloaded, but for those whose
@@ -261,6 +296,9 @@ class MultiModel:
         self.registry.crashes.clear(model.triton_name)
         shutil.rmtree(self._staged(model), ignore_errors=True)
 
+    def _is_loading(self, model: LoadedModel) -> bool:
+        return (model.triton_name, "LOADING") in self._states({model.triton_name})
+
     def _is_gone(self, model: LoadedModel) -> bool:
         """Its parts too, and parts of other archives that have the same names."""
         states = self._states({model.triton_name, *model.parts})
@@ -270,12 +308,15 @@ class MultiModel:
         with self.loaded.using(REPOSITORIES, self.timeout):
             return {(entry.name, entry.state) for entry in self.gateway.index() if entry.name in names}
 
-    def _await(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TritonTimeout(f"Triton did not finish within {self.timeout:g} s; try again")
+    def _is_true(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether it becomes true in time. Triton may answer late while it loads or unloads."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(TritonTimeout):
+                if condition():
+                    return True
             time.sleep(PAUSE)
+        return False
 
     def _staged(self, model: LoadedModel) -> Path:
         return self.loaded.folder / "staged" / digest(model.name)
