@@ -122,6 +122,7 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
     with ExitStack() as stack:
         served = stack.enter_context(made.models.use(asked.target.name, asked.target.version))
         source.model = served.name
+        stack.enter_context(made.bulkhead.place(served.name))
         response = _stream(served, asked, form) if form else http_reply(_once(served, asked))
         if response.is_streamed:
             response.call_on_close(stack.pop_all().close)

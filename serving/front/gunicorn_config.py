@@ -28,6 +28,7 @@ def on_starting(server: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     _services(worker).in_flight.begin_worker(worker.age)
+    _services(worker).bulkhead.begin_worker(worker.age)
     _services(worker).door_log.start()
     _services(worker).idle_trim.start()
     _services(worker).keeper.start()
@@ -36,6 +37,7 @@ def post_worker_init(worker: Any) -> None:
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in gunicorn's master."""
     _services(worker).in_flight.end_worker(worker.age)
+    _services(worker).bulkhead.end_worker(worker.age)
     _services(worker).gateway.shared_memory.remove_files(worker.pid)
 
 

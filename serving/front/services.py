@@ -4,6 +4,7 @@ from flask import current_app
 
 from serving.codecs import Limits
 from serving.decoding import Decoder
+from serving.front.bulkhead import Bulkhead
 from serving.front.door_log import DoorLog
 from serving.front.hangups import HangUps
 from serving.front.health import Health
@@ -65,6 +66,7 @@ class Services:
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
         self.in_flight = InFlight(settings.max_concurrency)
+        self.bulkhead = Bulkhead(settings.model_concurrency)
         self.door_log = DoorLog(settings.door_log, self.metrics)
         server = Tritonserver(settings.status_file, settings.triton_restart_request)
         self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None
