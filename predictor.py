@@ -4,7 +4,9 @@ Incoming --read_request--> Request --registry--> ServedModel --Inference--> Repl
 """
 
 from contextlib import ExitStack
+from functools import partial
 from http import HTTPStatus
+from time import monotonic
 from typing import Any
 
 from flask import Flask, Response
@@ -122,6 +124,7 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
     with ExitStack() as stack:
         served = stack.enter_context(made.models.use(asked.target.name, asked.target.version))
         source.model = served.name
+        stack.enter_context(made.bulkhead.place(served.name))
         response = _stream(served, asked, form) if form else http_reply(_once(served, asked))
         if response.is_streamed:
             response.call_on_close(stack.pop_all().close)
@@ -147,7 +150,8 @@ def _once(served: ServedModel, asked: Request) -> Reply:
 
 
 def _stream(served: ServedModel, asked: Request, form: Format) -> Response:
-    reply = StreamedReply(services().inference, served, asked, form, services().health.report)
+    report = partial(services().registry.crashes.report, served.names, began=monotonic())
+    reply = StreamedReply(services().inference, served, asked, form, report)
     return stream_reply(incoming(), reply, form, services().hang_ups)
 
 
@@ -157,6 +161,8 @@ def _describe(registry: Registry, name: str) -> dict[str, Any]:
         for entry in registry.index()[name].values()
     ]
     described: dict[str, Any] = {"name": name, "versions": versions}
+    if trouble := registry.trouble(name):
+        return described | {"error": str(trouble)}
     try:
         return described | registry.get(name).describe()
     except ServingError as err:

@@ -138,13 +138,41 @@ class TritonUnavailable(ServingError):
     retry_after = 1
 
 
-class BackendDied(TritonUnavailable):
-    """A process of a Triton backend has died, which Triton does not mend: it must be started again. `details` is what
-    Triton said of it, in one line."""
+class BackendDied(ServingError):
+    """A process of a model has died, which Triton does not mend. `details` is what Triton said of it, in one line.
+    Callers see the ModelRestarting that it becomes (serving/inference/crashes.py)."""
 
-    def __init__(self, message: str, details: str) -> None:
-        super().__init__(message)
+    status = 503
+    code = "model_restarting"
+    retry_after = 1
+
+    def __init__(self, details: str) -> None:
+        super().__init__(f"{details}; it is being started again: try again shortly")
         self.details = details
+
+
+class ModelRestarting(ServingError):
+    """A process of this model has died; the model alone is being started again."""
+
+    status = 503
+    code = "model_restarting"
+    retry_after = 2
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model '{name}' is being started again ({reason}); try again shortly")
+
+
+class ModelRefused(ServingError):
+    """The processes of this model died too often: it is not served until `seconds` have passed."""
+
+    status = 503
+    code = "model_refused"
+
+    def __init__(self, name: str, reason: str, seconds: int) -> None:
+        super().__init__(
+            f"model '{name}' is not served: {reason}; it is tried again in {seconds} s, or when it is loaded anew"
+        )
+        self.retry_after = seconds
 
 
 class RegionUnknown(TritonUnavailable):

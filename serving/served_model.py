@@ -14,17 +14,23 @@ class ServedModel:
     """A model that Triton has loaded, and its client; without a client it serves tensors only.
 
     `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
-    requests belong to sequences.
+    requests belong to sequences, and `parts` names the models that an ensemble is made of.
     """
 
     model: Model
     client: ModelClient | None = None
     client_error: str = ""
     sequencing: Sequencing | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.model.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own, and its parts'."""
+        return (self.name, *self.parts)
 
     def require_client(self) -> ModelClient:
         """The client; raises ModelNotReady or InvalidRequest that says what to send instead."""

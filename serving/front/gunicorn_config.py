@@ -27,9 +27,12 @@ def on_starting(server: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    _services(worker).in_flight.begin_worker(_services(worker).metrics.place())
+    place = _services(worker).metrics.place()
+    _services(worker).in_flight.begin_worker(place)
+    _services(worker).bulkhead.begin_worker(place)
     _services(worker).door_log.start()
     _services(worker).idle_trim.start()
+    _services(worker).keeper.start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:

@@ -1,5 +1,8 @@
 """Whether the container works: Triton is ready, every model is, and a canary of each has succeeded.
 
+A model that is started again or refused, as its processes died, is no reason to replace a container that was ready once
+and serves others: it would come back with the same model.
+
 The canary is a real inference on each client's example. It runs in the background, once per start of
 Triton; its success is written beside the sockets, so that every worker knows of it.
 """
@@ -7,6 +10,7 @@ Triton; its success is written beside the sockets, so that every worker knows of
 import logging
 import threading
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from serving.bodies.instances import Instances
@@ -17,22 +21,16 @@ from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
+from serving.triton.gateway import IndexEntry
 
 log = logging.getLogger(__name__)
 
 
 class Health:
-    """What /ping asks. The supervisor writes `status_file` and reads `restart_request`; None where none supervises."""
+    """What /ping asks. The supervisor writes `status_file`; None where none supervises."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        inference: Inference,
-        status_file: Path | None = None,
-        restart_request: Path | None = None,
-    ) -> None:
-        self.registry, self.inference = registry, inference
-        self.status_file, self.restart_request = status_file, restart_request
+    def __init__(self, registry: Registry, inference: Inference, status_file: Path | None = None) -> None:
+        self.registry, self.inference, self.status_file = registry, inference, status_file
         self._lock = threading.Lock()
         self._running = False
         self._passed: int | None = None
@@ -42,8 +40,8 @@ class Health:
         """Returns when all is well; raises ModelNotReady or TritonUnavailable with the stage. Never waits long."""
         generation = self._generation()
         try:
-            self._check_models()
-            self.check_ready()
+            if self._check_models():
+                self.check_ready()
         except TritonTimeout as err:
             raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
         if self._has_passed(generation):
@@ -55,16 +53,6 @@ class Health:
         """Whether Triton lives: in multi-model mode no models is a state as good as any."""
         if not self.registry.gateway.is_live():
             raise TritonUnavailable("tritonserver answers but is not live")
-
-    def report(self, error: Exception) -> None:
-        """What a request ended with. After a BackendDied the supervisor is asked to restart tritonserver, which goes
-        on without that backend's process. Several workers may ask at once, and some too late: each names the start
-        that it means."""
-        if isinstance(error, BackendDied) and self.restart_request:
-            try:
-                self.restart_request.write_text(f"{self._generation()} {error.details}", encoding="utf-8")
-            except OSError:
-                log.exception("the supervisor cannot be asked to restart tritonserver: %s", error.details)
 
     def describe_triton(self) -> str:
         """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
@@ -82,12 +70,15 @@ class Health:
         if not ready:
             raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
 
-    def _check_models(self) -> None:
-        for name, versions in self.registry.index().items():
-            states = {entry.state for entry in versions.values()}
-            if "READY" not in states:
-                reasons = "; ".join(sorted({entry.reason for entry in versions.values() if entry.reason}))
-                raise ModelNotReady(f"model '{name}' is {'/'.join(sorted(states))}: {reasons or 'not loaded'}")
+    def _check_models(self) -> bool:
+        """Whether all are served. Raises ModelNotReady, ModelRestarting, ModelRefused."""
+        index = self.registry.index()
+        troubles = {name: error for name in index if (error := self.registry.trouble(name))}
+        if troubles and (len(troubles) == len(index) or not self._was_ready()):
+            raise next(iter(troubles.values()))
+        for name in index.keys() - troubles.keys():
+            _check_states(name, index[name])
+        return not troubles
 
     def _stage(self) -> str:
         """What serving/preparation/rebuild.py says that it does."""
@@ -103,6 +94,11 @@ class Health:
     def _marker(self, generation: int) -> Path | None:
         return self.status_file.with_name(f"canary-{generation}") if self.status_file else None
 
+    def _was_ready(self) -> bool:
+        """Whether the canary has passed since the container began."""
+        folder = self.status_file.parent if self.status_file else None
+        return self._passed is not None or (folder is not None and any(folder.glob("canary-*")))
+
     def _has_passed(self, generation: int) -> bool:
         marker = self._marker(generation)
         return self._passed == generation or (marker is not None and marker.exists())
@@ -117,12 +113,12 @@ class Health:
     def _canary(self, generation: int) -> None:
         try:
             for name in self.registry.index():
-                self._try_example(self.registry.get(name))
+                if not (self._was_ready() and self.registry.trouble(name)):
+                    with self.registry.use(name) as served:
+                        self._try_example(served)
             self._passed = generation
             if marker := self._marker(generation):
                 marker.touch()
-        except BackendDied as err:
-            self.report(err)
         except TritonUnavailable:
             log.info("canary: tritonserver is not answering yet")
         except Exception as err:
@@ -139,7 +135,7 @@ class Health:
         item = Item("example", raw=served.example())
         try:
             self._infer(served, item)
-        except TritonUnavailable:
+        except (TritonUnavailable, BackendDied):
             raise
         except ServingError as err:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
@@ -150,3 +146,11 @@ class Health:
             self.inference.once(served, request)
         except NotAcceptable:  # the model only streams
             deque(self.inference.stream(served, request).lines, maxlen=0)
+
+
+def _check_states(name: str, versions: Mapping[str, IndexEntry]) -> None:
+    """Raises ModelNotReady."""
+    states = {entry.state for entry in versions.values()}
+    if "READY" not in states:
+        reasons = "; ".join(sorted({entry.reason for entry in versions.values() if entry.reason}))
+        raise ModelNotReady(f"model '{name}' is {'/'.join(sorted(states))}: {reasons or 'not loaded'}")

@@ -74,6 +74,7 @@ class Metrics:
         self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", SIZE_BUCKETS)
         self._loads = counter("serve_model_loads", "Loads of models, by result", "result")
         self._unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
+        self._crashes = counter("serve_model_crashes", "Deaths of processes of a model", "model")
 
     def place(self) -> int:
         """The number of this process among those of gunicorn, which no other one has as long as it lives."""
@@ -108,6 +109,10 @@ class Metrics:
         """An unload of a model has ended: "ok", or the code of the ServingError."""
         with _disk_may_be_full():
             self._unloads.labels(result).inc()
+
+    def count_crash(self, model: str) -> None:
+        """A process of the model has died."""
+        self._crashes.labels(self._bounded(model, "")[0]).inc()
 
     def render(self, triton: bytes | None, in_flight: int, in_nginx: int | None = None) -> bytes:
         """All of ours, then Triton's own text; None when it could not be had. `in_flight` is the number of requests in

@@ -41,7 +41,6 @@ def http_reply(reply: Reply) -> Response:
 
 def render_error(error: ServingError) -> Response:
     facts = error.facts()
-    services().health.report(error)
     if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
         facts["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -5,6 +5,7 @@ from flask import current_app
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
+from serving.front.bulkhead import Bulkhead
 from serving.front.door_log import DoorLog
 from serving.front.hangups import HangUps
 from serving.front.health import Health
@@ -14,6 +15,8 @@ from serving.front.management import Management
 from serving.front.metrics import Metrics
 from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
+from serving.inference.crashes import Crashes
+from serving.inference.keeper import Keeper, LoadedAtStart, Tritonserver
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.multimodel.control import MultiModel
@@ -50,31 +53,43 @@ class Services:
             settings.default_model,
             settings.model_clients,
             settings.load_models,
+            Crashes(settings.run_dir),
         )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
         limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
         self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
-        self.health = Health(self.registry, self.inference, settings.status_file, settings.triton_restart_request)
+        self.health = Health(self.registry, self.inference, settings.status_file)
         self.hang_ups = HangUps()
         self.ping_mode = settings.ping_mode
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
-        self.in_flight = InFlight(settings.max_concurrency, PROCESSES_PER_WORKER * settings.workers + 1)
+        places = PROCESSES_PER_WORKER * settings.workers + 1
+        self.in_flight = InFlight(settings.max_concurrency, places)
+        self.bulkhead = Bulkhead(settings.model_concurrency, places)
         self.door_log = DoorLog(settings.door_log, self.metrics)
-        self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
+        server = Tritonserver(settings.status_file, settings.triton_restart_request)
+        self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
         self.management = Management(settings.management_secret)
+        self.keeper = Keeper(
+            self.registry.crashes,
+            self.multi_model or LoadedAtStart(self.gateway, settings.start_timeout),
+            settings.run_dir,
+            server,
+            self.metrics.count_crash,
+        )
 
 
-def multi_model(settings: Settings, registry: Registry) -> MultiModel:
+def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> MultiModel:
     """For SAGEMAKER_MULTI_MODEL=true."""
     loaded = LoadedModels(settings.models_folder, settings.status_file)
     budget = ModelMemory(int(settings.model_memory_share * memory_limit()))
     staging = Staging(settings, tritonserver.backend_directory())
-    return MultiModel(registry, loaded, settings.models_root, budget, settings.load_timeout, staging.fit)
+    root, timeout = settings.models_root, settings.load_timeout
+    return MultiModel(registry, loaded, root, budget, timeout, staging.fit, server.ask_restart)
 
 
 def services() -> Services:

@@ -1,5 +1,6 @@
 """Files that several processes share."""
 
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -15,3 +16,8 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def digest(name: str) -> str:
+    """A name as a file's name."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]

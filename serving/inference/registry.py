@@ -17,7 +17,8 @@ from typing import Any
 
 import clients
 from clients.base import Model, ModelClient, TensorSpec
-from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, VersionNotFound
+from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
+from serving.inference.crashes import Crashes
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
 from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
@@ -25,13 +26,15 @@ from serving.triton.gateway import IndexEntry, TritonGateway
 
 log = logging.getLogger(__name__)
 OWN_CLIENT = "_model_client_"
+NO_CRASHES = Crashes(None)
 
 
 class Registry:
     """Looks models up by name; safe to share between threads.
 
     `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded, `only`
-    names the models that Triton was told to load; empty: it knows no others.
+    names the models that Triton was told to load; empty: it knows no others. `crashes` knows those that are not served
+    for a while.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class Registry:
         default: str = "",
         own_clients: bool = True,
         only: Collection[str] = (),
+        crashes: Crashes = NO_CRASHES,
     ) -> None:
-        self.gateway, self.folders = gateway, folders
+        self.gateway, self.folders, self.crashes = gateway, folders, crashes
         self.default, self.own_clients, self.only = default, own_clients, only
         self._lock = threading.RLock()
         self._served: dict[str, ServedModel] = {}
@@ -61,11 +65,22 @@ class Registry:
     @contextmanager
     def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
         """The model that a request means, for its time; raises ModelNotFound, VersionNotFound, ModelNotReady,
-        InvalidRequest."""
-        yield self._resolved(name, version)
+        ModelRestarting, ModelRefused, InvalidRequest."""
+        name = name or self.default or self._only_name()
+        with self.crashes.watch(self._names(name)):
+            yield self._resolved(name, version)
 
-    def _resolved(self, name: str | None, version: str | None) -> ServedModel:
-        served = self.get(name or self.default or self._only_name())
+    def trouble(self, name: str) -> ServingError | None:
+        """Why the model, or a part of it, is not served for a while after deaths of its processes."""
+        return self.crashes.error(self._names(name))
+
+    def _names(self, name: str) -> Sequence[str]:
+        """Its own, and its parts' as far as they are known."""
+        served = self._served.get(name)
+        return served.names if served else [name]
+
+    def _resolved(self, name: str, version: str | None) -> ServedModel:
+        served = self.get(name)
         if version is not None and version not in self._ready_versions(served.name):
             self.index()
             if version not in (ready := self._ready_versions(served.name)):
@@ -109,12 +124,13 @@ class Registry:
         """The model that Triton serves by that name, with a client made from its folder."""
         config = self.gateway.config(name)
         model, sequencing = describe_model(name, folder, config), self._sequencing(config)
+        parts = tuple(step.model_name for step in config.ensemble_scheduling.step)
         try:
-            return ServedModel(model, make_client(model, self.own_clients), sequencing=sequencing)
+            return ServedModel(model, make_client(model, self.own_clients), sequencing=sequencing, parts=parts)
         except Exception as err:
             reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
             log.exception(reason)
-            return ServedModel(model, None, reason, sequencing)
+            return ServedModel(model, None, reason, sequencing, parts)
 
     def forget(self, served: ServedModel | None) -> None:
         """Lets the code of a model's own client go, when the model is served no more."""

@@ -9,9 +9,11 @@ while it reads it (24.10: "failed to stat file" of some garbage), so the lock RE
 """
 
 import logging
+import os
 import re
 import secrets
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,12 +31,15 @@ from serving.errors import (
     OutOfMemory,
     ServingError,
     TritonTimeout,
+    TritonUnavailable,
 )
+from serving.host.files import digest
 from serving.host.process_memory import used_by
+from serving.host.stubs import Stub, Stubs
 from serving.inference.registry import Registry
 from serving.multimodel import memory
 from serving.multimodel.memory import ModelMemory
-from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels, digest
+from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels
 from serving.repository.archives import Archive, locate
 from serving.served_model import ServedModel
 from serving.triton.out_of_memory import is_out_of_memory
@@ -43,6 +48,7 @@ log = logging.getLogger(__name__)
 ADMISSION, REPOSITORIES = "/admission", "/repositories"  # locks; no model has such a name
 HANDOVER_SECONDS = 0.15
 PAUSE = 0.1
+UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
 PAGE, LARGEST_PAGE = 100, 1000
 LONGEST_NAME = 1024
 
@@ -51,7 +57,8 @@ class MultiModel:
     """Loads, unloads and finds archives; safe to share between threads, and every worker has one.
 
     `folder` is shared by all workers, `root` is the only place that archives are taken from, `timeout` bounds a
-    load and an unload in seconds, and `fit` changes what is staged of an archive before Triton sees it (LoadFailed).
+    load and an unload in seconds, `fit` changes what is staged of an archive before Triton sees it (LoadFailed), and
+    `ask_restart` has tritonserver restarted, for a reason.
     """
 
     def __init__(
@@ -62,9 +69,11 @@ class MultiModel:
         budget: ModelMemory,
         timeout: float,
         fit: Callable[[Archive, Path], None],
+        ask_restart: Callable[[str], None],
     ) -> None:
         self.registry, self.gateway, self.loaded = registry, registry.gateway, loaded
         self.root, self.budget, self.timeout, self.fit = root, budget, timeout, fit
+        self.ask_restart = ask_restart
         self._clients = _Clients(registry, loaded)
 
     def load(self, name: str, url: str, target: str) -> None:
@@ -117,9 +126,10 @@ class MultiModel:
         with self.loaded.using(model.name):
             model = self._ready(name, self.loaded.read(model.name))
             try:
-                served = self._clients.get(model)
-                self._check_version(served, version)
-                yield served
+                with self.registry.crashes.watch([model.triton_name]):
+                    served = self._clients.get(model)
+                    self._check_version(served, version)
+                    yield served
             except ModelNotReady as err:
                 if self.loaded.read(model.name) != model:
                     raise ModelNotLoaded(name) from err
@@ -128,6 +138,42 @@ class MultiModel:
                 if is_out_of_memory(str(err)):
                     raise OutOfMemory(str(err)) from err
                 raise
+
+    def owner(self, stub: Stub) -> str | None:
+        """Triton's name of the model that a process is of: it is staged in a folder that the model's name gives."""
+        staged = {digest(model.name): model for model in self.loaded.all() if model.state == READY}
+        return next((staged[part].triton_name for part in stub.file.parts if part in staged), None)
+
+    def reload(self, triton_name: str) -> None:
+        """Has Triton load a loaded model anew, for the keeper; raises a ServingError."""
+        with self._kept(triton_name) as model:
+            if model:
+                self._reload(model)
+
+    def drop(self, triton_name: str) -> None:
+        """Has Triton unload a loaded model, whose record stays."""
+        with self._kept(triton_name) as model:
+            if model:
+                try:
+                    self._reload(model)
+                finally:
+                    self.gateway.unload(triton_name)
+
+    @contextmanager
+    def _kept(self, triton_name: str) -> Iterator[LoadedModel | None]:
+        """The model, which nobody loads or unloads meanwhile; None when it is not loaded."""
+        found = next((model for model in self.loaded.all() if model.triton_name == triton_name), None)
+        if found is None:
+            yield None
+            return
+        with self.loaded.changing(found.name, self.timeout):
+            yield found if self.loaded.read(found.name) == found else None
+
+    def _reload(self, model: LoadedModel) -> None:
+        """Triton reads its list of repositories meanwhile."""
+        with self.loaded.using(REPOSITORIES, self.timeout):
+            self.gateway.unload(model.triton_name)
+            self.gateway.load(model.triton_name, self.timeout)
 
     def _check_version(self, served: ServedModel, version: str | None) -> None:
         """Raises InvalidRequest, as a 404 would say that the model is not loaded."""
@@ -197,16 +243,44 @@ class MultiModel:
         """Removes the model from Triton and from the records, once the calls that have begun end."""
         self.loaded.write(replace(model, state=UNLOADING))
         with self.loaded.unused(model.name, self.timeout):
-            self._await(lambda: (model.triton_name, "LOADING") not in self._states({model.triton_name}))
-            with self.loaded.unused(REPOSITORIES, self.timeout):
-                self.gateway.unload(model.triton_name)
-            self._await(lambda: self._is_gone(model))
+            if not self._is_true(lambda: not self._is_loading(model), self.timeout):
+                raise TritonTimeout(f"'{model.target}' is still being loaded after {self.timeout:g} s; try again")
+            self._end(model)
             with self.loaded.unused(REPOSITORIES, self.timeout):
                 call = self.gateway.unload_repository(digest(model.name), model.triton_name, self.timeout)
                 status, message = call.result()
             if status not in (200, 404):
                 raise LoadFailed(f"'{model.target}' cannot be unloaded: {message}")
             self._forget(model)
+
+    def _end(self, model: LoadedModel) -> None:
+        """Has Triton unload it. An unload waits for a process that hangs, and for ever for one that has died: such a
+        process is killed, new instances are loaded beside it and unloaded in its place (inference/keeper.py)."""
+        self._unload(model)
+        if self._is_true(lambda: self._is_gone(model), UNLOAD_SECONDS):
+            return
+        log.warning("'%s' is not unloaded within %g s: its processes are killed", model.target, UNLOAD_SECONDS)
+        self._kill_processes(model)
+        with suppress(ServingError):
+            self._reload(model)
+        self._unload(model)
+        if not self._is_true(lambda: self._is_gone(model), UNLOAD_SECONDS):
+            self.ask_restart(f"'{model.target}' cannot be unloaded")
+            raise TritonUnavailable(
+                f"'{model.target}' cannot be unloaded; tritonserver is restarted, which unloads all"
+            )
+
+    def _unload(self, model: LoadedModel) -> None:
+        with self.loaded.unused(REPOSITORIES, self.timeout):
+            self.gateway.unload(model.triton_name)
+
+    def _kill_processes(self, model: LoadedModel) -> None:
+        stubs = Stubs()
+        stubs.look(self.loaded.pid())
+        for stub in stubs.all():
+            if digest(model.name) in stub.file.parts:
+                with suppress(ProcessLookupError):
+                    os.kill(stub.pid, signal.SIGKILL)
 
     def _unload_parts(self, model: LoadedModel) -> None:
         """Triton keeps the parts that it loaded before their ensemble failed. They are unloaded, but for those whose
@@ -219,7 +293,11 @@ class MultiModel:
 
     def _forget(self, model: LoadedModel) -> None:
         self.loaded.remove(model)
+        self.registry.crashes.clear(model.triton_name)
         shutil.rmtree(self._staged(model), ignore_errors=True)
+
+    def _is_loading(self, model: LoadedModel) -> bool:
+        return (model.triton_name, "LOADING") in self._states({model.triton_name})
 
     def _is_gone(self, model: LoadedModel) -> bool:
         """Its parts too, and parts of other archives that have the same names."""
@@ -230,12 +308,15 @@ class MultiModel:
         with self.loaded.using(REPOSITORIES, self.timeout):
             return {(entry.name, entry.state) for entry in self.gateway.index() if entry.name in names}
 
-    def _await(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TritonTimeout(f"Triton did not finish within {self.timeout:g} s; try again")
+    def _is_true(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether it becomes true in time. Triton may answer late while it loads or unloads."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(TritonTimeout):
+                if condition():
+                    return True
             time.sleep(PAUSE)
+        return False
 
     def _staged(self, model: LoadedModel) -> Path:
         return self.loaded.folder / "staged" / digest(model.name)

@@ -5,7 +5,6 @@ tritonserver runs that it was written for, which the supervisor's status file na
 """
 
 import fcntl
-import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from serving.errors import TritonTimeout, TritonUnavailable
-from serving.host.files import replace_file
+from serving.host.files import digest, replace_file
 from serving.host.status import ProcessStatus, read_status
 
 LOADING, READY, UNLOADING = "loading", "ready", "unloading"
@@ -125,11 +124,6 @@ class LoadedModels:
     def _lock_file(self, what: str) -> Path:
         """Empty, and kept until the next start: to remove it would take it from another who waits for it."""
         return self.folder / f"{digest(what)}.lock"
-
-
-def digest(name: str) -> str:
-    """A name as a file's name."""
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _try_lock(file: TextIO, kind: int) -> bool:

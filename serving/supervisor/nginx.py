@@ -46,6 +46,7 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) ->
         "max_body_bytes": settings.max_body_bytes,
         "max_body_mb": f"{settings.max_body_mb:g}",
         "max_concurrency": settings.max_concurrency,
+        "model_concurrency": settings.model_concurrency,
         "request_timeout": _milliseconds(settings.request_timeout),
         "log_successes": int(settings.logs("info")),
         "log_mistakes": int(settings.logs("warning")),

@@ -24,6 +24,9 @@ from serving.supervisor.supervisor import Process
 HERE = Path(__file__).resolve().parents[2]
 LOADS_AT_ONCE = 32
 SAGEMAKER_PORT = 1  # of Triton's endpoint, which is on a socket instead; no program of a model listens there
+# gunicorn has answered all requests before tritonserver is told to stop. What it waits for then is instances whose
+# process has died or hangs, and these never end.
+EXIT_SECONDS = 5
 THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
 # Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
 # matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
@@ -80,7 +83,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         "strict-readiness": "true",
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
-        "exit-timeout-secs": max(1, math.ceil(settings.stop_timeout)),
+        "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
     } | triton_options.addresses(sockets)
     environ = tritonserver.environment({**SPINNING, **environ})
     if settings.multi_model:

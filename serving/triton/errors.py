@@ -44,6 +44,7 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
 DEAD_BACKEND = re.compile(
     r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*(Stub process '[^']*' is not healthy)\.?"
 )
+UNKNOWN_MODEL = "Request for unknown model: "
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 ONLY_STREAMS = (
@@ -61,14 +62,14 @@ TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIM
 def to_serving_error(err: grpc.RpcError) -> ServingError:
     """One of ours for any gRPC error."""
     code, details = err.code(), without_trace(err.details() or "")
-    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("Request for unknown model"):
+    if details.startswith(UNKNOWN_MODEL):  # with any of three statuses
         return ModelNotReady(details)
     if DECOUPLED in details:
         return NotAcceptable(ONLY_STREAMS)
     if details.startswith(UNKNOWN_REGION):
         return RegionUnknown(NOT_ANSWERING)
     if dead := DEAD_BACKEND.fullmatch(details):
-        return BackendDied(NOT_ANSWERING, dead[1])
+        return BackendDied(dead[1])
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TritonTimeout(TOO_LATE)
     if ERRORS[code] is TritonUnavailable:
@@ -78,10 +79,10 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
 
 def to_stream_error(message: str) -> ServingError:
     """One of ours for an error within a stream."""
-    if message.startswith("Request for unknown model"):
-        return ModelNotReady(message)
+    if without_trace(message).startswith(UNKNOWN_MODEL):
+        return ModelNotReady(without_trace(message))
     if dead := DEAD_BACKEND.fullmatch(message):
-        return BackendDied(NOT_ANSWERING, dead[1])
+        return BackendDied(dead[1])
     return _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, without_trace(message))
 
 

@@ -229,3 +229,9 @@ class TritonGateway:
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
         self._connection.probe("RepositoryModelUnload", request, self.timeout)
+
+    def load(self, model: str, timeout: float) -> None:
+        """Has Triton load a model whose repository it knows, and its parts; returns when it has, raises a
+        ServingError."""
+        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        self._connection.probe("RepositoryModelLoad", request, timeout)

@@ -30,9 +30,14 @@ def test_every_grpc_code_has_an_error(code: grpc.StatusCode) -> None:
     assert 400 <= error.status < 600
 
 
-def test_an_unknown_model_is_not_a_dead_server() -> None:
-    error = to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'm' is not found"))
-    assert isinstance(error, ModelNotReady)
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND", "INVALID_ARGUMENT"])
+def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code: str) -> None:
+    said = "[request id: a] Request for unknown model: 'm' is not found"
+    assert isinstance(to_serving_error(Failure(grpc.StatusCode[code], said)), ModelNotReady)
+    assert isinstance(to_stream_error(said), ModelNotReady)
+
+
+def test_a_server_that_is_gone_is_no_unknown_model() -> None:
     assert isinstance(to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
 
 

@@ -1,0 +1,133 @@
+"""A model whose process dies is started again alone, and refused alone when it dies too often."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from serving.inference.crashes import Crashes, Trouble
+from tests.support.harness import ONE_INSTANCE, Server, make_scale, wait_until
+from tests.support.load import Load
+
+ENDS = '''
+import os
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """y = x; its process exits with status 3 at 13."""
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
+
+    def answer(self, x):
+        if x.max() == 13:
+            os._exit(3)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+'''
+PORTS = """max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [2] }
+output { name: "y" data_type: TYPE_FP32 dims: [2] }
+"""
+CHAIN = f"""platform: "ensemble"
+{PORTS}ensemble_scheduling {{ step {{
+  model_name: "ends" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
+}} }}
+"""
+
+
+def make_ends(repository: Path) -> None:
+    (repository / "ends/1").mkdir(parents=True)
+    (repository / "ends/1/model.py").write_text(ENDS)
+    (repository / "ends/config.pbtxt").write_text(f'backend: "python"\n{PORTS}{ONE_INSTANCE}')
+    (repository / "chain/1").mkdir(parents=True)
+    (repository / "chain/config.pbtxt").write_text(CHAIN)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`ends`, `chain` which consists of it, and `scale`."""
+    folder = tmp_path_factory.mktemp("crashes")
+    make_scale(folder / "models")
+    make_ends(folder / "models")
+    server = Server(folder, folder / "models", SERVE_WORKERS="2").wait_ready()
+    triton = server.pid("tritonserver")
+    yield server
+    assert server.pid("tritonserver") == triton, "no test restarts tritonserver"
+    assert server.stop() == 0
+    assert "killing it" not in server.output()
+    assert server.processes() == []
+
+
+def ask(server: Server, model: str, x: float = 1) -> requests.Response:
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [x, x]}
+    return server.post(f"/v2/models/{model}/infer", json={"inputs": [tensor]})
+
+
+def serves(server: Server, model: str) -> bool:
+    return ask(server, model).status_code == 200
+
+
+def stub(server: Server) -> int:
+    """The living process of `ends`; 0 when there is none."""
+    children = psutil.Process(server.pid("tritonserver")).children(recursive=True)
+    alive = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+    return next((each.pid for each in alive if "/ends/1/" in " ".join(each.cmdline())), 0)
+
+
+def crashes(server: Server) -> float:
+    found = re.search(r'^serve_model_crashes_total{model="ends"} (\S+)$', server.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(running: Server) -> None:
+    with Load(lambda _: ask(running, "scale"), callers=2) as load:
+        wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
+        reply = ask(running, "ends", 13)
+        assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
+        assert "ends" in reply.json()["error"]
+        assert reply.headers["Retry-After"]
+        wait_until(lambda: serves(running, "ends"), "it is served again")
+        assert running.ping() == 200
+    assert set(load.answers) == {"200"}
+    assert "process 'ends_0_0' died: it exited with status 3" in running.output()
+    assert crashes(running) == 1
+
+
+def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
+    killed = stub(running)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: stub(running) not in (0, killed), "another process")
+    wait_until(lambda: serves(running, "ends"), "it is served again")
+    assert "process 'ends_0_0' died: it was killed by SIGKILL" in running.output()
+
+
+def test_an_ensemble_s_part_is_started_again(running: Server) -> None:
+    reply = ask(running, "chain", 13)
+    assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
+    wait_until(lambda: serves(running, "chain") and serves(running, "ends"), "both are served again")
+
+
+def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_tried_later(running: Server) -> None:
+    with Load(lambda _: ask(running, "scale"), callers=2) as load:
+        wait_until(lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused")
+        reply = ask(running, "ends")
+        wait_until(lambda: not stub(running), "it is unloaded")
+        assert running.ping() == 200
+    assert set(load.answers) == {"200"}
+    assert (reply.status_code, reply.json()["code"]) == (503, "model_refused"), reply.text
+    assert int(reply.headers["Retry-After"]) > 100
+    assert "exited with status 3" in reply.json()["error"]
+    assert ask(running, "chain").json()["code"] == "model_refused"
+    listed = {model["name"]: model for model in running.get("/models").json()["models"]}
+    assert "exited with status 3" in listed["ends"]["error"]
+    wait_until(lambda: running.get("/v2/health/ready").status_code == 200, "the others are ready")
+    assert running.get("/v2/models/ends/ready").status_code != 200
+    assert "model 'ends' is not served for 300 s" in running.output()
+    Crashes(running.run_dir).set(Trouble("ends", "its time is over", 0.1))
+    wait_until(lambda: serves(running, "ends") and serves(running, "chain"), "it is tried again")

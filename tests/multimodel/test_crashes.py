@@ -1,0 +1,112 @@
+"""An archive that crashes or hangs: the others serve on, and it can always be unloaded and loaded again."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.multimodel.test_multimodel import CONFIG, Container, expect, tensor
+from tests.support.harness import Server, wait_until
+from tests.support.load import Load
+
+MODEL = '''
+import os
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """y = x; its process exits with status 3 at 13, and hangs at 101."""
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
+
+    def answer(self, x):
+        if x.max() == 13:
+            os._exit(3)
+        while x.max() == 101:
+            time.sleep(1)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+'''
+
+
+def make_archive(root: Path, name: str) -> None:
+    folder = root / name / "model/net"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(MODEL)
+    (folder / "config.pbtxt").write_text(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """`sound` and `bad` are loaded."""
+    folder = tmp_path_factory.mktemp("crashes")
+    root = folder / "models"
+    for name in ("sound", "bad"):
+        make_archive(root, name)
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(root), "SERVE_REQUEST_TIMEOUT": "5"}
+    server = Server(folder, folder / "none", SERVE_WORKERS="2", **variables).wait_ready()
+    container = Container(server, root)
+    for name in ("sound", "bad"):
+        assert container.load(name, name).status_code == 200
+    yield container
+    assert server.stop() == 0
+    assert "killing it" not in server.output()
+    assert server.processes() == []
+
+
+def status(running: Container, name: str, x: float = 1) -> int:
+    return running.invoke(name, json={"inputs": [tensor(x)]}).status_code
+
+
+def serves(running: Container, name: str) -> bool:
+    return status(running, name) == 200
+
+
+def reloads(running: Container, name: str) -> None:
+    """It is unloaded, loaded and served, and the same tritonserver serves the others."""
+    triton = running.server.pid("tritonserver")
+    unloaded = running.unload(name)
+    assert unloaded.status_code == 200, unloaded.text
+    expect(running.invoke(name, json={"inputs": [tensor(1)]}), 404, "model_not_loaded")
+    loaded = running.load(name, name)
+    assert loaded.status_code == 200, loaded.text
+    assert serves(running, name) and serves(running, "sound")
+    assert running.server.pid("tritonserver") == triton
+
+
+def test_an_archive_whose_process_dies_is_started_again_and_no_other_notices(running: Container) -> None:
+    with Load(lambda _: running.invoke("sound", json={"inputs": [tensor(1)]}), callers=2) as load:
+        wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
+        expect(running.invoke("bad", json={"inputs": [tensor(13)]}), 503, "model_restarting", "bad")
+        wait_until(lambda: serves(running, "bad"), "it is served again")
+    assert set(load.answers) == {"200"}
+    reloads(running, "bad")
+
+
+def test_an_archive_that_hangs_can_be_unloaded_and_loaded_again(running: Container) -> None:
+    expect(running.invoke("bad", json={"inputs": [tensor(101)]}), 504, "triton_timeout")
+    reloads(running, "bad")
+
+
+def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Container) -> None:
+    def refused() -> bool:
+        code = running.invoke("bad", json={"inputs": [tensor(13)]}).json()["code"]
+        assert code in ("model_restarting", "model_refused")
+        return bool(code == "model_refused")
+
+    wait_until(refused, "it is refused")
+    assert running.server.ping() == 200 and serves(running, "sound")
+    reloads(running, "bad")
+
+
+def test_calls_that_meet_the_end_of_tritonserver_are_told_to_come_again_or_to_load(running: Container) -> None:
+    with Load(lambda _: running.invoke("sound", json={"inputs": [tensor(1)]}), callers=8) as load:
+        wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
+        running.server.replace("tritonserver")
+        wait_until(lambda: load.answers["404 model_not_loaded"] > 50, "it is to be loaded")
+    assert {answer.split()[0] for answer in load.answers} <= {"200", "503", "404"}, load.answers
+    with ThreadPoolExecutor() as threads:
+        replies = list(threads.map(lambda name: running.load(name, name), ("sound", "bad")))
+    assert [reply.status_code for reply in replies] == [200, 200]
