@@ -27,7 +27,7 @@ class ReservedDict(MmapedDict):
     def _init_value(self, key: str) -> None:
         if self._used + LARGEST_ENTRY > self._capacity:
             os.posix_fallocate(self._f.fileno(), 0, 2 * self._capacity)
-        super()._init_value(key)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
 
 
 class Places:
@@ -39,7 +39,7 @@ class Places:
 
     def use(self) -> None:
         """From now on prometheus_client names files by places, not by process ids, and reserves their pages."""
-        values.MmapedDict = ReservedDict  # type: ignore[misc]
+        values.MmapedDict = ReservedDict  # type: ignore[attr-defined]
         values.ValueClass = values.MultiProcessValue(process_identifier=self.own)
 
     def own(self) -> int:
