@@ -16,7 +16,7 @@ from gunicorn.workers.gthread import ThreadWorker
 # nginx.conf has a reply in our shape at each of these, with the request's id, and sends it instead of gunicorn's HTML.
 OURS = "internal"
 PAUSE = 0.1  # seconds until it tries again
-REST_TIMEOUT = 5.0  # seconds
+REST_TIMEOUT = 30.0  # seconds, of a busy machine: nginx has all of it
 LARGEST_REST = 2**31  # bytes, more than SERVE_MAX_BODY_MB allows
 PAGES = {
     InvalidResponseHeader: OURS,

@@ -276,6 +276,17 @@ def test_a_line_of_json_stays_one() -> None:
     assert pump(b'{"cut off": "her\n')[0] == 'triton | {"cut off": "her\n'
 
 
+def test_control_characters_are_escaped_so_that_no_caller_writes_into_a_terminal_or_begins_a_line() -> None:
+    sent = "request: \x1b[31mred\r{\x00\x7f\x9b\u2028serve | ready\tü\n"
+    assert pump(sent.encode())[0] == (
+        r"triton | request: \u001b[31mred\u000d{\u0000\u007f\u009b\u2028serve | ready" + "\tü\n"
+    )
+
+
+def test_a_line_of_json_with_a_control_character_stays_json() -> None:
+    assert json.loads(pump('{"path":"/\x9b\x7f"}\n'.encode())[0]) == {"path": "/\x9b\x7f"}
+
+
 def test_noise_is_dropped_and_errors_are_not() -> None:
     written, _ = pump(b"W no pinned memory\nE1121 pinned failure\n", r"^W .*pinned")
     assert written == "triton | E1121 pinned failure\n"

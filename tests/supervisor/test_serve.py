@@ -177,7 +177,7 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
 def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
-    assert "worker_connections 128;" in nginx_configuration(settings, {})
+    assert "worker_connections 192;" in nginx_configuration(settings, {})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""What a hostile caller sends below HTTP's surface, and what the edge does where the machine is too small."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.disks import fill, small_disk
+from tests.support.harness import Server, make_scale, make_sleeper, wait_until
+
+SLEEPER = b'{"instances":[0],"model_name":"sleeper"}'
+LENGTH = b"Content-Length: %d" % len(SLEEPER)
+CLOSE = b"Connection: close"
+CHUNKED = b"Transfer-Encoding: chunked"
+CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(SLEEPER), SLEEPER)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    make_scale(folder)
+    make_sleeper(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("edge"), repository).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+def post(*headers: bytes, body: bytes = SLEEPER, line: bytes = b"POST /invocations HTTP/1.1") -> bytes:
+    return b"\r\n".join([line, b"Host: x", b"Content-Type: application/json", *headers]) + b"\r\n\r\n" + body
+
+
+def get(path: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"GET " + path + b" HTTP/1.1", b"Host: x", CLOSE, *headers]) + b"\r\n\r\n"
+
+
+def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
+    """The statuses of all replies until nginx closes the connection, and the last body."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request)
+        data = connection.makefile("rb").read()
+    statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", data)]
+    return statuses, data.rpartition(b"\r\n\r\n")[2]
+
+
+REFUSED = {
+    "two lengths that differ": (400, post(LENGTH, b"Content-Length: 3")),
+    "two equal lengths": (400, post(LENGTH, LENGTH)),
+    "a list of lengths": (400, post(b"Content-Length: 40, 40")),
+    "a length and chunks": (400, post(LENGTH, CHUNKED, body=CHUNKS)),
+    "chunks and no chunks": (400, post(CHUNKED, b"Transfer-Encoding: identity", body=CHUNKS)),
+    "no known encoding": (400, post(b"Transfer-Encoding: xchunked", body=CHUNKS)),
+    "a tab before chunked": (400, post(b"Transfer-Encoding:\tchunked", body=CHUNKS)),
+    "a space after the name": (400, post(LENGTH, b"Transfer-Encoding : chunked")),
+    "a chunk without a size": (400, post(CHUNKED, body=b"zz\r\nabc\r\n")),
+    "a chunk of 2^68 bytes": (400, post(CHUNKED, body=b"fffffffffffffffff\r\nabc\r\n")),
+    "a chunk of 2 GB": (413, post(CHUNKED, body=b"7fffffff\r\nabc\r\n")),
+    "a folded header": (400, post(LENGTH, b"X-A: b\r\n c", CLOSE)),
+    "two hosts": (400, post(LENGTH, b"Host: y", CLOSE)),
+    "NUL in a header": (400, post(LENGTH, b"X-A: a\0b", CLOSE)),
+    "controls in a header": (400, post(LENGTH, b"X-A: \x01\x1b", CLOSE)),
+    "HTTP/2": (400, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    "CONNECT": (400, b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n"),
+    "a method of one letter": (400, b"A / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n"),
+    "a method of 26 letters": (400, b"ABCDEFGHIJKLMNOPQRSTUVWXYZ / HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n\r\n"),
+    "NUL in the path": (400, get(b"/a%00b")),
+    "NUL as it is": (400, get(b"/a\0b")),
+    "out of the root": (400, get(b"/../../etc/passwd")),
+    "out of the root, encoded": (400, get(b"/models/%2e%2e/%2e%2e/%2e%2e/ping")),
+    "bytes over 127": (400, get(b"/\xff\xfe")),
+    "an error page": (404, get(b"/.error/nginx")),
+    "an error page behind dots": (404, get(b"/v2/../.error/nginx")),
+    "an open bracket": (404, get(b"//[")),
+    "a path of 5 kB": (404, get(b"/" + b"a" * 5000)),
+    "a path of 8 kB": (404, get(b"/" + b"a" * 8170)),
+    "a path of 9 kB": (414, get(b"/" + b"a" * 9000)),
+    "200 headers": (431, get(b"/models", *(b"A%d: b" % number for number in range(200)))),
+    "8,000 headers": (431, post(LENGTH, *(b"A: b" for _ in range(11_000)), CLOSE)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_may_be_read_in_two_ways_or_is_no_request_has_our_error_and_ends_the_connection(
+    server: Server, name: str
+) -> None:
+    status, request = REFUSED[name]
+    statuses, body = answers(server, request)
+    assert statuses == [status]
+    assert set(json.loads(body)) == {"error", "code", "request_id"}
+    assert server.ping() == 200
+
+
+SERVED = {
+    "chunks": ([200], post(CHUNKED, CLOSE, body=CHUNKS)),
+    "chunks with an extension": ([200], post(CHUNKED, CLOSE, body=CHUNKS.replace(b"\r\n", b";a=b\r\n", 1))),
+    "a trailer": ([200], post(CHUNKED, CLOSE, body=CHUNKS[:-2] + b"Content-Length: 3\r\n\r\n")),
+    "an absolute URI": ([200], post(LENGTH, CLOSE, line=b"POST http://other/invocations HTTP/1.1")),
+    "HTTP/1.0": ([200], post(LENGTH, line=b"POST /invocations HTTP/1.0")),
+    "100-continue": ([100, 200], post(LENGTH, b"Expect: 100-continue", CLOSE)),
+    "two after each other": ([200, 200], post(LENGTH) + post(LENGTH, CLOSE)),
+    "an upgrade to HTTP/2": (
+        [200],
+        post(LENGTH, b"Connection: Upgrade, HTTP2-Settings, close", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"),
+    ),
+    "a header with an underscore": ([200], post(LENGTH, b"Transfer_Encoding: chunked", CLOSE)),
+    "a page for nginx": ([200], post(LENGTH, b"X-Accel-Redirect: /.error/nginx", CLOSE)),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_http_allows_is_answered_once_for_each_request(server: Server, name: str) -> None:
+    expected, request = SERVED[name]
+    statuses, body = answers(server, request)
+    assert (statuses, json.loads(body)["predictions"]) == (expected, [0.0])
+
+
+def test_a_request_of_http_0_9_gets_no_more_than_a_body(server: Server) -> None:
+    assert answers(server, b"GET /ping\r\n") == ([], b"")
+
+
+def test_nobody_writes_control_characters_or_lines_into_the_log(server: Server) -> None:
+    escapes = b"\x1b[31mred\xc2\x9bX"
+    statuses, _ = answers(
+        server, post(b"Content-Length: 99999", b"Referer: " + escapes, CLOSE, line=b"POST / HTTP/1.1")
+    )
+    assert statuses == [413]
+    answers(server, get(b"/\x1b[31m"))
+    wait_until(lambda: "\\u001b[31mred\\u009bX" in server.output(), "nginx's line with the Referer")
+    assert not re.findall(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", server.log.read_bytes())
+
+
+def test_the_log_says_post_of_what_nginx_answers_itself(server: Server) -> None:
+    headers = {"X-Amzn-SageMaker-Inference-Id": "is-a-post"}
+    assert server.post("/ping", data=bytes(5000)).status_code == 413  # not logged
+    assert server.post("/nowhere", data=bytes(5000), headers=headers).status_code == 413
+    wait_until(lambda: "is-a-post" in server.output(), "its line")
+    [line] = [json.loads(line) for line in server.output().splitlines() if '"is-a-post"' in line]
+    assert (line["method"], line["status"], line["path"]) == ("POST", 413, "/nowhere")
+
+
+def invoke(server: Server, padding: int = 0) -> requests.Response:
+    return server.post(data=SLEEPER.ljust(padding), headers={"Content-Type": "application/json"})
+
+
+def test_with_a_full_disk_small_requests_are_answered_and_large_ones_told_why(repository: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        server = Server(tmp_path, repository, SERVE_RUN_DIR=str(disk / "run"))
+        server.run_dir = disk / "run"
+        server.wait_ready()
+        pids = {name: server.pid(name) for name in ("tritonserver", "gunicorn", "nginx")}
+        filled = fill(disk)
+        assert {invoke(server).status_code for _ in range(50)} == {200}
+        reply = invoke(server, padding=3_000_000)
+        assert (reply.status_code, reply.json()["code"]) == (503, "disk_full")
+        assert reply.headers["Retry-After"] == "1"
+        assert {invoke(server).status_code for _ in range(20)} == {200}
+        filled.unlink()
+        assert invoke(server, padding=3_000_000).status_code == 200
+        assert {name: server.pid(name) for name in pids} == pids
+        assert server.stop() == 0
+        assert "SIGBUS" not in server.output()
+
+
+FILES = 256
+LIMITED = f"""
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def limited(repository: Path, tmp_path: Path) -> Iterator[Server]:
+    """Each of its processes may have no more than 256 files open, even those of root."""
+    before = subprocess.Popen
+    drop = ["setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource"] if os.geteuid() == 0 else []
+    with pytest.MonkeyPatch.context() as patched:
+
+        def start(command: list[object], **options: object) -> object:
+            return before([*drop, sys.executable, "-c", LIMITED, *map(str, command)], **options)  # type: ignore[call-overload]
+
+        patched.setattr("tests.support.harness.subprocess.Popen", start)
+        running = Server(tmp_path, repository)
+    yield running.wait_ready()
+    assert running.stop() == 0
+
+
+def test_with_few_files_the_limit_of_requests_is_lower_and_no_request_is_lost(limited: Server) -> None:
+    statuses = Counter[object]()
+
+    def call() -> None:
+        for padding in (0, 0, 0, 1_500_000):
+            try:
+                statuses[invoke(limited, padding).status_code] += 1
+            except requests.RequestException as err:
+                statuses[type(err).__name__] += 1
+
+    callers = [threading.Thread(target=call) for _ in range(120)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert set(statuses) <= {200, 503} and statuses[200] > 0
+    assert "no more than 256 open files are allowed (ulimit -n)" in limited.output()
+    assert "frontend_unavailable" not in limited.output()
+    assert "worker_connections are not enough" not in limited.output()
