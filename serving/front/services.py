@@ -62,6 +62,7 @@ class Services:
         self.metrics = Metrics(settings.status_file)
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
         self.in_flight = InFlight(settings.max_concurrency)
+        self.beats = settings.gunicorn_beats
         self.door_log = DoorLog(settings.door_log, self.metrics)
         self.multi_model = multi_model(settings, self.registry) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
