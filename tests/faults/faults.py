@@ -50,14 +50,14 @@ Condition = Callable[[], bool]
 @dataclass(frozen=True)
 class Fault:
     """`strike` returns a condition that is true once the fault is over, healed by us or noticed by the server. `cuts`
-    is whether connections may end without an answer; `keeps` whether no process is replaced. Of `of` no more than five
+    is whether connections may end without an answer; `works` whether no process hangs. Of `of` no more than five
     deaths in a minute are borne."""
 
     name: str
     strike: Callable[[Confined], Condition]
     of: str = ""
     cuts: bool = False
-    keeps: bool = False
+    works: bool = False
 
 
 def master(name: str) -> Callable[[Server], int]:
@@ -187,18 +187,14 @@ SHORT = [
     Fault("a model ends its process in execute", model_exits),
     Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),
     Fault(f"the run folder full for {SECONDS_FULL:g} s", fill(lambda server: server.inside(server.run_dir)), cuts=True),
-    Fault("the whole container paused for longer than a hang may last", pause, keeps=True),
-    Fault("two executes of one model, each longer than a hang may last", slow_executes, keeps=True),
+    Fault("the whole container paused for longer than a hang may last", pause, works=True),
+    Fault("two executes of one model, each longer than a hang may last", slow_executes, works=True),
 ]
 FAULTS = [
     *SHORT,
     *_signals(signal.SIGTERM, "asked to end"),
-    Fault("other programs take the processors, four for each", busy, keeps=True),
+    Fault("other programs take the processors, four for each", busy, works=True),
 ]
-
-
-def starts(server: Server) -> dict[str, int]:
-    return {name: process["starts"] for name, process in server.status()["processes"].items()}
 
 
 def wait_over(over: Condition, fault: Fault) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.faults import Confined, Fault, starts, wait_over
+from tests.faults.faults import Confined, Fault, wait_over
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
 from tests.support.harness import wait_until
 
@@ -27,15 +27,19 @@ class Trial:
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
     """From a load that is answered rightly to one that is again."""
     wait_until(lambda: _well(callers), lambda: f"right answers before the fault; {_last(callers)}")
-    before, struck = starts(server), time.monotonic()
+    before, struck = _said_to_hang(server), time.monotonic()
     wait_over(fault.strike(server), fault)
     server.wait_ready()
     wait_until(lambda: _well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
     answers = callers.since(struck)
     mistakes = [*mistakes_in(fault, answers)]
-    if fault.keeps and before != starts(server):
-        mistakes.append(f"a process was replaced: {before} became {starts(server)}")
+    if fault.works and before != _said_to_hang(server):
+        mistakes.append("a process was said to hang")
     return Trial(fault, Counter(answer.verdict for answer in answers), outage(answers, struck), tuple(mistakes))
+
+
+def _said_to_hang(server: Confined) -> int:
+    return server.output().count("did not answer for")
 
 
 def _well(callers: Callers, since: float = 0.0) -> bool:
