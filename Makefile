@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test check unit bench bench-quick image lint format lock clean
+.PHONY: run setup models dev test check unit bench bench-quick faults soak image lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
@@ -44,6 +44,13 @@ bench-quick: PART := quick
 bench bench-quick: setup models .venv/.dev
 	@PYTHON=$(PYTHON) sh scripts/debian-packages wrk
 	@$(BIN)/python -m bench $(PART)
+
+# Write docs/reliability.md; both take root, and MINUTES of faults in random order, or of an even load.
+faults: setup models .venv/.dev
+	@$(BIN)/python -m tests.faults --minutes $(or $(MINUTES),10)
+
+soak: setup models .venv/.dev
+	@$(BIN)/python -m tests.faults --soak $(or $(MINUTES),60)
 
 # IMAGE, TAG and ENGINE (docker, podman or buildah) say what and with what; TARGET=gpu is the one for NVIDIA GPUs.
 image:

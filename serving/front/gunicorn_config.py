@@ -8,6 +8,7 @@ from typing import Any
 from gunicorn.glogging import Logger
 
 from serving.front import logs
+from serving.front.beat import Beat
 from serving.front.services import Services
 
 
@@ -33,6 +34,7 @@ def post_worker_init(worker: Any) -> None:
     _services(worker).door_log.start()
     _services(worker).idle_trim.start()
     _services(worker).keeper.start()
+    Beat(_services(worker).beats / str(worker.pid), worker.tmp.last_update).start()
 
 
 def child_exit(_server: Any, worker: Any) -> None:

@@ -69,6 +69,7 @@ class Services:
         places = PROCESSES_PER_WORKER * settings.workers + 1
         self.in_flight = InFlight(settings.max_concurrency, places)
         self.bulkhead = Bulkhead(settings.model_concurrency, places)
+        self.beats = settings.gunicorn_beats
         self.door_log = DoorLog(settings.door_log, self.metrics)
         server = Tritonserver(settings.status_file, settings.triton_restart_request)
         self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None

@@ -354,6 +354,11 @@ class Settings:
         return self.run_dir / "nginx-workers"
 
     @property
+    def gunicorn_beats(self) -> Path:
+        """Likewise of gunicorn (serving/front/beat.py)."""
+        return self.run_dir / "gunicorn-workers"
+
+    @property
     def door_log(self) -> Path:
         """What nginx writes of the requests that its door hands to Triton past Python."""
         return self.run_dir / "door.log"

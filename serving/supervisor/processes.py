@@ -133,8 +133,7 @@ def multi_model(settings: Settings) -> dict[str, object]:
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     """A worker accepts no more connections than it has threads, so that no request waits behind a busy one
-    while another worker is free. Its --timeout is no limit of a request: a worker's main thread, which hands requests
-    to the others, gives a sign every second; gunicorn kills a worker whose main thread hangs."""
+    while another worker is free. `serve` finds workers that hang (front/beat.py), gunicorn's own --timeout does not."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
@@ -144,7 +143,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "worker-connections": settings.threads,
         "keep-alive": 0,
         "limit-request-line": 8190,  # its most; nginx takes no longer one
-        "timeout": math.ceil(settings.hang_timeout),
+        "timeout": 0,
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
@@ -164,7 +163,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "MALLOC_ARENA_MAX": "1",
     }
     counts = {"PROMETHEUS_MULTIPROC_DIR": str(emptied(settings.run_dir / "metrics"))}
-    return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **counts}, HERE)
+    environ = {**environ, **one_thread, **heap, **counts}
+    return Process("gunicorn", tuple(command), environ, HERE, beats=emptied(settings.gunicorn_beats))
 
 
 def emptied(folder: Path) -> Path:

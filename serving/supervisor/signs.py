@@ -2,12 +2,12 @@
 
 Three kinds, none of which a long request or a busy machine takes away:
 - a server answers a GET on a route that waits for nothing (`Process.answers_at`);
-- a worker touches a file of its own every second, from its event loop (`Process.beats`, written by nginx.conf);
+- a worker touches a file of its own every second, as long as its loop runs (`Process.beats`, written by nginx.conf and
+  front/beat.py);
 - the kernel does not say that the process is stopped (SIGSTOP). This is all that a process shows which answers nobody:
   nginx's and gunicorn's masters, Triton's stubs. A debugger's stop is another one, and is left alone.
 
-Nobody is missed before the first sign, so a start may take its time. gunicorn looks after its workers by itself
-(--timeout).
+Nobody is missed before the first sign, so a start may take its time.
 """
 
 import threading

@@ -87,7 +87,9 @@ def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], seco
 
 @starts_a_server
 class Server:
-    """One `serve` with its three processes; `log` is the file of its output."""
+    """One `serve` with its three processes; `log` is the file of its output. `prefix` is a command that becomes it."""
+
+    prefix: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, repository: Path, **variables: str) -> None:
         self.port = free_port()
@@ -103,7 +105,7 @@ class Server:
         ends_with(self.kill_all)
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, ROOT / "serve"],
+                [*self.prefix, sys.executable, ROOT / "serve"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=inherited | ours | variables,

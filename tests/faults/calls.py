@@ -1,0 +1,150 @@
+"""Requests of every kind, each with an id of its own and an answer that is known beforehand.
+
+Numbers and words are different in each request, so that another request's answer is a wrong one.
+"""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import requests
+
+from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper
+from tests.support.streaming_models import make_teller
+
+ID = "X-Amzn-SageMaker-Inference-Id"
+IMAGE = ROOT / "model_repository/resnet/example.png"
+TEXT = "Faults are found, told and mended."
+ON_THE_ROAD = 3000  # numbers: more than the 16 kB of JSON that the door takes
+IN_SHARED_MEMORY = 300_000  # numbers: more than the 1 MB from which an input goes through /dev/shm
+NPY = "application/x-npy"
+EXITER = '''
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Gives a number back; its process ends when that is negative."""
+
+    def execute(self, requests):
+        replies = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if x.max() < 0:
+                os._exit(1)
+            replies.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        return replies
+'''
+EXITER_CONFIG = """backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request; `right` says of a reply of 200 whether it is the answer."""
+
+    kind: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    right: Callable[[requests.Response], bool]
+
+
+def make_models(repository: Path) -> None:
+    """All that the calls and the faults need."""
+    for name in ("resnet", "bert"):
+        link_model(ROOT / "model_repository" / name, repository)
+    make_scale(repository)
+    make_sleeper(repository)
+    make_teller(repository)
+    (repository / "exiter/1").mkdir(parents=True)
+    (repository / "exiter/1/model.py").write_text(EXITER)
+    (repository / "exiter/config.pbtxt").write_text(EXITER_CONFIG)
+
+
+def learn(server: Server) -> list[Callable[[int], Call]]:
+    """Makers of calls, one for each kind; the answers of the real models are learnt from a server that is well."""
+    image = Learnt("image", "/invocations?model_name=resnet", {"Content-Type": "image/png"}, IMAGE.read_bytes())
+    text = Learnt("text", "/invocations?model_name=bert", {"Content-Type": "text/plain"}, TEXT.encode())
+    for each in (image, text):
+        each.ask(server)
+    return [image, text, _door, _road, _shared, _kserve, _stream]
+
+
+class Learnt:
+    """A call whose answer was learnt: what it holds of numbers may differ in their last digits."""
+
+    def __init__(self, kind: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        self._parts = (kind, path, headers, body)
+        self._truth: Any = None
+
+    def ask(self, server: Server) -> None:
+        _kind, path, headers, body = self._parts
+        reply = server.post(path, headers=headers, data=body)
+        reply.raise_for_status()
+        self._truth = reply.json()
+
+    def __call__(self, _number: int) -> Call:
+        return Call(*self._parts, right=lambda reply: same(reply.json(), self._truth))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two JSON documents are equal, numbers to three digits."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return bool(np.isclose(one, other, rtol=1e-3, atol=1e-3))
+    return bool(one == other)
+
+
+def _tensor(kind: str, path: str, numbers: Sequence[float], factor: float) -> Call:
+    tensor = {"name": "x", "shape": [1, len(numbers)], "datatype": "FP32", "data": list(numbers)}
+
+    def right(reply: requests.Response) -> bool:
+        found: list[float] = reply.json()["outputs"][0]["data"]
+        return found == [factor * each for each in numbers]
+
+    return Call(kind, path, {"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}).encode(), right)
+
+
+def _door(number: int) -> Call:
+    return _tensor("tensor, past Python", "/invocations?model_name=scale", [number, number + 1], 3.0)
+
+
+def _road(number: int) -> Call:
+    return _tensor("tensor, large", "/invocations?model_name=scale", [number, *range(ON_THE_ROAD)], 3.0)
+
+
+def _shared(number: int) -> Call:
+    numbers = np.full((1, IN_SHARED_MEMORY), number, dtype=np.float32)
+    body = io.BytesIO()
+    np.save(body, numbers)
+
+    def right(reply: requests.Response) -> bool:
+        return bool(np.array_equal(np.load(io.BytesIO(reply.content)), 3 * numbers))
+
+    headers = {"Content-Type": NPY, "Accept": NPY}
+    return Call("tensor, in /dev/shm", "/invocations?model_name=scale", headers, body.getvalue(), right)
+
+
+def _kserve(number: int) -> Call:
+    return _tensor("/v2", "/v2/models/scale/versions/1/infer", [number], 2.0)
+
+
+def _stream(number: int) -> Call:
+    words = [f"{number}-{word}" for word in ("one", "two", "three")]
+
+    def right(reply: requests.Response) -> bool:
+        return [json.loads(line)["text_output"] for line in reply.text.splitlines()] == words
+
+    headers = {"Content-Type": "application/json", "Accept": "application/jsonlines"}
+    body = json.dumps({"text_input": " ".join(words), "delay": 0.02}).encode()
+    return Call("stream", "/invocations?model_name=teller", headers, body, right)

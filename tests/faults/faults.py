@@ -1,0 +1,201 @@
+"""The faults: what each does to a server that runs, and what it may do to the callers."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.harness import Server, wait_until
+
+SHM_MB, RUN_DIR_MB = 128, 64
+SECONDS_FULL = 5.0
+
+
+class Confined(Server):
+    """A server with a /dev/shm and a run folder that are small and nobody else's: takes root."""
+
+    prefix = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f"mount -t tmpfs -o size={SHM_MB}m none /dev/shm && mkdir -p $SERVE_RUN_DIR && "
+        f'mount -t tmpfs -o size={RUN_DIR_MB}m none $SERVE_RUN_DIR && exec "$0" "$@"',
+    )
+
+    def inside(self, path: str | Path) -> Path:
+        """The same path from outside."""
+        return Path(f"/proc/{self.process.pid}/root{path}")
+
+    def status(self) -> dict[str, Any]:
+        outside = self.run_dir
+        self.run_dir = self.inside(outside)
+        try:
+            return super().status()
+        finally:
+            self.run_dir = outside
+
+
+Condition = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`strike` returns a condition that is true once the fault is over, healed by us or noticed by the server. `cuts`
+    is whether connections may end without an answer; `works` whether no process hangs. Of `of` no more than five
+    deaths in a minute are borne."""
+
+    name: str
+    strike: Callable[[Confined], Condition]
+    of: str = ""
+    cuts: bool = False
+    works: bool = False
+
+
+def master(name: str) -> Callable[[Server], int]:
+    return lambda server: server.pid(name)
+
+
+def worker(name: str) -> Callable[[Server], int]:
+    return lambda server: psutil.Process(server.pid(name)).children()[0].pid
+
+
+def stub(server: Server) -> int:
+    children = psutil.Process(server.pid("tritonserver")).children()
+    return next(child.pid for child in children if "/scale/2/" in " ".join(child.cmdline()))
+
+
+def is_gone(pid: int) -> bool:
+    """A zombie is: tritonserver reaps none."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def send(number: signal.Signals, find: Callable[[Server], int]) -> Callable[[Confined], Condition]:
+    def strike(server: Confined) -> Condition:
+        pid = find(server)
+        os.kill(pid, number)
+        return lambda: is_gone(pid)
+
+    return strike
+
+
+def fill(where: Callable[[Confined], Path]) -> Callable[[Confined], Condition]:
+    """A file system is full for some seconds."""
+
+    def strike(server: Confined) -> Condition:
+        filler, begun = where(server) / "filler", time.monotonic()
+        with filler.open("wb", buffering=0) as file:
+            while _written(file.fileno()):
+                pass
+
+        def healed() -> bool:
+            if time.monotonic() - begun > SECONDS_FULL:
+                filler.unlink(missing_ok=True)
+                return True
+            with filler.open("ab", buffering=0) as file:
+                _written(file.fileno())
+            return False
+
+        return healed
+
+    return strike
+
+
+def _written(descriptor: int) -> bool:
+    try:
+        return os.write(descriptor, bytes(2**20)) > 0
+    except OSError:
+        return False
+
+
+def pause(server: Confined) -> Condition:
+    """The whole container stands still for longer than a hang may last."""
+    pids = server.processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + hang_timeout(server) + 2
+
+    def over() -> bool:
+        if time.monotonic() < until:
+            return False
+        for pid in (
+            server.process.pid,
+            *sorted(pids, reverse=True),
+        ):  # stubs before tritonserver, which looks after them
+            os.kill(pid, signal.SIGCONT)
+        return True
+
+    return over
+
+
+def busy(server: Confined) -> Condition:
+    """Other programs take the processors, four for each, for longer than a hang may last."""
+    seconds = hang_timeout(server) + 5
+    command = ["timeout", f"{seconds:g}", sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(4 * (os.cpu_count() or 1))]
+    return lambda: all(other.poll() is not None for other in others)
+
+
+def hang_timeout(server: Server) -> float:
+    environ = psutil.Process(server.process.pid).environ()
+    return float(environ.get("SERVE_HANG_TIMEOUT", "15"))
+
+
+def slow_executes(server: Confined) -> Condition:
+    """Two callers hold one model, each for longer than a hang may last."""
+    body = {"model_name": "sleeper", "instances": [hang_timeout(server) + 1]}
+    threads = [threading.Thread(target=server.post, kwargs={"json": body}, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    return lambda: not any(thread.is_alive() for thread in threads)
+
+
+def model_exits(server: Confined) -> Condition:
+    def answers(x: float) -> bool:
+        tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [x]}
+        return server.post(params={"model_name": "exiter"}, json={"inputs": [tensor]}).status_code == 200
+
+    answers(-1)
+    return lambda: answers(1)
+
+
+def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
+    """To each kind of process."""
+    for name in ("tritonserver", "gunicorn", "nginx"):
+        whole, cuts = (name, False) if name == "tritonserver" else (f"{name}'s master", True)
+        yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), of=name, cuts=cuts)
+        if name != "tritonserver":
+            yield Fault(f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=cuts)
+
+
+SHORT = [
+    *_signals(signal.SIGKILL, "killed"),
+    Fault("a model's process killed (SIGKILL)", send(signal.SIGKILL, stub)),
+    *_signals(signal.SIGSTOP, "stopped"),
+    Fault("a model's process stopped (SIGSTOP)", send(signal.SIGSTOP, stub)),
+    Fault("a model ends its process in execute", model_exits),
+    Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),
+    Fault(f"the run folder full for {SECONDS_FULL:g} s", fill(lambda server: server.inside(server.run_dir)), cuts=True),
+    Fault("the whole container paused for longer than a hang may last", pause, works=True),
+    Fault("two executes of one model, each longer than a hang may last", slow_executes, works=True),
+]
+FAULTS = [
+    *SHORT,
+    *_signals(signal.SIGTERM, "asked to end"),
+    Fault("other programs take the processors, four for each", busy, works=True),
+]
+
+
+def wait_over(over: Condition, fault: Fault) -> None:
+    wait_until(over, f"{fault.name}: it is over")

@@ -1,0 +1,136 @@
+"""An hour at 70 % of the most that it can, with a load or an unload a minute: does anything grow?"""
+
+import itertools
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import requests
+
+from bench.leak import usage
+from bench.platform import Platform, container, make_archive
+from serving.host.process_memory import tree
+
+SHARE = 0.7
+ARCHIVES, LOADED = 8, 4
+CALLERS = 4
+WARM = 0.1  # of the time, which the slopes leave out
+SAMPLE_SECONDS = 5.0
+
+
+@dataclass
+class Steady:
+    """Callers that ask so many times a second, together; `rate` 0: as often as they can."""
+
+    platform: Platform
+    rate: float = 0.0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, seconds: float) -> float:
+        """The answers per second."""
+        threads = [threading.Thread(target=self._call, args=(time.monotonic(),)) for _ in range(CALLERS)]
+        for thread in threads:
+            thread.start()
+        self._stop.wait(seconds)
+        self._stop.set()
+        for thread in threads:
+            thread.join()
+        return sum(self.verdicts.values()) / seconds
+
+    def _call(self, begun: float) -> None:
+        while not self._stop.is_set():
+            number = next(self._numbers)
+            if self.rate:
+                self._stop.wait(max(0.0, begun + number / self.rate - time.monotonic()))
+            self.verdicts[self._verdict(number % LOADED + 1, float(number % 1000))] += 1
+
+    def _verdict(self, model: int, x: float) -> str:
+        try:
+            reply = self.platform.invoke(model, x)
+            if reply.status_code != 200:
+                return f"{reply.status_code} {reply.json()['code']}"
+            return "right" if reply.json()["outputs"][0]["data"] == [model * x] else "wrong"
+        except requests.RequestException as err:
+            return type(err).__name__
+
+
+@dataclass(frozen=True)
+class Sample:
+    minutes: float
+    memory: float  # MB
+    descriptors: int
+    shared: float  # MB in /dev/shm
+
+
+def soak(minutes: float) -> str:
+    """Runs it; the page's text."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        folder = Path(name)
+        for number in range(1, ARCHIVES + 1):
+            make_archive(folder / "models", number)
+        with container(folder) as (url, pid):
+            platform = Platform(url, folder / "models")
+            for number in range(1, ARCHIVES):
+                platform.load(number)
+            most = Steady(platform).run(10)
+            return _soak(platform, pid, folder / "run", minutes, most)
+
+
+def _soak(platform: Platform, pid: int, run_dir: Path, minutes: float, most: float) -> str:
+    load = Steady(platform, SHARE * most)
+    thread = threading.Thread(target=load.run, args=(60 * minutes,))
+    thread.start()
+    samples = list(_samples(platform, pid, run_dir, thread))
+    thread.join()
+    kept = [sample for sample in samples if sample.minutes >= WARM * minutes]
+    return _describe(load, kept, minutes, most)
+
+
+def _samples(platform: Platform, pid: int, run_dir: Path, running: threading.Thread) -> Iterator[Sample]:
+    """Loads and unloads the archives that nobody calls, in turn, one a minute. Each sample has the same loaded."""
+    begun, changes = time.monotonic(), 0
+    while running.is_alive():
+        running.join(SAMPLE_SECONDS)
+        passed = (time.monotonic() - begun) / 60
+        if passed > changes + 1:
+            changes += 1
+            (platform.load if changes % 2 else platform.unload)(ARCHIVES)
+        elif changes % 2 == 0 and running.is_alive():
+            found = usage(pid, run_dir)
+            yield Sample(passed, found.memory / 2**20, found.descriptors, shared_mb(pid))
+
+
+def shared_mb(pid: int) -> float:
+    """MB of the files in /dev/shm that the processes map."""
+    files: set[str] = set()
+    for each in tree(pid):
+        try:
+            lines = Path(f"/proc/{each}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        files |= {line.split(maxsplit=5)[5] for line in lines if " /dev/shm/" in line}
+    return sum(Path(file).stat().st_blocks for file in files if Path(file).exists()) * 512 / 2**20
+
+
+def _describe(load: Steady, samples: list[Sample], minutes: float, most: float) -> str:
+    seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
+    lines = [
+        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} archives called and one more "
+        f"loaded or unloaded every minute: {seen}. Without the first {WARM:.0%}:",
+        "",
+        "| | at the beginning | at the end | slope per hour |",
+        "|---|---|---|---|",
+    ]
+    for what, unit in (("memory", "MB"), ("descriptors", ""), ("shared", "MB")):
+        values = [float(getattr(sample, what)) for sample in samples]
+        slope = statistics.linear_regression([sample.minutes / 60 for sample in samples], values).slope
+        named = "memory in /dev/shm" if what == "shared" else what
+        lines.append(f"| {named} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |")
+    return "\n".join(lines)

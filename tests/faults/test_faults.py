@@ -1,0 +1,45 @@
+"""Each fault alone, under constant mixed load: every request gets one answer, right or an honest error, in time.
+
+`make faults` takes more time: hangs of the default length, then random order, and writes docs/reliability.md.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import trial
+from tests.faults.calls import learn, make_models
+from tests.faults.faults import SHORT, Confined, Fault
+from tests.faults.load import CUT, RIGHT, Callers
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root")
+DEADLINE = 30.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Confined]:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "models").mkdir()
+    make_models(folder / "models")
+    variables = {"SERVE_HANG_TIMEOUT": "3", "SERVE_WORKERS": "2", "SERVE_REQUEST_TIMEOUT": str(DEADLINE)}
+    running = Confined(folder, folder / "models", **variables)
+    running.wait_ready()
+    yield running
+    assert running.stop() == 0
+    assert running.processes() == []
+    assert trial.logged_twice(running.log, "fault") == []
+
+
+@pytest.fixture(scope="module")
+def callers(server: Confined) -> Iterator[Callers]:
+    with Callers(server.url, learn(server), callers=6, deadline=DEADLINE) as running:
+        yield running
+
+
+@pytest.mark.parametrize("fault", SHORT, ids=lambda fault: fault.name)
+def test_a_fault_costs_no_answer(fault: Fault, server: Confined, callers: Callers) -> None:
+    found = trial.run(fault, server, callers)
+    assert found.mistakes == ()
+    assert found.verdicts[RIGHT] > 0
+    assert found.verdicts[CUT] <= 2 * callers.callers, "one that each had in work, and one that each had begun"

@@ -1,0 +1,86 @@
+"""One fault under load: what the callers saw, and how long."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.faults import Confined, Fault, wait_over
+from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
+from tests.support.harness import wait_until
+
+SETTLED = 1.5  # seconds of right answers, after which a fault is over for its callers
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`seconds` until every kind of request was answered rightly again, counted from the fault; 0: all were always."""
+
+    fault: Fault
+    verdicts: Counter[str]
+    seconds: float
+    mistakes: tuple[str, ...]
+
+
+def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
+    """From a load that is answered rightly to one that is again."""
+    wait_until(lambda: _well(callers), lambda: f"right answers before the fault; {_last(callers)}")
+    before, struck = _said_to_hang(server), time.monotonic()
+    wait_over(fault.strike(server), fault)
+    server.wait_ready()
+    wait_until(lambda: _well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
+    answers = callers.since(struck)
+    mistakes = [*mistakes_in(fault, answers)]
+    if fault.works and before != _said_to_hang(server):
+        mistakes.append("a process was said to hang")
+    return Trial(fault, Counter(answer.verdict for answer in answers), outage(answers, struck), tuple(mistakes))
+
+
+def _said_to_hang(server: Confined) -> int:
+    return server.output().count("did not answer for")
+
+
+def _well(callers: Callers, since: float = 0.0) -> bool:
+    """Whether for a while now, which began after `since`, every kind has been answered, and rightly."""
+    begin = time.monotonic() - SETTLED
+    return begin > since and callers.all_right_since(begin)
+
+
+def _last(callers: Callers) -> str:
+    return "; ".join(f"{answer.kind}: {answer.verdict}" for answer in callers.answers[-20:])
+
+
+def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
+    never = {LATE} if fault.cuts else {LATE, CUT, REFUSED}
+    for answer in answers:
+        if answer.verdict.startswith(WRONG) or answer.verdict in never:
+            yield f"{answer.id} ({answer.kind}): {answer.verdict} after {answer.ended - answer.began:.1f} s"
+
+
+def outage(answers: Iterable[Answer], struck: float) -> float:
+    """Until the first right answer after the last other one of its kind, of the kind that was worst."""
+    ends = []
+    by_end = sorted(answers, key=lambda answer: answer.ended)
+    for kind in {answer.kind for answer in by_end}:
+        of_kind = [answer for answer in by_end if answer.kind == kind]
+        bad = [number for number, answer in enumerate(of_kind) if answer.verdict != RIGHT]
+        if bad and bad[-1] + 1 < len(of_kind):
+            ends.append(of_kind[bad[-1] + 1].ended - struck)
+    return max(ends, default=0.0)
+
+
+def logged_twice(log: Path, name: str) -> list[str]:
+    """Ids of the load that stand in nginx's log more than once, or with another status than the first."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')]
+    ids = Counter(document["request_id"] for document in map(_json, lines) if document.get("process") == "nginx")
+    return [each for each, count in ids.items() if each.startswith(f"{name}-") and count > 1]
+
+
+def _json(line: str) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(line)
+    except ValueError:  # a killed one was writing it
+        return {}
+    return found
