@@ -60,7 +60,11 @@ class World:
         return not self.keeper._history(name).busy
 
     def step_until(self, condition: Callable[[], object], what: str) -> None:
-        wait_until(lambda: (self.keeper.step(), condition())[1], what)
+        def holds() -> object:
+            self.keeper.step()
+            return condition()
+
+        wait_until(holds, what)
 
 
 @pytest.fixture
