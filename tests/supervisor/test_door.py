@@ -450,7 +450,7 @@ def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) ->
     wait_until_at_work(2)
     begun = time.monotonic()
     response = requests.post(f"{edge.url}{path}", json=body(), timeout=5)
-    assert "2 requests are in work" in check_error(response, 503, "overloaded")
+    assert "2 requests, or 2 of this model, are in work" in check_error(response, 503, "overloaded")
     assert response.headers["Retry-After"] == "1"
     assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
     assert send(edge, b"large".ljust(20_000)).program == "Flask"
