@@ -28,7 +28,7 @@ def container(folder: Path, **variables: str) -> Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = container(tmp_path_factory.mktemp("serve"), SERVE_MAX_CONCURRENCY="8", SERVE_REQUEST_TIMEOUT="5")
+    running = container(tmp_path_factory.mktemp("serve"), SERVE_MAX_CONCURRENCY="16", SERVE_REQUEST_TIMEOUT="5")
     yield running
     assert running.stop() == 0
     assert "Signal (11)" not in running.output()
@@ -261,13 +261,13 @@ def test_callers_who_leave_give_their_places_back(server: Server, tmp_path: Path
 
 def test_streams_count_among_the_requests_in_work(server: Server, tmp_path: Path) -> None:
     wait_until(lambda: server.in_work() == 0, "all places are free")
-    running = [endless(server, tmp_path) for _ in range(8)]
-    reply = ask(server, "echo", {"text_input": "a"}, **LINES)
+    running = [endless(server, tmp_path) for _ in range(8)]  # one model's half of the places
+    reply = ask(server, "teller", {"text_input": "a"}, **LINES)
     assert (reply.status_code, reply.json()["code"]) == (503, "overloaded")
     assert server.ping() == 200
     for each in running:
         each.close()
-    wait_until(lambda: ask(server, "echo", {"text_input": "a"}, **LINES).status_code == 200, "there is room again")
+    wait_until(lambda: ask(server, "teller", {"text_input": "a"}, **LINES).status_code == 200, "there is room again")
 
 
 def test_a_stop_lets_streams_end(tmp_path: Path) -> None:

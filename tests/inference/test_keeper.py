@@ -1,0 +1,128 @@
+"""The keeper's policy, with models that only say that they are loaded."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serving.errors import BackendDied, InvalidRequest, ModelRefused, ModelRestarting, ServingError, TritonTimeout
+from serving.host.status import ProcessStatus, write_status
+from serving.host.stubs import Stub
+from serving.inference.crashes import Crashes
+from serving.inference.keeper import CRASHES_ALLOWED, MOST_RELOADS, Keeper, Tritonserver
+from tests.support.harness import wait_until
+
+DIED = BackendDied("Stub process 'm_0_0' is not healthy")
+NOW = float("inf")  # after every reload
+
+
+class FakeModels:
+    """Fails a reload with `error`."""
+
+    def __init__(self) -> None:
+        self.error: ServingError | None = None
+        self.reloads: list[str] = []
+        self.dropped: list[str] = []
+
+    def owner(self, stub: Stub) -> str | None:
+        return None
+
+    def reload(self, name: str) -> None:
+        self.reloads.append(name)
+        if self.error:
+            raise self.error
+
+    def drop(self, name: str) -> None:
+        self.dropped.append(name)
+
+
+class World:
+    """A keeper whose tritonserver is this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.status, self.request = folder / "status.json", folder / "restart"
+        self.crashes, self.models, self.counted = Crashes(folder), FakeModels(), list[str]()
+        self.runs_as(1)
+        server = Tritonserver(self.status, self.request)
+        self.keeper = Keeper(self.crashes, self.models, folder, server, self.counted.append)
+        self.keeper.step()
+
+    def runs_as(self, start: int, pid: int | None = None) -> None:
+        write_status(self.status, "ready", {"tritonserver": ProcessStatus(pid or os.getpid(), start)})
+
+    def die(self, name: str = "m", began: float = NOW) -> None:
+        self.crashes.report([name], DIED, began)
+        self.step_until(lambda: not list(self.crashes.reports()) and self.rests(name), "the report is answered")
+
+    def rests(self, name: str) -> bool:
+        """Whether nothing is done for the model."""
+        return not self.keeper._history(name).busy
+
+    def step_until(self, condition: Callable[[], object], what: str) -> None:
+        def holds() -> object:
+            self.keeper.step()
+            return condition()
+
+        wait_until(holds, what)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:
+    world.crashes.report(["m"], DIED, NOW)
+    assert isinstance(world.crashes.error(["m"]), ModelRestarting)
+    world.die()
+    assert (world.models.reloads, world.counted) == (["m"], ["m"])
+    assert world.crashes.error(["m"]) is None
+
+
+def test_a_call_that_began_before_the_last_reload_says_nothing_new(world: World) -> None:
+    world.die()
+    world.die(began=1.0)
+    assert world.models.reloads == ["m"]
+
+
+def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World) -> None:
+    for _ in range(CRASHES_ALLOWED + 1):
+        world.die()
+    error = world.crashes.error(["m"])
+    assert isinstance(error, ModelRefused)
+    assert "'m'" in str(error) and "'m_0_0'" in str(error)
+    assert world.models.dropped == ["m"]
+    assert world.crashes.error(["other"]) is None
+    assert isinstance(world.crashes.error(["chain", "m"]), ModelRefused), "a part of it"
+
+
+def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
+    world.models.error = InvalidRequest("no such weights")
+    world.die()
+    assert isinstance(world.crashes.error(["m"]), ModelRefused)
+    assert "no such weights" in str(world.crashes.error(["m"]))
+
+
+def test_when_triton_does_not_load_it_in_time_a_restart_of_this_start_is_asked_for(world: World) -> None:
+    world.runs_as(7)
+    world.models.error = TritonTimeout("late")
+    world.crashes.report(["m"], DIED, NOW)
+    world.step_until(world.request.exists, "it is asked for")
+    assert world.request.read_text().startswith("7 model 'm' cannot be started again")
+
+
+def test_after_many_reloads_tritonserver_is_restarted_for_what_it_keeps_of_the_dead(world: World) -> None:
+    for number in range(MOST_RELOADS):
+        world.die(f"m{number}")
+    assert not world.request.exists()
+    world.die("last")
+    assert f"{MOST_RELOADS} times" in world.request.read_text()
+
+
+def test_a_new_tritonserver_has_all_models_anew(world: World) -> None:
+    for _ in range(CRASHES_ALLOWED + 1):
+        world.die()
+    world.runs_as(2, pid=os.getppid())
+    world.keeper.step()
+    assert world.crashes.error(["m"]) is None
