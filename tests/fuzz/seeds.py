@@ -59,7 +59,7 @@ SEEDS: dict[str, dict[str, bytes]] = {
         + b'{"inputs":[{"name":"x","shape":[4294967296,4294967297],"datatype":"FP32","data":[]}]}',
         "harm-brackets": JSON + b'{"inputs":' + b"[" * 5000 + b"}",
         "harm-nested-stream": JSON + b'{"x":[[1,[2]]],"parameters":{"a":[[]]}}',
-        "harm-lines": LINES + b"{}\n" * 50,
+        "harm-lines": LINES + b"{}\n" * 8,
         "harm-surrogate": JSON + b'{"x":"\\ud800","model_name":"\\udfff"}',
         "harm-npz": b"application/x-npy\nPK\x03\x04" + bytes(30),
         "harm-empty-strings": b"application/x-npy\n"
