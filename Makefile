@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test check unit bench bench-quick faults soak image lint format lock clean
+.PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
@@ -27,7 +27,7 @@ test: setup models $(if $(FILE),,lint)
 AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
 # Two things at once: lint, and the tests that start no server, which tests/support/calls.py tells. Those that build
-# engines take minutes of processor time: `make test FILE=tests/build_engines`.
+# engines, and the fuzzing, take minutes of processor time: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
 check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
 
@@ -35,7 +35,14 @@ check: setup models .venv/.dev
 unit: export PYTHONDONTWRITEBYTECODE =
 unit:
 	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers -m 'not accuracy' --ignore=tests/build_engines --ignore=tests/image \
+	  --ignore=tests/fuzz \
 	  $(PYTEST_ARGS)
+
+# The parsers with EXECUTIONS inputs in all, from tests/fuzz/corpus on; FUZZ='image --keep' chooses targets, and keeps
+# what reaches new code.
+EXECUTIONS ?= 1000000
+fuzz: setup .venv/.dev
+	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(EXECUTIONS)
 
 # Compares with other servers, each in an environment of its own below .cache/bench (3 GB); `bench` writes
 # docs/benchmarks/results.md, `bench-quick` takes two minutes and writes .cache/bench/quick.md.

@@ -262,6 +262,8 @@ def headed(descr: str, shape: str, data: bytes = b"") -> bytes:
         b"\x93NUMPY\x01\x00\xff\xff",
         b"x",
         b"PK\x03\x04",
+        headed("'<f4'", "(1")[:-5] + b"'\x93\n",
+        headed("-" * 4000 + "1", "(1,)"),
     ],
 )
 def test_an_npy_file_whose_header_promises_something_else_is_refused(data: bytes) -> None:

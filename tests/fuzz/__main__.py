@@ -1,0 +1,74 @@
+"""`python -m tests.fuzz [TARGET …] [--executions N] [--seed N] [--keep]`: N inputs in all, from the kept corpus on,
+guided by the coverage of our code (atheris). Ends with 1 and says where the input lies when a parser fails, takes more
+than DEADLINE seconds or more than MEMORY MB; `python -m tests.fuzz TARGET --input FILE` repeats it."""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TARGETS = ("archive", "binary", "body", "config", "form", "headers", "image", "npy", "packed")
+CORPUS = Path(__file__).parent / "corpus"
+ROOT = Path(__file__).parents[2]
+DEADLINE, MEMORY, LONGEST = 10, 1024, 16384  # seconds, MB, bytes of an input
+LIBFUZZER = [f"-timeout={DEADLINE}", f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", "-print_final_stats=1"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; default: all")
+    parser.add_argument("--executions", type=int, default=1_000_000, help="in all (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="inputs that reach new code are added to the corpus")
+    parser.add_argument("--input", type=Path, help="run this one file")
+    given = parser.parse_args()
+    if unknown := set(given.targets) - set(TARGETS):
+        parser.error(f"no target {', '.join(sorted(unknown))}: {', '.join(TARGETS)}")
+    targets = given.targets or list(TARGETS)
+    failed = [target for target in targets if not fuzz(target, given.executions // len(targets), given)]
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def fuzz(target: str, executions: int, given: argparse.Namespace) -> bool:
+    """In a process of its own, which libFuzzer ends."""
+    with tempfile.TemporaryDirectory() as found:
+        places = [str(given.input)] if given.input else [found, str(CORPUS / target)]
+        artifacts = Path(tempfile.gettempdir()) / f"fuzz-{target}-"
+        options = [f"-runs={executions}", f"-seed={given.seed}", f"-artifact_prefix={artifacts}", *LIBFUZZER]
+        begun = time.monotonic()
+        done = _libfuzzer(target, *options, *places)
+        rate = int(_figure("number_of_executed_units", done)) / (time.monotonic() - begun)
+        if done.returncode:
+            print(
+                done.stdout,
+                done.stderr,
+                f"{target}: failed with --seed {given.seed}; the input lies at {artifacts}*",
+                sep="\n",
+            )
+        elif given.keep:
+            _libfuzzer(target, "-merge=1", *LIBFUZZER, str(CORPUS / target), found)
+        print(
+            f"{target}: {_figure('number_of_executed_units', done)} inputs, "
+            f"{rate:.0f} a second, {_figure('peak_rss_mb', done)} MB",
+            flush=True,
+        )
+        return done.returncode == 0
+
+
+def _libfuzzer(target: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.fuzz.guided", target, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
+
+
+def _figure(name: str, done: "subprocess.CompletedProcess[str]") -> str:
+    found = re.search(rf"stat::{name}:\s*(\d+)", done.stderr)
+    return found[1] if found else "0"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""Our parsers, each a function of bytes, which may raise a ServingError that is the caller's mistake and nothing else.
+
+The parts of a request that are no body stand before it, one on a line. Triton is a stand-in that gives back what it
+gets; door.lua is fuzzed over HTTP (test_fuzz.py).
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import flask
+import numpy as np
+
+from clients.base import Model, ModelClient, Tensors, TensorSpec
+from serving.bodies.json_lines import JsonLines
+from serving.bodies.npy import read_npy
+from serving.bodies.reading import read_attributes, read_binary, read_body, unpacked
+from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, Codec, Limits
+from serving.deadline import NEVER, Deadline
+from serving.decoding import Decoder
+from serving.errors import InvalidRequest, LoadFailed, ServingError
+from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
+from serving.inference.batch_transform import transform
+from serving.inference.registry import describe_model
+from serving.inference.service import Inference
+from serving.multimodel.control import triton_name
+from serving.repository.archives import locate
+from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
+from serving.request import Body, Request, Target
+from serving.served_model import ServedModel
+from serving.sessions import Sequencing, Session
+from serving.triton.gateway import TritonGateway
+from serving.triton.tensors import InferReply, InferRequest, Tensor
+
+CORPUS = Path(__file__).parent / "corpus"
+LIMITS = Limits(max_image_pixels=250_000)  # 2 MB
+MOST_BYTES = 2**20  # of an unpacked body
+REFUSALS = {400, 403, 404, 405, 406, 409, 410, 413, 415}
+TEXT = "latin-1"  # as headers are
+
+
+class Back:
+    """A call that is answered with what it sends."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self._reply = InferReply("1", tuple(inputs))
+
+    def send(self) -> None:
+        pass
+
+    cancel = send
+
+    def result(self) -> InferReply:
+        return self._reply
+
+
+class Echo(TritonGateway):
+    """Makes the message that would go to Triton."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1", 1.0)
+
+    def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
+        request.message({}).SerializeToString()
+        for tensor in request.inputs:
+            _count(tensor)
+        return Back(request.inputs)
+
+    def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
+        request.message({}).SerializeToString()
+        raise InvalidRequest("no stream here")
+
+
+def _count(tensor: Tensor) -> None:
+    """Triton refuses strings that do not fill the shape."""
+    try:
+        tensor.array()
+    except Exception as err:
+        if tensor.datatype == "BYTES":
+            raise InvalidRequest("the strings do not fill the shape") from err
+        raise
+
+
+class Lengths(ModelClient):
+    """Any JSON value."""
+
+    codec: ClassVar[Codec] = JSON
+    example = b"{}"
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        return {"x": np.array([[len(str(instance))] for instance in instances], np.float32)}
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        return [float(row[0]) for row in outputs["x"]]
+
+
+class Pictures(Lengths):
+    codec = IMAGE
+
+
+def _served(client: type[ModelClient] | None, *inputs: TensorSpec, batch: int = 0) -> ServedModel:
+    model = Model("m", Path("m"), inputs, inputs, batch)
+    return ServedModel(model, client(model) if client else None)
+
+
+X = TensorSpec("x", "FP32", (-1,))
+MODELS = (
+    _served(Lengths, TensorSpec("x", "FP32", (1,)), batch=4),
+    _served(Pictures, TensorSpec("x", "FP32", (1,)), batch=4),
+    _served(None, X),
+    _served(None, TensorSpec("x", "BYTES", (-1,)), batch=8),
+    _served(None, X, TensorSpec("y", "INT64", (2,), optional=True)),
+)
+INFERENCE = Inference(Echo(), Decoder(LIMITS))
+APP = flask.Flask("fuzz")
+APP.request_class = Incoming
+APP.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
+
+
+def answer(body: Body) -> None:
+    """By every kind of model; what one refuses another may take."""
+    body.target()
+    for served in MODELS:
+        request = Request("id", body)
+        try:
+            if isinstance(body, JsonLines):
+                transform(INFERENCE, served, request)
+            else:
+                INFERENCE.once(served, request)
+        except ServingError as err:
+            check(err)
+
+
+def check(error: ServingError) -> None:
+    """A refusal that says so, in words that can be written."""
+    if error.status not in REFUSALS:
+        raise AssertionError(f"{type(error).__name__} is {error.status}") from error
+    str(error).encode()
+
+
+def body(data: bytes) -> None:
+    kind, _, content = data.partition(b"\n")
+    for generates in (False, True):
+        answer(read_body(kind.decode(TEXT), content, generates))
+
+
+def binary(data: bytes) -> None:
+    length, _, content = data.partition(b"\n")
+    answer(read_binary(length.decode(TEXT), "the header", content, is_kserve=True))
+
+
+def packed(data: bytes) -> None:
+    encoding, _, content = data.partition(b"\n")
+    if len(unpacked(content, encoding.decode(TEXT), MOST_BYTES)) > max(MOST_BYTES, len(content)):
+        raise AssertionError("unpacked beyond the limit")
+
+
+def npy(data: bytes) -> None:
+    read_npy(data)
+
+
+def image(data: bytes) -> None:
+    decoded = IMAGE.from_bytes(data, LIMITS)
+    if decoded.mode != "RGB" or decoded.width * decoded.height > LIMITS.max_image_pixels:
+        raise AssertionError(f"{decoded.mode} {decoded.size}")
+    ENCODED_IMAGE.from_bytes(data, LIMITS)
+
+
+def headers(data: bytes) -> None:
+    """Custom-Attributes, Session-Id, and names of models."""
+    attributes, _, session = data.decode(TEXT).partition("\n")
+    pairs = read_attributes(attributes)
+    Target.within("the header", pairs)
+    triton_name(session)
+    for datatype in ("UINT64", "INT32", "STRING"):
+        if found := Session.of(Sequencing(datatype, 1.0), session, [pairs]):
+            found.parameters()
+
+
+def form(data: bytes) -> None:
+    """Target-Model, query string and Content-Type, as Flask reads them, and a form."""
+    target, query, kind, content = [*data.split(b"\n", 3), b"", b"", b""][:4]
+    sent = {"X-Amzn-SageMaker-Target-Model": target.decode(TEXT).replace("\r", "")}
+    with APP.test_request_context(
+        "/invocations",
+        method="POST",
+        query_string=query.decode(TEXT),
+        content_type=kind.decode(TEXT).replace("\r", "") or "multipart/form-data; boundary=b",
+        headers=sent,
+        data=content,
+    ):
+        source = incoming()
+        body = read_invocation(source, generates=False)
+        answer(read_request(source, 60, body, target_model(source)).body)
+
+
+def config(data: bytes) -> None:
+    found = parse_config(data.decode("utf-8", "replace"))
+    backend_of(found)
+    parts_of(found)
+    is_complete(Path("/nowhere"), found)
+    describe_model("m", Path("m"), found)
+
+
+def archive(data: bytes) -> None:
+    """A url, and the config.pbtxt of two folders of an archive, with an empty line between them."""
+    url, _, rest = data.partition(b"\n")
+    for folder, content in zip(("a", "b"), rest.split(b"\n\n", 1), strict=False):
+        place = _root() / "1" / "model" / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "config.pbtxt").write_bytes(content)
+    locate(str(_root()) + url.decode(TEXT), _root()).weight()
+
+
+def _root() -> Path:
+    global _folder
+    _folder = _folder or tempfile.TemporaryDirectory()
+    return Path(_folder.name)
+
+
+_folder: "tempfile.TemporaryDirectory[str] | None" = None
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "archive": archive,
+    "binary": binary,
+    "body": body,
+    "config": config,
+    "form": form,
+    "headers": headers,
+    "image": image,
+    "npy": npy,
+    "packed": packed,
+}
+
+
+def run(target: str, data: bytes) -> None:
+    """Raises what is no refusal."""
+    try:
+        TARGETS[target](data)
+    except LoadFailed:
+        if target != "archive":
+            raise
+    except ServingError as err:
+        check(err)
+
+
+def corpus(target: str) -> list[Path]:
+    return sorted((CORPUS / target).iterdir())

@@ -1,0 +1,122 @@
+"""Every parser answers or refuses: the kept corpus, a minute of new inputs for the parsers alone, and changed bodies of
+the corpus through the real server. `make fuzz` does more of the middle one."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+import requests
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.__main__ import TARGETS
+from tests.fuzz.targets import TARGETS as FUNCTIONS
+from tests.fuzz.targets import corpus, run
+from tests.support.harness import ROOT, Server
+
+EXECUTIONS = 2000  # of each target
+REQUESTS = 300
+MEMORY = 2**30  # bytes of one gunicorn worker: a largest image and itself
+FAILURES = {503, 504, 507}  # that say that the server is busy, late or full
+PATHS = ("/invocations", *(f"/v2/models/{name}/infer" for name in ("scale", "identity", "nobody")))
+MODELS = ("resnet", "yolov5", "bert", "scale", "identity", "")
+JSON = "application/json"
+
+
+def test_the_command_and_the_functions_have_the_same_targets() -> None:
+    assert list(TARGETS) == sorted(FUNCTIONS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_kept_corpus_is_answered_or_refused(target: str) -> None:
+    assert corpus(target)
+    for file in corpus(target):
+        run(target, file.read_bytes())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_new_inputs_are_answered_or_refused(target: str) -> None:
+    command = [sys.executable, "-m", "tests.fuzz", target, "--executions", str(EXECUTIONS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{target}: " in done.stdout
+
+
+def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
+    """A file of the corpus as a request's headers and body."""
+    first, _, rest = data.partition(b"\n")
+    word = "".join(chr(byte) for byte in first if 32 <= byte < 127)[:1000]
+    if target == "image":
+        return {"Content-Type": "image/png"}, data
+    if target == "form":
+        return {"Content-Type": "multipart/form-data; boundary=b"}, data.split(b"\n", 3)[-1]
+    if target == "packed":
+        return {"Content-Type": JSON, "Content-Encoding": word}, rest
+    if target == "binary":
+        return {"Inference-Header-Content-Length": word, "Content-Type": "application/octet-stream"}, rest
+    return {"Content-Type": word}, rest
+
+
+SEEDS = [
+    _with_type(target, file.read_bytes())
+    for target in ("body", "binary", "form", "image", "packed")
+    for file in corpus(target)
+]
+EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "double", "insert"]), st.binary(max_size=8)))
+
+
+def changed(data: bytes, edits: list[tuple[float, str, bytes]]) -> bytes:
+    for place, kind, new in edits:
+        at = int(place * len(data))
+        if kind == "set":
+            data = data[:at] + new + data[at + len(new) :]
+        elif kind == "insert":
+            data = data[:at] + new + data[at:]
+        elif kind == "double":
+            data = (data[:at] + data[at // 2 :])[: 2**16]
+        else:
+            data = data[:at]
+    return data
+
+
+@settings(
+    max_examples=REQUESTS, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(
+    seed=st.sampled_from(SEEDS),
+    edits=EDITS,
+    path=st.sampled_from(PATHS),
+    model=st.sampled_from(MODELS),
+    attributes=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30),
+)
+def one_request(
+    server: Server,
+    seed: tuple[dict[str, str], bytes],
+    edits: list[tuple[float, str, bytes]],
+    path: str,
+    model: str,
+    attributes: str,
+) -> None:
+    headers, body = seed
+    sent = {**headers, "X-Amzn-SageMaker-Custom-Attributes": attributes.strip()}
+    data = changed(body, edits)
+    named = {"model_name": model} if path == "/invocations" else {}
+    try:
+        reply = server.post(path, params=named, data=data, headers=sent)
+    except requests.RequestException as err:
+        raise AssertionError(f"{path} {named} {sent} {data.hex()}: {err}") from err
+    what = f"{path} {named} {sent} {data.hex()}: {reply.status_code} {reply.text[:500]}"
+    assert reply.status_code < 500 or reply.status_code in FAILURES, what
+    if reply.status_code >= 400:
+        assert set(reply.json()) == {"error", "code", "request_id"}, what
+
+
+def test_changed_bodies_are_answered_by_a_server_that_goes_on(server: Server) -> None:
+    pids = server.pid("tritonserver"), server.pid("gunicorn")
+    workers = psutil.Process(server.pid("gunicorn")).children()
+    one_request(server)
+    assert (server.pid("tritonserver"), server.pid("gunicorn")) == pids
+    assert psutil.Process(server.pid("gunicorn")).children() == workers
+    assert max(worker.memory_info().rss for worker in workers) < MEMORY
+    assert server.post(params={"model_name": "bert"}, json={"instances": ["hello"]}).status_code == 200
