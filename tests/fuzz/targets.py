@@ -16,6 +16,7 @@ from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies.json_lines import JsonLines
 from serving.bodies.npy import read_npy
 from serving.bodies.reading import read_attributes, read_binary, read_body, unpacked
+from serving.budget import Budget
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, Codec, Limits
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
@@ -194,7 +195,7 @@ def form(data: bytes) -> None:
     ):
         source = incoming()
         body = read_invocation(source, generates=False)
-        answer(read_request(source, 60, body, target_model(source)).body)
+        answer(read_request(source, 60, Budget(), body, target_model(source)).body)
 
 
 def config(data: bytes) -> None:
