@@ -5,9 +5,9 @@
 #
 # A stage copies no more than its step needs, and code comes last: a change of code builds the last layer anew.
 ARG BASE_IMAGE=debian:bookworm-slim
-# 25.02 is the last release with the TensorFlow backend. Its Python, 3.12 of Ubuntu 24.04, has a wheel of everything in
-# requirements/serving.lock, as has every release since 24.11.
-ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.02-py3
+# The newest release that serves all of docs/guides: the last with TensorRT 10, which builds fp16 and INT8 by option.
+# docs/image.md says which other one is for what. Its Python is 3.12, for which requirements/serving.lock has wheels.
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.05-py3
 
 FROM ${BASE_IMAGE} AS cpu-base
 COPY scripts/image/packages /opt/steps/

@@ -3,12 +3,13 @@
 usage: python scripts/image/build.py [cpu | gpu]
 
 The image gets the names IMAGE:TAG and IMAGE:latest; for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The cpu image's bill of
-materials is written to dist/sbom.json.
+materials is written to dist/sbom.json. Labels say what it is made from, with the digest where the engine knows it.
 Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker, podman or buildah),
 BASE_IMAGE and TRITON_IMAGE (what the Dockerfile says).
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,9 +68,12 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         command = [*building(engine, environ), *secrets(Path(folder), environ)]
         if target == "cpu":
-            command += ["--build-arg", f"BASE_IMAGE={base_image(engine, environ)}"]
-        elif environ.get("TRITON_IMAGE"):
-            command += ["--build-arg", f"TRITON_IMAGE={environ['TRITON_IMAGE']}"]
+            base = base_image(engine, environ)
+            command += ["--build-arg", f"BASE_IMAGE={base}"]
+        else:
+            base = environ.get("TRITON_IMAGE") or default("TRITON_IMAGE")
+            command += ["--build-arg", f"TRITON_IMAGE={base}"]
+        command += base_labels(engine, base)
         for key, value in labels(tag).items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
@@ -94,6 +98,26 @@ def labels(tag: str) -> dict[str, str]:
     """Build arguments of the Dockerfile."""
     created = datetime.fromtimestamp(int(_epoch()), UTC).isoformat().replace("+00:00", "Z")
     return {"VERSION": tag, "REVISION": _git("rev-parse", "HEAD") or "unknown", "CREATED": created}
+
+
+def base_labels(engine: str, base: str) -> list[str]:
+    """Options for labels that say what the image is made from: its name, and its digest where that is known."""
+    name, _, digest = base.partition("@")
+    found = {"name": name, "digest": digest or digest_of(engine, name)}
+    return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in found.items() if value]
+
+
+def digest_of(engine: str, name: str) -> str:
+    """That of an image that the engine has, as its registry knows it; "" for any other."""
+    template = "{{.FromImageDigest}}" if engine == "buildah" else "{{index .RepoDigests 0}}"
+    done = subprocess.run([engine, "inspect", "--format", template, name], capture_output=True, text=True, check=False)
+    return done.stdout.strip().rpartition("@")[2] if done.returncode == 0 else ""
+
+
+def default(argument: str) -> str:
+    """What the Dockerfile says."""
+    (value,) = re.findall(rf"^ARG {argument}=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    return str(value)
 
 
 def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:

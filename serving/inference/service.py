@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serving.decoding import Decoder
-from serving.errors import NotAcceptable
+from serving.errors import InvalidRequest, NotAcceptable
 from serving.request import Batch, Reply, Request
 from serving.served_model import ServedModel
 from serving.sessions import Session, session_errors, session_headers
@@ -104,6 +104,8 @@ class Stream:
 
 
 def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
+    _check_number(served, "inputs", len(batch.inputs), len(served.model.inputs))
+    _check_number(served, "outputs", len(batch.outputs), len(served.model.outputs))
     return InferRequest(
         model=served.name,
         version=request.version,
@@ -112,6 +114,13 @@ def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
         parameters=batch.parameters,
         outputs=batch.outputs,
     )
+
+
+def _check_number(served: ServedModel, what: str, named: int, known: int) -> None:
+    """Triton would refuse them too, but names all in its answer: of 10,000 inputs gRPC cannot carry it. Raises
+    InvalidRequest."""
+    if named > known:
+        raise InvalidRequest(f"model '{served.name}' has {known} {what}, and the request names {named}")
 
 
 def _answer(request: Request, call: Call) -> InferReply:

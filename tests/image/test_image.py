@@ -108,6 +108,8 @@ def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> Non
     assert oci["licenses"] == "Apache-2.0"
     assert oci["title"]
     assert oci["description"]
+    assert oci["base.name"].endswith("debian:bookworm-slim")
+    assert re.fullmatch("sha256:[0-9a-f]{64}", oci["base.digest"])
 
 
 def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(image: str) -> None:

@@ -13,10 +13,11 @@ from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies.instances import Instances
+from serving.bodies.kserve import TensorBody
 from serving.codecs import IMAGE, TEXT, ImageCodec, Limits
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder, Item
-from serving.errors import DecodingError, InferenceFailed, TooLate
+from serving.errors import DecodingError, InferenceFailed, InvalidRequest, TooLate
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
@@ -119,6 +120,16 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
     items = [item(0), item(1), Item("instances", raw=b"no image")]
     with pytest.raises(DecodingError, match="instance 2, field 'instances'"):
         predict(echo, client_of(2), items)
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Echo, what: str) -> None:
+    document = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    document[what] = [{**document["inputs"][0], "name": f"x{n}"} for n in range(2)]
+    request = Request("id", TensorBody(document, memoryview(b""), length=1000))
+    with pytest.raises(InvalidRequest, match=f"model 'm' has 1 {what}, and the request names 2"):
+        Inference(echo, Decoder(Limits())).results(client_of(4), request)
+    assert echo.batches == []
 
 
 class Meeting(ImageCodec):

@@ -205,6 +205,15 @@ def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
     assert response.headers["Server"] == "nginx"
 
 
+def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Edge) -> None:
+    edge.settings.triton_sockets.folder.mkdir()
+    edge.settings.triton_sockets.http.symlink_to(edge.settings.gunicorn_socket)
+    headers = {"Inference-Header-Content-Length": "x", "Content-Encoding": "gzip", "Triton-Key": "forged"}
+    response = requests.get(f"{edge.url}/v2/models/m/config?q=1", data=b"12345", headers=headers, timeout=5)
+    seen = response.json()
+    assert (seen["path"], seen["bytes"], set(seen["headers"])) == ("/v2/models/m/config", 0, {"Host"})
+
+
 @pytest.mark.parametrize("given", ["order-7", "a.b_c:D-9", "x" * 64])
 def test_the_callers_id_is_the_request_id_once(edge: Edge, given: str) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": given, "X-Request-Id": "forged"}
