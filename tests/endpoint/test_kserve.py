@@ -201,16 +201,10 @@ def test_nothing_but_what_is_listed_reaches_triton(server: Server, method: str, 
 
 def test_the_names_of_the_attacks_are_real_ones_to_triton(server: Server) -> None:
     """Else the tests above would prove nothing."""
-    direct = f"http://127.0.0.1:{triton_port(server)}"
-    assert requests.post(f"{direct}/v2/repository/index", timeout=PATIENCE).status_code == 200
+    direct = server.triton()
+    assert direct.post("/v2/repository/index").status_code == 200
     for path in ("/v2/systemsharedmemory/status", "/v2/logging", "/v2/trace/setting", "/v2/models/scale/trace/setting"):
-        assert requests.get(direct + path, timeout=PATIENCE).status_code == 200
-
-
-def triton_port(server: Server) -> int:
-    command = Path(f"/proc/{server.pid('tritonserver')}/cmdline").read_bytes().split(b"\0")
-    flag = next(word for word in command if word.startswith(b"--http-port="))
-    return int(flag.partition(b"=")[2])
+        assert direct.get(path).status_code == 200
 
 
 @pytest.mark.parametrize(
