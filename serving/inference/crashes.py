@@ -7,7 +7,7 @@ a trouble: the model is being started again, or refused. Calls for a model with 
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,16 +51,16 @@ class Crashes:
         self._folder = folder
 
     @contextmanager
-    def watch(self, names: Sequence[str]) -> Iterator[None]:
-        """For a call of the model of the first name, the others being its parts. Raises ModelRestarting, ModelRefused,
-        also in the place of a BackendDied."""
-        self.check(names)
+    def watch(self, names: Callable[[], Sequence[str]]) -> Iterator[None]:
+        """For a call of the model of the first name, the others being its parts, which a first call makes known. Raises
+        ModelRestarting, ModelRefused, also in the place of a BackendDied."""
+        self.check(names())
         began = time.monotonic()
         try:
             yield
         except BackendDied as err:
-            self.report(names, err, began)
-            raise ModelRestarting(names[0], err.details) from err
+            self.report(names(), err, began)
+            raise ModelRestarting(names()[0], err.details) from err
 
     def check(self, names: Sequence[str]) -> None:
         """Raises ModelRestarting, ModelRefused."""

@@ -12,6 +12,7 @@ One worker has the keeper: the one with the lock. When it ends another one takes
 
 import fcntl
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -132,10 +133,11 @@ class Keeper:
         """One look at everything."""
         if not self._is_running():
             return
+        done = [self._done.popleft() for _ in range(len(self._done))]
         now = time.monotonic()
-        if self._done or now > self._looked + LOOK_SECONDS:
+        if done or now > self._looked + LOOK_SECONDS:
             self._look(now)
-        self._finish()
+        self._finish(done)
         for report in self._crashes.reports():
             self._answer(report)
         for trouble in self._crashes.troubles():
@@ -163,10 +165,12 @@ class Keeper:
                 self._handle(name, _told(death), death.alive)
 
     def _owner(self, models: list[str], details: str) -> str:
-        """Of the model that was called and its parts that one whose process Triton named."""
+        """Of the model that was called and its parts that one whose process Triton named. An ensemble has none."""
+        called = models[1:] or models
         instances = [stub for stub in self._stubs.all() if f"'{stub.instance}'" in details]
         owners = {self._models.owner(stub) for stub in instances}
-        return next((name for name in models if name in owners), models[0])
+        named = (name for name in called if name in owners or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
+        return next(named, called[0])
 
     def _handle(self, name: str, reason: str, began: float) -> None:
         """A crash that a call met which began at that time: before the last reload it is that of an old process."""
@@ -190,10 +194,9 @@ class Keeper:
         self._reloads += 1
         threading.Thread(target=self._work, args=(work, name, reason), name=f"reload-{name}", daemon=True).start()
 
-    def _finish(self) -> None:
+    def _finish(self, done: list[tuple[str, bool, float]]) -> None:
         """What is loaded again is served from now on, as its processes have been seen: so their end can be told."""
-        while self._done:
-            name, serves, ended = self._done.popleft()
+        for name, serves, ended in done:
             history = self._history(name)
             history.busy = False
             if serves:

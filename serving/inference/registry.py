@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,7 +68,7 @@ class Registry:
         """The model that a request means, for its time; raises ModelNotFound, VersionNotFound, ModelNotReady,
         ModelRestarting, ModelRefused, InvalidRequest."""
         name = name or self.default or self._only_name()
-        with self.crashes.watch(self._names(name)):
+        with self.crashes.watch(partial(self._names, name)):
             yield self._resolved(name, version)
 
     def trouble(self, name: str) -> ServingError | None:

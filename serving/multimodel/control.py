@@ -126,7 +126,7 @@ class MultiModel:
         with self.loaded.using(model.name):
             model = self._ready(name, self.loaded.read(model.name))
             try:
-                with self.registry.crashes.watch([model.triton_name]):
+                with self.registry.crashes.watch(lambda: [model.triton_name]):
                     served = self._clients.get(model)
                     self._check_version(served, version)
                     yield served

@@ -97,6 +97,12 @@ def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World)
     assert isinstance(world.crashes.error(["chain", "m"]), ModelRefused), "a part of it"
 
 
+def test_of_an_ensemble_the_part_is_started_again_whose_process_died(world: World) -> None:
+    world.crashes.report(["chain", "other", "m"], DIED, NOW)
+    world.step_until(lambda: world.models.reloads, "something is loaded")
+    assert world.models.reloads == ["m"]
+
+
 def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
     world.models.error = InvalidRequest("no such weights")
     world.die()

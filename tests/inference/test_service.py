@@ -128,7 +128,7 @@ def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Echo, what: s
     document[what] = [{**document["inputs"][0], "name": f"x{n}"} for n in range(2)]
     request = Request("id", TensorBody(document, memoryview(b""), length=1000))
     with pytest.raises(InvalidRequest, match=f"model 'm' has 1 {what}, and the request names 2"):
-        Inference(echo, Decoder(Limits())).results(client_of(4), request)
+        list(Inference(echo, Decoder(Limits())).results(client_of(4), request))
     assert echo.batches == []
 
 
