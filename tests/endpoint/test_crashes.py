@@ -1,5 +1,6 @@
 """A model whose process dies is started again alone, and refused alone when it dies too often."""
 
+import contextlib
 import os
 import re
 import signal
@@ -75,9 +76,11 @@ def serves(server: Server, model: str) -> bool:
 
 def stub(server: Server) -> int:
     """The living process of `ends`; 0 when there is none."""
-    children = psutil.Process(server.pid("tritonserver")).children(recursive=True)
-    alive = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
-    return next((each.pid for each in alive if "/ends/1/" in " ".join(each.cmdline())), 0)
+    for each in psutil.Process(server.pid("tritonserver")).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "/ends/1/" in " ".join(each.cmdline()):
+                return each.pid
+    return 0
 
 
 def crashes(server: Server) -> float:

@@ -143,7 +143,7 @@ def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(star
     container = start("--volume", f"{repository}:/opt/ml/model:ro", memory="500m").wait_ready()
     assert take(container, 50).json()["outputs"][0]["data"] == [50 * 2**20]
     reply = take(container, 600)
-    assert (reply.status_code, reply.json()["code"]) == (503, "triton_unavailable")
+    assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting")
     wait_until(lambda: take(container, 50).status_code == 200, "it serves again")
     assert container.process.poll() is None
     container.wait_ready()
