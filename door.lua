@@ -216,6 +216,13 @@ end
 -- The next part of a reply in JSON. Triton writes NaN and infinities as such, which is no JSON; as in Flask's replies
 -- they become null. `state` is between the parts: whether a string has begun, and the start of what may go on.
 function door.nulled(state, part, is_last)
+    local is_cut = not is_last and part:find("[%-%a\\]$")
+    local is_plain = not (part:find("NaN", 1, true) or part:find("Infinity", 1, true) or part:find("\\", 1, true))
+    if is_plain and not is_cut and state.held == "" then
+        local _, quotes = part:gsub('"', "")
+        state.in_string = state.in_string ~= (quotes % 2 == 1)
+        return part
+    end
     local text, written, at = state.held .. part, {}, 1
     state.held = ""
     while at <= #text do

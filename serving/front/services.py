@@ -53,7 +53,7 @@ class Services:
             settings.default_model,
             settings.model_clients,
             settings.load_models,
-            Crashes(settings.run_dir),
+            Crashes(settings.run_dir / "crashes"),
         )
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)

@@ -1,4 +1,4 @@
-"""What all workers know of models whose processes have died: two small files for each such model, in the run folder.
+"""What all workers know of models whose processes have died: two small files for each such model, in a folder.
 
 A worker whose call meets a dead process writes a report. The keeper (keeper.py), of which there is one, answers it with
 a trouble: the model is being started again, or refused. Calls for a model with a report or a trouble are refused.
@@ -17,7 +17,6 @@ from serving.errors import BackendDied, ModelRefused, ModelRestarting
 from serving.host.files import digest, replace_file
 
 log = logging.getLogger(__name__)
-PREFIX = "crash-"
 REPORT_SECONDS = 10.0  # a report that lies longer has no keeper: it stops nobody
 
 
@@ -68,7 +67,9 @@ class Crashes:
             raise error
 
     def error(self, names: Sequence[str]) -> ModelRestarting | ModelRefused | None:
-        """What `check` would raise."""
+        """What `check` would raise. Nearly always there is nothing in the folder."""
+        if self._is_empty():
+            return None
         for name in names:
             if trouble := self._read(name):
                 return trouble.error()
@@ -80,9 +81,8 @@ class Crashes:
     def report(self, names: Sequence[str], error: Exception, began: float) -> None:
         """That a call met this error, if it is one that a dead process gives."""
         if isinstance(error, BackendDied) and self._folder:
-            data = asdict(Report(list(names), error.details, began))
             try:
-                replace_file(self._file(names[0], "report"), json.dumps(data).encode())
+                self._write(self._file(names[0], "report"), Report(list(names), error.details, began))
             except OSError:
                 log.exception("the death of a process of model '%s' cannot be reported", names[0])
 
@@ -100,7 +100,7 @@ class Crashes:
         return [Trouble(**found) for file in self._files("trouble") if (found := _load(file))]
 
     def set(self, trouble: Trouble) -> None:
-        replace_file(self._file(trouble.model, "trouble"), json.dumps(asdict(trouble)).encode())
+        self._write(self._file(trouble.model, "trouble"), trouble)
 
     def clear(self, name: str) -> None:
         """The model is served, or loaded no more."""
@@ -112,15 +112,26 @@ class Crashes:
         for file in (*self._files("trouble"), *self._files("report")):
             file.unlink(missing_ok=True)
 
+    def _is_empty(self) -> bool:
+        """The first death makes the folder."""
+        try:
+            return not (self._folder and any(self._folder.iterdir()))
+        except FileNotFoundError:
+            return True
+
+    def _write(self, file: Path, data: Any) -> None:
+        file.parent.mkdir(exist_ok=True)
+        replace_file(file, json.dumps(asdict(data)).encode())
+
     def _read(self, name: str) -> Trouble | None:
         found = _load(self._file(name, "trouble"))
         return Trouble(**found) if found else None
 
     def _files(self, kind: str) -> list[Path]:
-        return sorted(self._folder.glob(f"{PREFIX}*.{kind}")) if self._folder else []
+        return sorted(self._folder.glob(f"*.{kind}")) if self._folder else []
 
     def _file(self, name: str, kind: str) -> Path:
-        return (self._folder or Path("/nonexistent")) / f"{PREFIX}{digest(name)}.{kind}"
+        return (self._folder or Path("/nonexistent")) / f"{digest(name)}.{kind}"
 
 
 def _load(file: Path) -> Any:

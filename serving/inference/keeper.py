@@ -24,7 +24,7 @@ from typing import Protocol
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.status import read_status
 from serving.host.stubs import Death, Stub, Stubs
-from serving.inference.crashes import PREFIX, Crashes, Report, Trouble
+from serving.inference.crashes import Crashes, Report, Trouble
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Keeper:
         threading.Thread(target=self._run, name="keeper", daemon=True).start()
 
     def _run(self) -> None:
-        with (self._folder / f"{PREFIX}keeper.lock").open("a") as lock:
+        with (self._folder / "keeper.lock").open("a") as lock:
             while not _locked(lock.fileno()):
                 time.sleep(TAKE_OVER_SECONDS)
             while True:

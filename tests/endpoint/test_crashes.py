@@ -132,5 +132,5 @@ def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_trie
     wait_until(lambda: running.get("/v2/health/ready").status_code == 200, "the others are ready")
     assert running.get("/v2/models/ends/ready").status_code != 200
     assert "model 'ends' is not served for 300 s" in running.output()
-    Crashes(running.run_dir).set(Trouble("ends", "its time is over", 0.1))
+    Crashes(running.run_dir / "crashes").set(Trouble("ends", "its time is over", 0.1))
     wait_until(lambda: serves(running, "ends") and serves(running, "chain"), "it is tried again")

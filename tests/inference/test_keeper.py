@@ -42,7 +42,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.status, self.request = folder / "status.json", folder / "restart"
-        self.crashes, self.models, self.counted = Crashes(folder), FakeModels(), list[str]()
+        self.crashes, self.models, self.counted = Crashes(folder / "crashes"), FakeModels(), list[str]()
         self.runs_as(1)
         server = Tritonserver(self.status, self.request)
         self.keeper = Keeper(self.crashes, self.models, folder, server, self.counted.append)
