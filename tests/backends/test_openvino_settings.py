@@ -13,9 +13,9 @@ from serving.settings.table import ENGINE_CACHE
 WITH_BF16, WITHOUT = ["FP32", "INT8", "BF16"], ["FP32", "INT8"]
 
 
-def settings(max_batch_size: int = 8, **parameters: str) -> OpenvinoSettings:
+def settings(**parameters: str) -> OpenvinoSettings:
     given = {name: {"string_value": text} for name, text in parameters.items()}
-    return OpenvinoSettings.from_config({"max_batch_size": max_batch_size, "parameters": given})
+    return OpenvinoSettings.from_config({"max_batch_size": 8, "parameters": given})
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,9 @@ def test_a_wrong_parameter_is_named_with_its_value_and_what_is_allowed(name: str
 
 
 def test_a_fixed_batch_needs_a_batch() -> None:
-    assert settings(8, SKIP_OV_DYNAMIC_BATCHSIZE="YES").fixed_batch
-    assert not settings(0, SKIP_OV_DYNAMIC_BATCHSIZE="YES").fixed_batch
+    assert settings(SKIP_OV_DYNAMIC_BATCHSIZE="YES").fixed_batch
+    skip = {"SKIP_OV_DYNAMIC_BATCHSIZE": {"string_value": "YES"}}
+    assert not OpenvinoSettings.from_config({"max_batch_size": 0, "parameters": skip}).fixed_batch
 
 
 def test_the_parameters_of_clients_and_of_triton_are_not_reported() -> None:
