@@ -1,5 +1,6 @@
 """Triton's openvino backend as served here, through the real tritonserver, against ONNX Runtime in this process."""
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, backends: Path) -> Iterator[Server]:
     """Serves every model of openvino_models.py that can be loaded; those named bad_* fail."""
     cache = str(folder / "cache")
-    with serving(folder / "models", backends, folder / "log", SERVE_ENGINE_CACHE=cache) as running:
+    options = ["--model-load-thread-count=2"]  # each load is a process that imports and compiles
+    with serving(folder / "models", backends, folder / "log", *options, SERVE_ENGINE_CACHE=cache) as running:
         yield running
 
 
@@ -302,6 +304,24 @@ def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends:
         assert len(re.findall("taken from the cache in", second.text())) == 3
         assert "compiled in" not in second.text()
     assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == made
+
+
+def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backends: Path, tmp_path: Path) -> None:
+    options = ["--model-control-mode=explicit", "--load-model=lookup"]
+
+    def started() -> Path:
+        """The only compiled model, after a start that did not take it from the cache."""
+        cache = str(tmp_path / "cache")
+        with serving(folder / "models", backends, tmp_path / "log", *options, SERVE_ENGINE_CACHE=cache) as server:
+            assert re.search("lookup_0_0: OpenVINO .* compiled in", server.text())
+        (blob,) = (tmp_path / "cache").rglob("*.blob")
+        return blob
+
+    whole = started()
+    size = whole.stat().st_size
+    whole.chmod(0o600)
+    os.truncate(whole, size // 2)
+    assert started().stat().st_size == size
 
 
 def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(server: Server, folder: Path) -> None:
