@@ -71,7 +71,7 @@ lint: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-# The lock files from the .in files beside them. torch is in none: its CPU build is found by the version alone.
+# The lock files from the .in files beside them. torch and openvino are in none (requirements/dev.in says why).
 lock: .venv/.dev
 	$(PIP) uv
 	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
@@ -101,10 +101,10 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openvino.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@$(PIP) --require-hashes -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt
+	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/openvino.txt
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

@@ -6,11 +6,22 @@
 import ctypes
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}  # upper or lower case, as in Triton's C++ backends
+
+
+@contextmanager
+def needs(what: str, remedy: str) -> Iterator[None]:
+    """Around the import of a library that may not be installed: ModuleNotFoundError says who needs what, and what to
+    do."""
+    try:
+        yield
+    except ModuleNotFoundError as err:
+        raise ModuleNotFoundError(f"{what}, which Triton's Python environment lacks ({err}): {remedy}") from err
 
 
 def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:

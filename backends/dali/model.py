@@ -16,6 +16,7 @@ from batching import Batcher, Call  # type: ignore[import-not-found]
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
+REMEDY = "pip install nvidia-dali-cuda120 there (it runs without a GPU too)"
 THREADS = "a whole number from 1"
 
 
@@ -36,13 +37,8 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """ValueError or FileNotFoundError, or ModuleNotFoundError without DALI, fails the load."""
-        try:
+        with instance.needs("the backend dali needs NVIDIA DALI", REMEDY):
             import dali_pipeline  # type: ignore[import-not-found]
-        except ModuleNotFoundError as err:
-            raise ModuleNotFoundError(
-                f"the backend dali needs NVIDIA DALI, which Triton's Python environment lacks ({err}): "
-                "pip install nvidia-dali-cuda120 there (it runs without a GPU too)"
-            ) from err
         config = json.loads(args["model_config"])
         self.batching = config["max_batch_size"] > 0
         self.outputs = [entry["name"] for entry in config["output"]]

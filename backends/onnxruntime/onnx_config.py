@@ -1,17 +1,12 @@
-"""config.pbtxt and the ONNX file: the file fills what is missing in config.pbtxt, and the two must agree.
+"""The tensors of an ONNX file, and config.pbtxt completed by them and checked against them (_shared/tensors.py).
 
-The rules are those of NVIDIA's backend (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc).
 `session` is an onnxruntime.InferenceSession, `config` the configuration that Triton passes to a backend.
-Every mistake raises a ValueError that names the tensor, what the model expects and what the configuration says.
-The error fails the load.
 """
 
-import os
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
+
+import tensors as table  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
 Config = dict[str, Any]
 
@@ -23,115 +18,20 @@ DATATYPES = {f"tensor({name})": f"TYPE_{name.upper()}" for name in INTEGERS} | {
     "tensor(double)": "TYPE_FP64",
     "tensor(string)": "TYPE_STRING",
 }
-DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for --backend-config=default-max-batch-size
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output as the ONNX file declares it; -1 for a variable dimension, () for a scalar."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-
-    @property
-    def datatype(self) -> str:
-        """Triton's name for it; ValueError for a type that NumPy (BF16) or Triton (maps, lists) does not have."""
-        if self.kind not in DATATYPES:
-            raise ValueError(
-                f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
-                f"it serves {', '.join(sorted(set(DATATYPES.values())))}"
-            )
-        return DATATYPES[self.kind]
-
-
-def tensors(nodes: Iterable[Any]) -> dict[str, Tensor]:
+def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
     """The session's inputs or outputs by name."""
     shapes = {n.name: tuple(size if isinstance(size, int) else -1 for size in n.shape) for n in nodes}
-    return {n.name: Tensor(n.name, n.type, shapes[n.name]) for n in nodes}
+    return {n.name: table.Tensor(n.name, n.type, shapes[n.name], DATATYPES) for n in nodes}
 
 
 def complete(config: Config, session: Any) -> None:
-    """Fills inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
-
-    A model can be batched when the first dimension of each of its tensors is variable. max_batch_size is then
-    Triton's default, unless config.pbtxt sets it.
-    """
-    found = {"input": tensors(session.get_inputs()), "output": tensors(session.get_outputs())}
-    fixed = [tensor for side in found.values() for tensor in side.values() if tensor.shape[:1] != (-1,)]
-    if config["max_batch_size"] == 0 and not fixed:
-        config["max_batch_size"] = default_max_batch_size()
-    if config["max_batch_size"] > 0 and fixed:
-        raise ValueError(
-            f"model '{config['name']}', tensor '{fixed[0].name}': the configuration specifies max_batch_size "
-            f"{config['max_batch_size']} but the model's shape {list(fixed[0].shape)} has a fixed first dimension; "
-            "set max_batch_size 0 or export the model with a dynamic batch dimension"
-        )
-    for side, specs in found.items():
-        config[side] = config[side] or [completed(spec, config["max_batch_size"] > 0) for spec in specs.values()]
-
-
-def completed(tensor: Tensor, batching: bool) -> Config:
-    """The tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a scalar as [1].
-
-    Triton allows an empty `reshape` only for a model with batches; for others the backend reshapes.
-    """
-    dims = list(tensor.shape[1:] if batching else tensor.shape)
-    entry: Config = {"name": tensor.name, "data_type": tensor.datatype, "dims": dims or [1]}
-    return entry if dims or not batching else entry | {"reshape": {"shape": []}}
-
-
-def default_max_batch_size() -> int:
-    """--backend-config=default-max-batch-size from the server's command line (the parent process) or from the options
-    that `serve` passes to it; Triton's default is 4."""
-    command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
-    options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
-    given = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
-    return max(1, int(given[-1])) if given else DEFAULT_MAX_BATCH_SIZE
+    """Fills inputs, outputs and max_batch_size in place; ValueError when the file does not allow it."""
+    table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
 
 
 def check(config: Config, session: Any) -> None:
-    """ValueError when config.pbtxt and the ONNX file disagree: the tensor, what was expected and what was found."""
-    inputs, outputs = tensors(session.get_inputs()), tensors(session.get_outputs())
+    """ValueError when config.pbtxt and the ONNX file disagree."""
     optional = tensors(session.get_overridable_initializers())
-    controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
-    missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
-    if missing:
-        raise ValueError(
-            f"model '{config['name']}': the model has the input '{min(missing)}', but the configuration does not"
-        )
-    for entry in config["input"]:
-        check_tensor(config, "input", entry, inputs | optional)
-    for entry in config["output"]:
-        check_tensor(config, "output", entry, outputs)
-
-
-def check_tensor(config: Config, side: str, entry: Config, found: Mapping[str, Tensor]) -> None:
-    """Checks one input or output of config.pbtxt against those in the file."""
-    place = f"model '{config['name']}', {side} '{entry['name']}'"
-    tensor = found.get(entry["name"])
-    if tensor is None:
-        raise ValueError(f"{place}: the model has no such {side}, only {', '.join(sorted(found))}")
-    if tensor.datatype != entry["data_type"]:
-        raise ValueError(
-            f"{place}: the model expects {tensor.datatype} but the configuration specifies {entry['data_type']}"
-        )
-    shape = configured_shape(entry, config["max_batch_size"])
-    if tensor.shape and not fits(shape, tensor.shape):
-        batch = " (the first is the batch dimension of max_batch_size)" if config["max_batch_size"] else ""
-        raise ValueError(
-            f"{place}: the model expects shape {list(tensor.shape)} but the configuration specifies "
-            f"{list(shape)}{batch}"
-        )
-
-
-def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
-    """The shape that the model would get, with the batch dimension."""
-    dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
-    return (*([-1] if max_batch_size else []), *map(int, dims))
-
-
-def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """A variable dimension in the file accepts any size, a fixed one only its own."""
-    same_rank = len(configured) == len(shape)
-    return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))
+    table.check(config, tensors(session.get_inputs()), tensors(session.get_outputs()), optional)

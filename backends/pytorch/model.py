@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import naming  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+from instance import needs  # type: ignore[import-not-found]
+
+REMEDY = "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
 
 
 class TritonPythonModel:
@@ -26,13 +29,8 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """ValueError, or ModuleNotFoundError without PyTorch, fails the load."""
-        try:
+        with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance  # type: ignore[import-not-found]
-        except ModuleNotFoundError as err:
-            raise ModuleNotFoundError(
-                f"the platform pytorch_libtorch needs PyTorch, which Triton's Python environment lacks ({err}): "
-                "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
-            ) from err
         self.instance = TorchInstance(json.loads(args["model_config"]), args)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -53,7 +53,7 @@ def facts() -> Iterator[Fact]:
     """Everything that is checked; nothing asks the network."""
     yield from (_package(name, purpose) for name, purpose in PACKAGES.items())
     yield from (_tensorrt(), _gpu(), _triton())
-    yield from (_backend(platform) for platform in ("onnxruntime", "pytorch", "python", "dali"))
+    yield from (_backend(platform) for platform in ("onnxruntime", "openvino", "pytorch", "python", "dali"))
     yield _disk("model repository", REPOSITORY)
     yield _disk("download cache", cache_folder())
     yield _shared_memory()

@@ -130,6 +130,9 @@ def _check_weights(candidate: Candidate) -> Iterator[str]:
         if names and not any((version / name).exists() for name in names):
             inside = ", ".join(sorted(path.name for path in version.iterdir())[:5]) or "nothing"
             yield candidate.found(f"found {inside}", f"lay {' or '.join(names)} there", file=version.name)
+        for path in (version / name for name in names if name.endswith(".xml")):
+            if path.is_file() and not (weights := path.with_suffix(".bin")).is_file():
+                yield candidate.found(f"{path.name} is without its weights", f"lay {weights.name} there", version.name)
 
 
 def _loaded_versions(candidate: Candidate) -> list[Path]:

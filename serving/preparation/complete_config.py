@@ -60,7 +60,7 @@ def _hook(config: Any, model: Path, version: Path, backends: Path) -> Any:
     if not (place / f"{module.replace('.', '/')}.py").is_file():
         return None
     sys.path.insert(0, str(place))
-    os.environ["COMPLETED_MODEL"] = str(version / (config.default_model_filename or "model.onnx"))
+    os.environ["COMPLETED_MODEL"] = str(version / config.default_model_filename)
     return getattr(importlib.import_module(module).TritonPythonModel, HOOK, None)
 
 

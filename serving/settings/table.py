@@ -104,7 +104,9 @@ class Settings:
         "SERVE_START_TIMEOUT, else onnxruntime; off: it is served as it is",
     )
     engine_cache: Path = _setting(  # noqa: RUF009
-        "SERVE_ENGINE_CACHE", ENGINE_CACHE, "folder of the TensorRT plans that were built at a start, for the next one"
+        "SERVE_ENGINE_CACHE",
+        ENGINE_CACHE,
+        "folder of the TensorRT plans and of OpenVINO's models that were built at a start, for the next one",
     )
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",

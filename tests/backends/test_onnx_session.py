@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from backends._shared.instance import cgroup_quota, default_threads, give_back_memory
+from backends._shared.instance import cgroup_quota, default_threads, give_back_memory, needs
 from backends.onnxruntime.onnx_session import SessionSettings
 
 
@@ -36,6 +36,12 @@ def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(monkeypatch
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "0")
     assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
     assert SessionSettings.from_config({}).intra_op_threads == default_threads()
+
+
+def test_a_library_that_is_not_installed_is_named_with_what_to_do() -> None:
+    lacking = r"the backend x needs Y, which Triton's Python environment lacks \(No module named 'no_such'\): install Y"
+    with pytest.raises(ModuleNotFoundError, match=lacking), needs("the backend x needs Y", "install Y"):
+        __import__("no_such")
 
 
 def test_what_was_freed_below_what_is_in_use_goes_back_to_the_system() -> None:

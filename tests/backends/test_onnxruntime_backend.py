@@ -1,7 +1,6 @@
 """Triton's onnxruntime platform as served here, through the real tritonserver, against ONNX Runtime."""
 
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,27 +8,17 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from tests.backends.calls import config, executions, infer, refusal, together
 from tests.backends.onnx_models import DATATYPES, REFUSED, SERVED, TABLE
-from tests.backends.triton_process import Server, at_once
+from tests.backends.triton_process import Server
 
 Arrays = dict[str, NDArray[Any]]
 
 RANDOM = np.random.default_rng(0)
-
-
-def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:
-    tensors = []
-    for name, array in feed.items():
-        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
-    requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
-    result = client.infer(model, tensors, outputs=requested, client_timeout=30)
-    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
 def reference(model: str, feed: Arrays) -> Arrays:
@@ -47,29 +36,6 @@ def assert_equal(found: Arrays, expected: Arrays) -> None:
 
 def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
-
-
-def executions(client: Client, model: str) -> tuple[int, int]:
-    """(inferences, executions) since the start."""
-    statistics = client.get_inference_statistics(model).model_stats[0]
-    return statistics.inference_count, statistics.execution_count
-
-
-def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
-    """Sent at once; the delay in these models' dynamic batcher merges them."""
-    return at_once(lambda feed: infer(client, model, feed), feeds)
-
-
-def config(client: Client, model: str) -> dict[str, Any]:
-    answer: dict[str, Any] = client.get_model_config(model, as_json=True)["config"]
-    return answer
-
-
-def refusal(client: Client, model: str) -> str:
-    models = client.get_model_repository_index(as_json=True)["models"]
-    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
-    assert states[model][0] == "UNAVAILABLE"
-    return str(states[model][1])
 
 
 def test_a_request_is_answered_as_onnx_runtime_answers_it(client: Client) -> None:

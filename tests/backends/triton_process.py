@@ -62,9 +62,10 @@ def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = 
 
 
 @contextlib.contextmanager
-def serving(repository: Path, backends: Path, log: Path, *options: str) -> Iterator[Server]:
+def serving(repository: Path, backends: Path, log: Path, *options: str, **variables: str) -> Iterator[Server]:
     """A Triton that has started, models that cannot be loaded or not; stopped at the end."""
-    running = start(repository, backends, log, ["--exit-on-error=false", *options], SERVE_INFERENCE_THREADS="1")
+    variables = {"SERVE_INFERENCE_THREADS": "1"} | variables
+    running = start(repository, backends, log, ["--exit-on-error=false", *options], **variables)
     try:
         if not running.wait_until_started():
             raise AssertionError(f"tritonserver did not start:\n{running.text()[-4000:]}")

@@ -145,6 +145,17 @@ def test_a_plan_may_be_missing_where_its_onnx_file_lies_beside_it(repository: Pa
     assert "lay model.plan or model.onnx there" in "\n".join(findings(repository, "scale"))
 
 
+def test_a_model_of_openvino_needs_both_its_files_unless_it_is_an_onnx_file(repository: Path) -> None:
+    change(repository / "scale" / CONFIG, 'platform: "onnxruntime_onnx"', 'backend: "openvino"')
+    assert "lay model.xml there" in "\n".join(findings(repository, "scale"))
+    for version in ("1", "2"):
+        (repository / f"scale/{version}/model.xml").touch()
+    assert "model.xml is without its weights; lay model.bin there" in "\n".join(findings(repository, "scale"))
+    config = repository / "scale" / CONFIG
+    config.write_text(config.read_text() + 'default_model_filename: "model.onnx"\n')
+    assert findings(repository, "scale") == []
+
+
 def test_a_model_for_gpus_only_where_there_is_none(repository: Path) -> None:
     shutil.rmtree(repository / "resnet/configs")
     assert "KIND_GPU does not load on a machine without a GPU; lay a configs/cpu.pbtxt" in only(repository, "resnet")

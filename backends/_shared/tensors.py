@@ -1,0 +1,133 @@
+"""config.pbtxt and the tensors of a model's file: the file fills what is missing, and the two must agree.
+
+The rules are those of NVIDIA's ONNX Runtime backend (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc).
+`config` is the configuration that Triton passes to a backend. Every mistake raises a ValueError that names the tensor,
+what the model expects and what the configuration says. The error fails the load.
+`backends.install` copies this file into every backend's folder.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for --backend-config=default-max-batch-size
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output as the file declares it; -1 for a variable dimension, () for a scalar.
+
+    `datatypes` is the backend's table: the file's word for a type -> Triton's.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    datatypes: Mapping[str, str] = field(repr=False)
+
+    @property
+    def datatype(self) -> str:
+        """Triton's name for it; ValueError for a type that the backend's table does not have."""
+        if self.kind not in self.datatypes:
+            raise ValueError(
+                f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
+                f"it serves {', '.join(sorted(set(self.datatypes.values())))}"
+            )
+        return self.datatypes[self.kind]
+
+
+def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+    """Fills inputs, outputs and max_batch_size in place, by the rules of NVIDIA's backend.
+
+    A model can be batched when the first dimension of each of its tensors is variable. max_batch_size is then
+    Triton's default, unless config.pbtxt sets it.
+    """
+    found = {"input": inputs, "output": outputs}
+    fixed = [tensor for side in found.values() for tensor in side.values() if tensor.shape[:1] != (-1,)]
+    if config["max_batch_size"] == 0 and not fixed:
+        config["max_batch_size"] = default_max_batch_size()
+    if config["max_batch_size"] > 0 and fixed:
+        raise ValueError(
+            f"model '{config['name']}', tensor '{fixed[0].name}': the configuration specifies max_batch_size "
+            f"{config['max_batch_size']} but the model's shape {list(fixed[0].shape)} has a fixed first dimension; "
+            "set max_batch_size 0 or export the model with a dynamic batch dimension"
+        )
+    for side, specs in found.items():
+        config[side] = config[side] or [completed(spec, config["max_batch_size"] > 0) for spec in specs.values()]
+
+
+def completed(tensor: Tensor, batching: bool) -> Config:
+    """The tensor's entry in config.pbtxt. dims cannot be empty there, so callers send a scalar as [1].
+
+    Triton allows an empty `reshape` only for a model with batches; for others the backend reshapes.
+    """
+    dims = list(tensor.shape[1:] if batching else tensor.shape)
+    entry: Config = {"name": tensor.name, "data_type": tensor.datatype, "dims": dims or [1]}
+    return entry if dims or not batching else entry | {"reshape": {"shape": []}}
+
+
+def default_max_batch_size() -> int:
+    """--backend-config=default-max-batch-size from the server's command line (the parent process) or from the options
+    that `serve` passes to it; Triton's default is 4."""
+    command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
+    options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
+    given = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
+    return max(1, int(given[-1])) if given else DEFAULT_MAX_BATCH_SIZE
+
+
+def check(
+    config: Config,
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    optional: Mapping[str, Tensor] | None = None,
+    batch: int = -1,
+) -> None:
+    """ValueError when config.pbtxt and the file disagree: the tensor, what was expected and what was found.
+
+    `optional` are inputs that config.pbtxt need not have, `batch` the first dimension that max_batch_size stands for.
+    """
+    controls = {c["name"] for c in config.get("sequence_batching", {}).get("control_input", [])}
+    missing = inputs.keys() - {entry["name"] for entry in config["input"]} - controls
+    if missing:
+        raise ValueError(
+            f"model '{config['name']}': the model has the input '{min(missing)}', but the configuration does not"
+        )
+    for entry in config["input"]:
+        check_tensor(config, "input", entry, {**inputs, **(optional or {})}, batch)
+    for entry in config["output"]:
+        check_tensor(config, "output", entry, outputs, batch)
+
+
+def check_tensor(config: Config, side: str, entry: Config, found: Mapping[str, Tensor], batch: int = -1) -> None:
+    """Checks one input or output of config.pbtxt against those in the file."""
+    place = f"model '{config['name']}', {side} '{entry['name']}'"
+    tensor = found.get(entry["name"])
+    if tensor is None:
+        raise ValueError(f"{place}: the model has no such {side}, only {', '.join(sorted(found))}")
+    if tensor.datatype != entry["data_type"]:
+        raise ValueError(
+            f"{place}: the model expects {tensor.datatype} but the configuration specifies {entry['data_type']}"
+        )
+    shape = configured_shape(entry, config["max_batch_size"], batch)
+    if tensor.shape and not fits(shape, tensor.shape):
+        note = " (the first is the batch dimension of max_batch_size)" if config["max_batch_size"] else ""
+        raise ValueError(
+            f"{place}: the model expects shape {list(tensor.shape)} but the configuration specifies {list(shape)}{note}"
+        )
+
+
+def configured_shape(entry: Config, max_batch_size: int, batch: int = -1) -> tuple[int, ...]:
+    """The shape that the model would get, with the batch dimension."""
+    dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
+    return (*([batch] if max_batch_size else []), *map(int, dims))
+
+
+def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """A variable dimension in the file accepts any size, a fixed one only its own."""
+    same_rank = len(configured) == len(shape)
+    return same_rank and all(b in (-1, a) for a, b in zip(configured, shape, strict=True))

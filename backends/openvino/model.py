@@ -1,0 +1,81 @@
+"""Triton's `backend: "openvino"` without NVIDIA's image: OpenVINO in a python-based backend.
+
+It serves the config.pbtxt that NVIDIA's own C++ backend serves, with the same parameters
+(triton-inference-server/openvino_backend). Each instance runs in its own process, in which no other engine is loaded:
+ONNX Runtime and OpenVINO in one process have crashed. The container does not include OpenVINO: without it the load
+fails and says what to install.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+import triton_python_backend_utils as pb_utils
+from batching import Batcher, alone, same_shapes  # type: ignore[import-not-found]
+from numpy.typing import NDArray
+from openvino_settings import OpenvinoSettings  # type: ignore[import-not-found]
+
+Arrays = dict[str, NDArray[Any]]
+NEEDS = "the backend openvino needs OpenVINO"
+REMEDY = "pip install --no-deps openvino there (its numpy must stay below 2), or serve the model with ONNX Runtime"
+
+
+class TritonPythonModel:
+    """One instance of one version of a model; the methods' names and arguments are Triton's."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Fills what is missing in config.pbtxt from the model; does not change a complete one."""
+        config = auto_complete_model_config.as_dict()
+        if not (config["input"] and config["output"]):
+            with instance.needs(NEEDS, REMEDY):
+                import openvino_model  # type: ignore[import-not-found]
+            path = instance.stub_model_path()
+            file = path if config["default_model_filename"] else path / openvino_model.DEFAULT_FILE
+            openvino_model.complete(config, file)
+            if config["max_batch_size"] > 1 and "sequence_batching" not in config:
+                auto_complete_model_config.set_dynamic_batching()
+        return auto_complete_model_config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Compiles the model and checks config.pbtxt against it.
+
+        ValueError or FileNotFoundError, or ModuleNotFoundError without OpenVINO, fails the load.
+        """
+        with instance.needs(NEEDS, REMEDY):
+            import openvino_compiled  # type: ignore[import-not-found]
+            import openvino_model
+            import openvino_runs  # type: ignore[import-not-found]
+        config = json.loads(args["model_config"])
+        settings = OpenvinoSettings.from_config(config)
+        file = instance.version_folder(args) / (config.get("default_model_filename") or openvino_model.DEFAULT_FILE)
+        model, self.scalars = openvino_model.fitted(file, config, settings)
+        compiled = openvino_compiled.Compiled(model, settings, args["model_name"], args["model_version"])
+        self.runs = openvino_runs.Runs(compiled.model, config["max_batch_size"] * settings.fixed_batch, settings)
+        self.check_range = openvino_runs.check_range
+        self.outputs = [entry["name"] for entry in config["output"]]
+        key = same_shapes if config["max_batch_size"] > 0 else alone
+        self.batcher = Batcher(self._read, self.runs.run, key)
+        instance.give_back_memory()
+        for warning in compiled.warnings:
+            pb_utils.Logger.log_warn(f"{args['model_instance_name']}: {warning}")
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {compiled.describe()}")
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """The requests that the dynamic batcher merged -> one response per request, in the same order."""
+        responses: list[Any] = self.batcher.answer(requests)
+        return responses
+
+    def finalize(self) -> None:
+        """Frees the model's memory before the process ends."""
+        self.runs.close()
+
+    def _read(self, request: Any) -> tuple[Arrays, tuple[str, ...]]:
+        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        for name, array in feed.items():
+            self.check_range(name, array)
+        for name in self.scalars & feed.keys():
+            feed[name] = feed[name].reshape(()) if feed[name].size == 1 else feed[name]
+        wanted = set(request.requested_output_names())
+        return feed, tuple(name for name in self.outputs if name in wanted)

@@ -1,0 +1,46 @@
+"""What the tests of several backends ask of a tritonserver."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import np_to_triton_dtype
+
+from tests.backends.triton_process import at_once
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:
+    tensors = []
+    for name, array in feed.items():
+        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
+    result = client.infer(model, tensors, outputs=requested, client_timeout=30)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def executions(client: Client, model: str) -> tuple[int, int]:
+    """(inferences, executions) since the start."""
+    statistics = client.get_inference_statistics(model).model_stats[0]
+    return statistics.inference_count, statistics.execution_count
+
+
+def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
+    """Sent at once; the delay in these models' dynamic batcher merges them."""
+    return at_once(lambda feed: infer(client, model, feed), feeds)
+
+
+def config(client: Client, model: str) -> dict[str, Any]:
+    answer: dict[str, Any] = client.get_model_config(model, as_json=True)["config"]
+    return answer
+
+
+def refusal(client: Client, model: str) -> str:
+    models = client.get_model_repository_index(as_json=True)["models"]
+    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
+    assert states[model][0] == "UNAVAILABLE"
+    return str(states[model][1])

@@ -1,0 +1,192 @@
+"""The repository that the tests' tritonserver serves with OpenVINO: tiny models, and the bundled ones.
+
+OpenVINO's own files are written in a process of their own, because this one has ONNX Runtime in it.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from tests.backends.onnx_models import (
+    DATATYPES,
+    LOOKUP,
+    MERGED,
+    ONE,
+    WARM_UP,
+    arithmetic,
+    arithmetic_config,
+    identity,
+    lookup,
+    model,
+    tensors,
+    xy,
+)
+from tests.support.harness import ROOT
+
+BACKEND = 'backend: "openvino"\n'
+ONNX = BACKEND + 'default_model_filename: "model.onnx"\n'
+EIGHT = "max_batch_size: 8\n"
+NUMBERS = {name: datatype for name, datatype in DATATYPES.items() if name != "BYTES"}
+BUNDLED = ("resnet", "yolov5", "bert")
+
+# Reads an ONNX file, names its outputs also NAME_too, and writes OpenVINO's two files.
+CONVERT = """
+import sys, openvino
+model = openvino.Core().read_model(sys.argv[1])
+for port in model.outputs:
+    port.get_tensor().set_names(port.names | {name + "_too" for name in port.names})
+openvino.save_model(model, sys.argv[2], compress_to_fp16=False)
+"""
+
+
+def parameters(**values: str) -> str:
+    """Parameters of config.pbtxt."""
+    lines = (f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in values.items())
+    return "".join(lines)
+
+
+def fixed_inside() -> bytes:
+    """y = x, by way of the shape [1, 3]: no other number of rows is possible."""
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, 3])
+    tensor = (TensorProto.FLOAT, [1, 3])
+    return model([helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": tensor}, {"y": tensor}, [shape])
+
+
+def every_number() -> bytes:
+    """OUT_T = IN_T for each datatype T but strings, of shape [N, K]."""
+    return model(
+        [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in NUMBERS],
+        {f"IN_{name}": (datatype, ["N", "K"]) for name, datatype in NUMBERS.items()},
+        {f"OUT_{name}": (datatype, ["N", "K"]) for name, datatype in NUMBERS.items()},
+    )
+
+
+FIXED = ONNX + ONE + EIGHT + arithmetic_config("FP32 3") + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
+
+# Name -> (ONNX file, config.pbtxt).
+SERVED: dict[str, tuple[bytes, str]] = {
+    "arithmetic": (arithmetic(["N", "K"]), ONNX + ONE + MERGED + EIGHT + arithmetic_config("FP32 -1")),
+    "lookup": (lookup(), ONNX + ONE + MERGED + EIGHT + LOOKUP + WARM_UP),
+    "numbers": (
+        every_number(),
+        ONNX
+        + ONE
+        + MERGED
+        + EIGHT
+        + tensors("input", **{f"IN_{name}": f"{name} -1" for name in NUMBERS})
+        + tensors("output", **{f"OUT_{name}": f"{name} -1" for name in NUMBERS}),
+    ),
+    "unbatched": (arithmetic([2, 3]), ONNX + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
+    "scalar": (arithmetic([]), ONNX + ONE),
+    "minimal": (arithmetic(["batch", 3]), ONNX + ONE + "max_batch_size: 16\n"),
+    "batch_of_one": (arithmetic([1, 3]), ONNX + ONE + MERGED + EIGHT + arithmetic_config("FP32 3")),
+    "reshaped": (
+        arithmetic([1, 3]),
+        ONNX + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 -1,5") + parameters(RESHAPE_IO_LAYERS="yes"),
+    ),
+    "fixed_batch": (arithmetic(["N", 3]), FIXED),
+    "padded": (arithmetic(["N", 3]), FIXED + MERGED + parameters(ENABLE_BATCH_PADDING="YES")),
+    "converted": (
+        arithmetic(["N", 3]),
+        ONNX
+        + ONE
+        + EIGHT
+        + tensors("input", x="UINT8 3", y="FP32 3")
+        + tensors("output", sum="FP16 3", product="FP64 3"),
+    ),
+    "two_instances": (
+        arithmetic(["N", 3]),
+        ONNX
+        + "instance_group [{ kind: KIND_CPU, count: 2 }]\n"
+        + EIGHT
+        + arithmetic_config("FP32 3")
+        + parameters(INFERENCE_NUM_THREADS="2", PERFORMANCE_HINT="LATENCY", INFERENCE_PRECISION_HINT="f32"),
+    ),
+    "streams": (
+        arithmetic(["N", 3]),
+        ONNX
+        + ONE
+        + MERGED
+        + EIGHT
+        + arithmetic_config("FP32 3")
+        + parameters(INFERENCE_NUM_THREADS="2", NUM_STREAMS="2", PERFORMANCE_HINT="throughput"),
+    ),
+    "hints": (
+        arithmetic(["N", 3]),
+        ONNX
+        + ONE
+        + EIGHT
+        + arithmetic_config("FP32 3")
+        + parameters(
+            HINT_BF16="YES", TARGET_DEVICE="AUTO", COMPILATION_NUM_THREADS="1", CPU_THREADS_NUM="3", client="resnet"
+        ),
+    ),
+}
+
+# Name -> (ONNX file, config.pbtxt) of models that must not load.
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "bad_shape": (arithmetic(["N", 3]), ONNX + EIGHT + arithmetic_config("FP32 4")),
+    "bad_string": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT),
+    "bad_string_config": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT + xy("STRING 3")),
+    "bad_output": (
+        identity(TensorProto.FLOAT, ["N", 3]),
+        ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),
+    ),
+    "bad_missing": (
+        arithmetic(["N", 3]),
+        ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
+    ),
+    "bad_batch": (fixed_inside(), ONNX + EIGHT + xy("FP32 3")),
+    "bad_hint": (identity(TensorProto.FLOAT, ["N", 3]), ONNX + EIGHT + xy("FP32 3") + parameters(NUM_STREAMS="many")),
+    "bad_device": (
+        identity(TensorProto.FLOAT, ["N", 3]),
+        ONNX + EIGHT + xy("FP32 3") + parameters(TARGET_DEVICE="NPU"),
+    ),
+    "bad_extension": (
+        identity(TensorProto.FLOAT, ["N", 3]),
+        ONNX + EIGHT + xy("FP32 3") + parameters(CPU_EXTENSION_PATH="/nowhere.so"),
+    ),
+    "bad_filename": (identity(TensorProto.FLOAT, ["N", 3]), BACKEND + EIGHT + xy("FP32 3")),
+    "bad_file": (b"this is not an ONNX file", ONNX + EIGHT + xy("FP32 3")),
+}
+
+
+def write_repository(folder: Path) -> None:
+    """The models above; `own_format` and `own_names` in OpenVINO's files; each bundled model twice, once in FP32."""
+    for name, (file, config) in (SERVED | REFUSED).items():
+        write_model(folder / name, file, config)
+    (folder / "lookup/warmup").mkdir()
+    (folder / "lookup/warmup/good").write_bytes(np.array([1], dtype=np.int64).tobytes())
+    write_own_format(folder / "own_format", folder / "minimal/1/model.onnx")
+    write_own_format(folder / "own_names", folder / "minimal/1/model.onnx")
+    outputs = tensors("output", sum_too="FP32 3", product="FP32 3")
+    text = BACKEND + ONE + EIGHT + tensors("input", x="FP32 3", y="FP32 3") + outputs
+    (folder / "own_names/config.pbtxt").write_text(text)
+    for name in BUNDLED:
+        write_bundled(folder / name, name, "")
+        write_bundled(folder / f"{name}_f32", name, parameters(INFERENCE_PRECISION_HINT="f32"))
+
+
+def write_model(folder: Path, file: bytes, config: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.onnx").write_bytes(file)
+    (folder / "config.pbtxt").write_text(config)
+
+
+def write_own_format(folder: Path, onnx: Path) -> None:
+    """model.xml and model.bin, whose outputs have two names each; no config.pbtxt."""
+    (folder / "1").mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", CONVERT, str(onnx), str(folder / "1/model.xml")], check=True, timeout=60)
+
+
+def write_bundled(folder: Path, name: str, more: str) -> None:
+    own = ROOT / "model_repository" / name
+    platform, lines = 'platform: "onnxruntime_onnx"\n', (own / "configs/cpu.pbtxt").read_text()
+    if platform not in lines:
+        raise ValueError(f"{own}/configs/cpu.pbtxt does not name the platform onnxruntime_onnx")
+    shutil.copytree(own, folder, symlinks=True)
+    (folder / "config.pbtxt").write_text(lines.replace(platform, ONNX) + more)

@@ -1,0 +1,342 @@
+"""Triton's openvino backend as served here, through the real tritonserver, against ONNX Runtime in this process."""
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import InferenceServerException
+
+from tests.backends.calls import Arrays, config, executions, infer, refusal, together
+from tests.backends.onnx_models import TABLE
+from tests.backends.openvino_models import BUNDLED, NUMBERS, REFUSED, SERVED, write_repository
+from tests.backends.triton_process import Server, serving
+from tests.support.harness import ROOT
+
+RANDOM = np.random.default_rng(0)
+FP32 = 1e-4  # relative to the largest value, in FP32
+BF16 = 0.02  # in BF16, which OpenVINO computes with where the processor has it
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the models, the compiled ones and the logs."""
+    folder = tmp_path_factory.mktemp("openvino")
+    write_repository(folder / "models")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, backends: Path) -> Iterator[Server]:
+    """Serves every model of openvino_models.py that can be loaded; those named bad_* fail."""
+    cache = str(folder / "cache")
+    options = ["--model-load-thread-count=2"]  # each load is a process that imports and compiles
+    with serving(folder / "models", backends, folder / "log", *options, SERVE_ENGINE_CACHE=cache) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return server.client()
+
+
+def reference(file: bytes | str, feed: Arrays) -> Arrays:
+    session = onnxruntime.InferenceSession(file)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def assert_close(found: Arrays, expected: Arrays, tolerance: float = FP32) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert np.abs(found[name] - array).max(initial=0) <= tolerance * np.abs(array).max(initial=0)
+
+
+def assert_rows_close(found: Any, expected: Any, tolerance: float) -> None:
+    """Each image's boxes: the best 20 are among those found, whatever their order."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    scales = tolerance * np.abs(expected).max(axis=(0, 1))
+    for image, boxes in enumerate(expected):
+        best = boxes[np.argsort(-boxes[:, 4])[:20]]
+        assert all((np.abs(found[image] - box) <= scales).all(axis=1).any() for box in best)
+
+
+def assert_served(client: Client, model: str, feed: Arrays, tolerance: float = BF16) -> None:
+    assert_close(infer(client, model, feed), reference(SERVED[model][0], feed), tolerance)
+
+
+def pair(*shape: int) -> Arrays:
+    return {name: RANDOM.random(shape, dtype=np.float32) for name in ("x", "y")}
+
+
+@pytest.mark.parametrize("model", ["arithmetic", "two_instances", "streams", "hints"])
+def test_a_request_is_answered_as_onnx_runtime_answers_it(client: Client, model: str) -> None:
+    assert_served(client, model, pair(3, 3))
+
+
+def test_a_file_of_one_row_takes_batches(client: Client) -> None:
+    feed = pair(3, 3)
+    expected = reference(SERVED["arithmetic"][0], feed)
+    assert_close(infer(client, "batch_of_one", feed), expected, BF16)
+
+
+def bundled_feed(name: str) -> Arrays:
+    """Two rows of what the bundled model takes."""
+    if name == "bert":
+        ids = RANDOM.integers(1000, 20000, (2, 12))
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    if name == "yolov5":
+        return {"images": RANDOM.integers(0, 256, (2, 3, 640, 640), dtype=np.uint8)}
+    return {"input": RANDOM.standard_normal((2, 3, 64, 64), dtype=np.float32)}
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_bundled_models_are_computed_as_by_onnx_runtime(client: Client, server: Server, name: str) -> None:
+    feed = bundled_feed(name)
+    expected = reference(str(ROOT / f"model_repository/{name}/1/model.onnx"), feed)
+    assert re.search(rf"{name}_f32_0_0: OpenVINO \S+ on CPU, f32, ", server.text())
+    for model, tolerance in ((f"{name}_f32", FP32), (name, BF16)):
+        answer = infer(client, model, feed)
+        if name == "yolov5":
+            assert_rows_close(answer["output0"], expected["output0"], tolerance)
+        else:
+            assert_close(answer, expected, tolerance)
+
+
+def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+    feeds = [pair(rows, 5) for rows in (1, 3, 1, 2, 1, 1, 1, 2)]
+    inferences, runs = executions(client, "arithmetic")
+    for feed, answer in zip(feeds, together(client, "arithmetic", feeds), strict=True):
+        assert isinstance(answer, dict)
+        assert_close(answer, reference(SERVED["arithmetic"][0], feed), BF16)
+    after = executions(client, "arithmetic")
+    assert after[0] - inferences == 12
+    assert after[1] - runs <= 6
+
+
+@pytest.mark.parametrize("model", ["arithmetic", "streams", "padded"])
+def test_merged_requests_of_different_sizes_and_shapes_get_their_own_rows(client: Client, model: str) -> None:
+    widths = (2, 3, 2, 7, 3, 1) if model == "arithmetic" else (3,) * 6
+    feeds = [pair(rows, width) for rows, width in zip((1, 2, 1, 3, 1, 1), widths, strict=True)]
+    for feed, answer in zip(feeds, together(client, model, feeds), strict=True):
+        assert isinstance(answer, dict)
+        assert_close(answer, reference(SERVED[model][0], feed), BF16)
+
+
+def numbers(name: str) -> Any:
+    """Two rows at the limits of what OpenVINO computes with: integers have 32 bits there."""
+    if name == "BOOL":
+        return np.array([[True, False, True], [False, False, True]])
+    if name.startswith("FP"):
+        dtype = np.dtype({"FP16": "f2", "FP32": "f4", "FP64": "f8"}[name])
+        return np.array([[60000, -60000, 0.25], [np.inf, -0.0, 2.0**-14]], dtype=dtype)
+    bounds, widest = np.iinfo(name.lower()), np.iinfo(np.int32)
+    limits = [min(bounds.max, widest.max), max(bounds.min, widest.min), 0]
+    return np.array([limits, [1, 2, 3]], dtype=name.lower())
+
+
+def test_every_datatype_but_strings_goes_in_and_out_unchanged(client: Client) -> None:
+    answer = infer(client, "numbers", {f"IN_{name}": numbers(name) for name in NUMBERS})
+    for name in NUMBERS:
+        assert answer[f"OUT_{name}"].dtype == numbers(name).dtype
+        np.testing.assert_array_equal(answer[f"OUT_{name}"], numbers(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("INT64", 2**31), ("INT64", -(2**31) - 1), ("UINT64", 2**63), ("UINT32", 2**31)]
+)
+def test_integers_that_openvino_would_change_are_the_callers_fault(client: Client, name: str, number: int) -> None:
+    feed = {f"IN_{each}": numbers(each) for each in NUMBERS}
+    feed[f"IN_{name}"] = np.full((2, 3), number, dtype=name.lower())
+    with pytest.raises(InferenceServerException, match=f"input 'IN_{name}' has integers outside -2147483648") as caught:
+        infer(client, "numbers", feed)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_tensors_without_elements_are_served(client: Client) -> None:
+    assert infer(client, "arithmetic", pair(2, 0))["sum"].shape == (2, 0)
+
+
+def test_shapes_that_openvino_cannot_compute_with_are_the_callers_fault_and_not_of_those_merged(client: Client) -> None:
+    wrong = {"x": pair(1, 2)["x"], "y": pair(1, 3)["y"]}
+    first, answer, last = together(client, "arithmetic", [pair(1, 4), wrong, pair(1, 4)])
+    assert isinstance(first, dict)
+    assert isinstance(last, dict)
+    assert isinstance(answer, InferenceServerException)
+    assert re.search("OpenVINO: .*mismatch", answer.message())
+    assert answer.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_each_caller_gets_the_outputs_that_it_asked_for(client: Client) -> None:
+    wishes: list[Sequence[str]] = [["product"], ["sum"], []]
+    assert [sorted(infer(client, "arithmetic", pair(1, 2), wish)) for wish in wishes] == [
+        ["product"],
+        ["sum"],
+        ["product", "sum"],
+    ]
+
+
+def test_a_model_that_was_warmed_up_is_served(client: Client) -> None:
+    assert executions(client, "lookup") == (8, 1)
+    answer = infer(client, "lookup", {"index": np.array([[3], [0]], dtype=np.int64)})
+    assert (answer["value"].tolist(), answer["double"].tolist()) == ([[TABLE[3]], [TABLE[0]]], [[6], [0]])
+
+
+def test_a_model_without_batches_takes_its_shape_as_it_is(client: Client) -> None:
+    feeds = [pair(2, 3) for _ in range(4)]
+    for feed, answer in zip(feeds, together(client, "unbatched", feeds), strict=True):
+        assert isinstance(answer, dict)
+        assert_close(answer, reference(SERVED["unbatched"][0], feed), BF16)
+
+
+def test_a_scalar_is_one_number_to_callers(client: Client) -> None:
+    made = infer(client, "scalar", {"x": np.array([2], np.float32), "y": np.array([4], np.float32)})
+    assert {name: array.tolist() for name, array in made.items()} == {"sum": [6], "product": [8]}
+
+
+def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None:
+    made = config(client, "own_format")
+    assert made["backend"] == "openvino"
+    assert made["max_batch_size"] == 4  # Triton's default
+    assert "dynamic_batching" in made
+    assert [(i["name"], i["data_type"], i["dims"]) for i in made["input"]] == [
+        ("x", "TYPE_FP32", ["3"]),
+        ("y", "TYPE_FP32", ["3"]),
+    ]
+    feed = pair(2, 3)
+    found = infer(client, "own_format", feed)
+    assert_close(
+        {name.removesuffix("_too"): array for name, array in found.items()}, reference(SERVED["minimal"][0], feed), BF16
+    )
+
+
+def test_of_several_names_of_an_output_the_one_in_the_config_is_taken(client: Client) -> None:
+    feed = pair(2, 3)
+    expected = reference(SERVED["minimal"][0], feed)
+    assert_close(infer(client, "own_names", feed), {"sum_too": expected["sum"], "product": expected["product"]}, BF16)
+
+
+def test_a_minimal_config_keeps_what_it_says(client: Client) -> None:
+    made = config(client, "minimal")
+    assert made["max_batch_size"] == 16
+    assert "dynamic_batching" in made
+    assert [i["dims"] for i in made["input"]] == [["3"], ["3"]]
+
+
+def test_a_complete_config_stays_as_it_is(client: Client) -> None:
+    assert "dynamic_batching" not in config(client, "two_instances")
+    assert "max_batch_size" not in config(client, "unbatched")
+
+
+def test_reshape_io_layers_gives_the_model_the_shapes_of_the_config(client: Client) -> None:
+    feed = pair(4, 5)
+    expected = {"sum": feed["x"] + feed["y"], "product": feed["x"] * feed["y"]}
+    assert_close(infer(client, "reshaped", feed), expected, BF16)
+
+
+def test_a_batch_of_a_fixed_size_is_refused_or_filled_up(client: Client) -> None:
+    assert_served(client, "fixed_batch", pair(8, 3))
+    assert_served(client, "padded", pair(3, 3))
+    with pytest.raises(InferenceServerException, match=r"takes 8 rows .* got 3: .* ENABLE_BATCH_PADDING") as caught:
+        infer(client, "fixed_batch", pair(3, 3))
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_the_datatypes_of_the_config_are_converted(client: Client) -> None:
+    feed: Arrays = {"x": np.array([[1, 2, 250]], np.uint8), "y": np.array([[0.5, 1, 2]], np.float32)}
+    answer = infer(client, "converted", feed)
+    assert {name: (array.dtype.name, array.tolist()) for name, array in answer.items()} == {
+        "sum": ("float16", [[1.5, 3, 252]]),
+        "product": ("float64", [[0.5, 2, 500]]),
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "arithmetic_0_0: OpenVINO .* on CPU, .*, 1 threads in 1 streams",
+        "two_instances_0_0: OpenVINO .* on CPU, f32, 2 threads in 1 streams",
+        "two_instances_0_1: OpenVINO .* on CPU, f32, 2 threads in 1 streams",
+        "streams_0_0: OpenVINO .*, 2 threads in 2 streams",
+        "hints_0_0: OpenVINO .* on AUTO, compiled",
+        "hints_0_0: parameter 'COMPILATION_NUM_THREADS' has no effect",
+        "hints_0_0: parameter 'CPU_THREADS_NUM' is unknown, so it has no effect; known: CPU_EXTENSION_PATH, ",
+    ],
+)
+def test_the_log_says_what_became_of_the_parameters(server: Server, line: str) -> None:
+    assert re.search(line, server.text())
+    assert "'client' is unknown" not in server.text()
+
+
+REASONS = {
+    "bad_shape": r"input 'x': the model expects shape \[-1, 3\] but the configuration specifies \[-1, 4\]",
+    "bad_string": "this backend cannot serve tensor 'x' of the model, a string; it serves .*TYPE_UINT8",
+    "bad_string_config": "this backend cannot serve tensor 'x' of the model, a string",
+    "bad_output": "output 'z': the model has no such output, only y",
+    "bad_missing": "the model has the input 'y', but the configuration does not",
+    "bad_batch": r"'bad_batch'.* set max_batch_size 0|output 'y': the model expects shape \[1, 3\]",
+    "bad_hint": "parameter 'NUM_STREAMS' has a wrong value: 'many'; allowed: a whole number from 1, AUTO or NUMA",
+    "bad_device": "'TARGET_DEVICE': there is no device 'NPU', only CPU",
+    "bad_extension": "parameter 'CPU_EXTENSION_PATH': .*/nowhere.so",
+    "bad_filename": 'unable to find .*/1/model.xml.*; say default_model_filename: "model.onnx"',
+    "bad_file": "OpenVINO cannot read .*bad_file/1/model.onnx",
+}
+
+
+@pytest.mark.parametrize("model", sorted(REFUSED))
+def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
+    assert re.search(REASONS[model], refusal(client, model))
+
+
+def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends: Path) -> None:
+    made = {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")}
+    assert "bert_0_0: OpenVINO" in server.text()
+    options = ["--model-control-mode=explicit", "--load-model=bert", "--load-model=two_instances"]
+    cache = str(folder / "cache")
+    with serving(folder / "models", backends, folder / "second", *options, SERVE_ENGINE_CACHE=cache) as second:
+        assert len(re.findall("taken from the cache in", second.text())) == 3
+        assert "compiled in" not in second.text()
+    assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == made
+
+
+def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backends: Path, tmp_path: Path) -> None:
+    options = ["--model-control-mode=explicit", "--load-model=lookup"]
+
+    def started() -> Path:
+        """The only compiled model, after a start that did not take it from the cache."""
+        cache = str(tmp_path / "cache")
+        with serving(folder / "models", backends, tmp_path / "log", *options, SERVE_ENGINE_CACHE=cache) as server:
+            assert re.search("lookup_0_0: OpenVINO .* compiled in", server.text())
+        (blob,) = (tmp_path / "cache").rglob("*.blob")
+        return blob
+
+    whole = started()
+    size = whole.stat().st_size
+    whole.chmod(0o600)
+    os.truncate(whole, size // 2)
+    assert started().stat().st_size == size
+
+
+def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(server: Server, folder: Path) -> None:
+    assert stat.S_IMODE((folder / "cache/openvino/bert/1").stat().st_mode) == 0o700
+    assert list((folder / "models").rglob("*.blob")) == []
+    assert len(list((folder / "cache/openvino/two_instances").rglob("*.blob"))) == 1
+
+
+def test_without_a_cache_that_can_be_written_a_model_is_compiled_all_the_same(
+    folder: Path, backends: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    options = ["--model-control-mode=explicit", "--load-model=minimal"]
+    cache = str(tmp_path / "cache")
+    with serving(folder / "models", backends, tmp_path / "log", *options, SERVE_ENGINE_CACHE=cache) as server:
+        assert_served(server.client(), "minimal", pair(2, 3))
+        assert re.search("minimal_0_0: compiled without a cache: .*can be written to by others", server.text())

@@ -1,0 +1,123 @@
+"""OpenVINO's parameters in config.pbtxt, what they become on machines with and without BF16, and the cache's folder."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.openvino import openvino_cache
+from backends.openvino.openvino_settings import OpenvinoSettings
+from serving.settings.table import ENGINE_CACHE
+
+WITH_BF16, WITHOUT = ["FP32", "INT8", "BF16"], ["FP32", "INT8"]
+
+
+def settings(**parameters: str) -> OpenvinoSettings:
+    given = {name: {"string_value": text} for name, text in parameters.items()}
+    return OpenvinoSettings.from_config({"max_batch_size": 8, "parameters": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"PERFORMANCE_HINT": "throughput"}, {"PERFORMANCE_HINT": "THROUGHPUT"}),
+        ({"NUM_STREAMS": "auto"}, {"NUM_STREAMS": "AUTO"}),
+        ({"NUM_STREAMS": "3"}, {"NUM_STREAMS": "3"}),
+        ({"INFERENCE_NUM_THREADS": "5"}, {"INFERENCE_NUM_THREADS": 5}),
+        ({"INFERENCE_NUM_THREADS": "0"}, {"INFERENCE_NUM_THREADS": 7}),
+        ({}, {"INFERENCE_NUM_THREADS": 7, "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}),
+        ({"INFERENCE_PRECISION_HINT": "F32"}, {"INFERENCE_PRECISION_HINT": "f32"}),
+        ({"HINT_BF16": "yes"}, {"INFERENCE_PRECISION_HINT": "bf16"}),
+        ({"HINT_BF16": "YES", "INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "f32"}),
+    ],
+)
+def test_a_parameter_becomes_openvinos_property(
+    given: dict[str, str], found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
+    assert settings(**given).properties(WITH_BF16).items() >= found.items()
+
+
+def test_the_precision_is_openvinos_choice_unless_it_is_named() -> None:
+    assert "INFERENCE_PRECISION_HINT" not in settings().properties(WITH_BF16)
+
+
+@pytest.mark.parametrize("parameters", [{"HINT_BF16": "YES"}, {"INFERENCE_PRECISION_HINT": "f16"}])
+def test_a_precision_that_the_processor_lacks_is_f32(parameters: dict[str, str]) -> None:
+    assert settings(**parameters).lacks(WITHOUT)
+    assert settings(**parameters).properties(WITHOUT)["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("PERFORMANCE_HINT", "FAST", "LATENCY, THROUGHPUT, CUMULATIVE_THROUGHPUT"),
+        ("NUM_STREAMS", "0", "a whole number from 1, AUTO or NUMA"),
+        ("INFERENCE_NUM_THREADS", "-1", "a whole number; 0: the default"),
+        ("HINT_BF16", "NO", "YES; INFERENCE_PRECISION_HINT f32 forbids it"),
+        ("INFERENCE_PRECISION_HINT", "int8", "f32, bf16, f16"),
+        ("RESHAPE_IO_LAYERS", "maybe", "YES, NO"),
+        ("SKIP_OV_DYNAMIC_BATCHSIZE", "", "YES, NO"),
+        ("ENABLE_BATCH_PADDING", "2", "YES, NO"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_its_value_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"parameter '{name}' has a wrong value: '{value}'; allowed: {allowed}"):
+        settings(**{name: value})
+
+
+def test_a_fixed_batch_needs_a_batch() -> None:
+    assert settings(SKIP_OV_DYNAMIC_BATCHSIZE="YES").fixed_batch
+    skip = {"SKIP_OV_DYNAMIC_BATCHSIZE": {"string_value": "YES"}}
+    assert not OpenvinoSettings.from_config({"max_batch_size": 0, "parameters": skip}).fixed_batch
+
+
+def test_the_parameters_of_clients_and_of_triton_are_not_reported() -> None:
+    assert settings(client="resnet", EXECUTION_ENV_PATH="/x").warnings == ()
+    assert "parameter 'NUM_STREAM' is unknown" in settings(NUM_STREAM="1").warnings[0]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SERVE_ENGINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache/openvino"
+
+
+def test_the_cache_lies_in_the_folder_of_the_setting(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    assert openvino_cache.root() == cache
+    monkeypatch.delenv("SERVE_ENGINE_CACHE")
+    assert openvino_cache.root() == ENGINE_CACHE / "openvino"
+
+
+def compiled(model: str, name: str, size: int = 10) -> Path:
+    with openvino_cache.opened(model, "1") as folder:
+        path: Path = folder / f"{name}.blob"
+        path.write_bytes(bytes(size))
+    return path
+
+
+def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kept(cache: Path) -> None:
+    first = compiled("../a/b", "1")
+    other, second = compiled("other", "1"), compiled("../a/b", "2")
+    assert openvino_cache.blobs(cache) == {other, second}
+    assert first.parent == second.parent
+    assert len(second.relative_to(cache).parts) == 3
+
+
+def test_past_the_limit_what_was_used_longest_ago_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_cache, "LIMIT_BYTES", 25)
+    first, second = compiled("first", "1"), compiled("second", "1")
+    for path, when in ((first, 1), (second, 2)):
+        os.utime(path, (when, when))
+    with openvino_cache.opened("first", "1"):  # used again
+        pass
+    third = compiled("third", "1")
+    assert openvino_cache.blobs(cache) == {first, third}
+
+
+def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="set SERVE_ENGINE_CACHE to a folder of your own"):
+        compiled("model", "1")

@@ -1,0 +1,84 @@
+"""Models of `backend: "openvino"` through the whole container: surveyed, checked, listed, called, and started again."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.onnx_models import arithmetic
+from tests.backends.openvino_models import write_bundled, write_model, write_own_format
+from tests.supervisor.test_serve import run
+from tests.support.harness import ROOT, Server
+
+EXAMPLE = ROOT / "model_repository/resnet/example.png"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled `resnet` on OpenVINO, and `sums` in OpenVINO's own format without a config.pbtxt."""
+    folder, source = tmp_path_factory.mktemp("openvino"), tmp_path_factory.mktemp("source")
+    write_bundled(folder / "resnet", "resnet", "")
+    (folder / "resnet/configs/cpu.pbtxt").unlink()
+    write_model(source / "sums", arithmetic(["N", 3]), "")
+    write_own_format(folder / "sums", source / "sums/1/model.onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_ENGINE_CACHE=str(cache)).wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+def test_they_are_listed_without_an_error(server: Server) -> None:
+    listed = {model["name"]: model for model in server.get("/models").json()["models"]}
+    assert {name: "error" in model for name, model in listed.items()} == {"resnet": False, "sums": False}
+    assert [tensor["name"] for tensor in listed["sums"]["inputs"]] == ["x", "y"]
+
+
+def test_a_model_with_a_client_takes_images(server: Server) -> None:
+    reply = server.post(
+        "/invocations?model_name=resnet&top_k=2", data=EXAMPLE.read_bytes(), headers={"Content-Type": "image/png"}
+    )
+    assert reply.status_code == 200, reply.text
+    best, _ = reply.json()["predictions"][0]["classes"]
+    assert (best["label"], best["score"]) == ("6", pytest.approx(0.956, abs=0.02))  # ONNX Runtime's, in the README
+
+
+def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
+    tensor = {"shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}
+    body = {"inputs": [{"name": name, **tensor} for name in ("x", "y")]}
+    reply = server.post("/invocations?model_name=sums", json=body)
+    assert reply.status_code == 200, reply.text
+    found = {output["name"].removesuffix("_too"): output["data"] for output in reply.json()["outputs"]}
+    assert found == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
+
+
+def test_wrong_input_is_the_callers_fault_and_says_why(server: Server) -> None:
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+    reply = server.post("/invocations?model_name=sums", json=body)
+    assert reply.status_code == 400, reply.text
+    assert "x" in reply.json()["error"]
+
+
+def test_a_second_start_takes_the_compiled_models_from_the_cache(
+    server: Server, repository: Path, cache: Path, tmp_path: Path
+) -> None:
+    assert len(list(cache.rglob("*.blob"))) == 2
+    again = Server(tmp_path, repository, SERVE_ENGINE_CACHE=str(cache), SERVE_LOG_LEVEL="info").wait_ready()
+    assert again.stop() == 0
+    assert "compiled in" not in again.output()
+    assert {"resnet", "sums"} <= set(re.findall(r"(\w+?)_0(?:_0)?: OpenVINO .* taken from the cache", again.output()))
+
+
+def test_the_check_finds_nothing_wrong_with_them(repository: Path) -> None:
+    done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the models resnet, sums" in done.stdout
