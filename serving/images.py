@@ -60,10 +60,12 @@ class _File(BytesIO):
 
 @dataclass(frozen=True)
 class Header:
-    """An image whose header alone is read; `buffers` are the bytes that its decoder takes beside the pixels."""
+    """An image whose header alone is read; `buffers` are the bytes that its decoder takes beside the pixels, `scans`
+    those of a JPEG, 0 of other formats."""
 
     image: Image.Image
     buffers: int
+    scans: int
 
     @property
     def memory(self) -> int:
@@ -96,8 +98,9 @@ def read_header(data: bytes, max_image_pixels: int) -> Header:
         file = _File(data)
         image = Image.open(file, formats=FORMATS)
         file.header_is_read()
-        header = Header(image, _buffers(image, data))
-        _check(header, data, max_image_pixels)
+        scans = _scans(data) if _is_jpeg(image) else 0
+        header = Header(image, _buffers(image, scans), scans)
+        _check(header, max_image_pixels)
         return header
     except DecodingError:
         raise
@@ -113,7 +116,7 @@ def _damaged(format: str | None, err: Exception) -> DecodingError:
     return DecodingError(f"the {format} image is truncated or damaged ({str(err) or type(err).__name__})")
 
 
-def _buffers(image: Image.Image, data: bytes) -> int:
+def _buffers(image: Image.Image, scans: int) -> int:
     """The bytes that a decoder holds beside the image it fills."""
     pixels = _pixels_at_a_time(image)
     coefficients = 2 * len(image.getbands()) * pixels  # libjpeg's, where more than one scan adds to them
@@ -123,7 +126,7 @@ def _buffers(image: Image.Image, data: bytes) -> int:
         return pixels * max(bits * samples // 8, PIXEL) + (coefficients if _is_jpeg(image) else 0)
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
-    return coefficients if _is_jpeg(image) and _scans(data) > 1 else 0
+    return coefficients if scans > 1 else 0
 
 
 def _pixels_at_a_time(image: Image.Image) -> int:
@@ -145,7 +148,7 @@ def _scans(data: bytes) -> int:
     return data.count(b"\xff\xda")
 
 
-def _check(header: Header, data: bytes, max_image_pixels: int) -> None:
+def _check(header: Header, max_image_pixels: int) -> None:
     image = header.image
     pixels = image.width * image.height
     if pixels > max_image_pixels:
@@ -159,8 +162,8 @@ def _check(header: Header, data: bytes, max_image_pixels: int) -> None:
             f"more than the limit of {most_memory(max_image_pixels)} ({BYTES_PER_PIXEL} for each of "
             "SERVE_MAX_IMAGE_PIXELS); send it smaller, or as a JPEG that is not progressive"
         )
-    if _is_jpeg(image) and _scans(data) * _pixels_at_a_time(image) > SCANS * max_image_pixels:
-        raise DecodingError(f"the JPEG image has {_scans(data)} scans; send it as one that is not progressive")
+    if header.scans * _pixels_at_a_time(image) > SCANS * max_image_pixels:
+        raise DecodingError(f"the JPEG image has {header.scans} scans; send it as one that is not progressive")
     if image.format == "BMP" and image.info.get("compression") in (1, 2):  # Pillow unpacks it in Python
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):

@@ -95,10 +95,11 @@ class Metrics:
     def count_past_python(self, model: str, version: str, seconds: float, times: int) -> None:
         """So many requests that the door handed to Triton and that took equally long; their status is 200."""
         model, version = self._bounded(model, version)
-        self._requests.labels(model, version, "200").inc(times)
-        observed = self._seconds.labels(model)
-        for _ in range(times):
-            observed.observe(seconds)
+        with _disk_may_be_full():
+            self._requests.labels(model, version, "200").inc(times)
+            observed = self._seconds.labels(model)
+            for _ in range(times):
+                observed.observe(seconds)
 
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
@@ -112,7 +113,8 @@ class Metrics:
 
     def count_crash(self, model: str) -> None:
         """A process of the model has died."""
-        self._crashes.labels(self._bounded(model, "")[0]).inc()
+        with _disk_may_be_full():
+            self._crashes.labels(self._bounded(model, "")[0]).inc()
 
     def render(self, triton: bytes | None, in_flight: int, in_nginx: int | None = None) -> bytes:
         """All of ours, then Triton's own text; None when it could not be had. `in_flight` is the number of requests in
