@@ -5,21 +5,19 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from tests.backends.calls import executions, infer, together
 from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
-from tests.backends.triton_process import Server, at_once, serving, start
+from tests.backends.triton_process import Server, serving, start
 from tests.support.harness import wait_until
 
-Arrays = dict[str, NDArray[Any]]
 RANDOM = np.random.default_rng(0)
 
 
@@ -37,21 +35,6 @@ def client(server: Server) -> Client:
     return server.client()
 
 
-def infer(client: Client, model: str, feed: Arrays, *outputs: str) -> Arrays:
-    tensors = []
-    for name, array in feed.items():
-        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
-    requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
-    result = client.infer(model, tensors, outputs=requested, client_timeout=30)
-    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
-
-
-def together(client: Client, model: str, feeds: list[Arrays]) -> list[Arrays | Exception]:
-    """Sent at once; the delay in these models' dynamic batcher merges them."""
-    return at_once(lambda feed: infer(client, model, feed), feeds)
-
-
 def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
 
@@ -61,12 +44,6 @@ def refusal(client: Client, model: str) -> str:
     states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
     assert states[model][0] == "UNAVAILABLE"
     return str(states[model][1])
-
-
-def executions(client: Client, model: str) -> tuple[int, int]:
-    """(inferences, executions) since the start."""
-    statistics = client.get_inference_statistics(model).model_stats[0]
-    return statistics.inference_count, statistics.execution_count
 
 
 def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) -> None:
@@ -79,7 +56,7 @@ def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) 
 
 
 def test_only_the_outputs_that_were_asked_for_are_sent(client: Client) -> None:
-    assert infer(client, "weighted", {"INPUT__0": floats(1, 512)}, "OUTPUT__1").keys() == {"OUTPUT__1"}
+    assert infer(client, "weighted", {"INPUT__0": floats(1, 512)}, ["OUTPUT__1"]).keys() == {"OUTPUT__1"}
 
 
 def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:

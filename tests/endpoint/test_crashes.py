@@ -12,25 +12,10 @@ import pytest
 import requests
 
 from serving.inference.crashes import Crashes, Trouble
+from tests.support.exits import EXITS
 from tests.support.harness import ONE_INSTANCE, Server, make_scale, wait_until
 from tests.support.load import Load
 
-ENDS = '''
-import os
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    """y = x; its process exits with status 3 at 13."""
-
-    def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
-
-    def answer(self, x):
-        if x.max() == 13:
-            os._exit(3)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
-'''
 PORTS = """max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [2] }
 output { name: "y" data_type: TYPE_FP32 dims: [2] }
@@ -44,7 +29,7 @@ CHAIN = f"""platform: "ensemble"
 
 def make_ends(repository: Path) -> None:
     (repository / "ends/1").mkdir(parents=True)
-    (repository / "ends/1/model.py").write_text(ENDS)
+    (repository / "ends/1/model.py").write_text(EXITS)
     (repository / "ends/config.pbtxt").write_text(f'backend: "python"\n{PORTS}{ONE_INSTANCE}')
     (repository / "chain/1").mkdir(parents=True)
     (repository / "chain/config.pbtxt").write_text(CHAIN)

@@ -7,34 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.multimodel.test_multimodel import CONFIG, Container, expect, tensor
+from tests.support.exits import EXITS
 from tests.support.harness import Server, wait_until
 from tests.support.load import Load
-
-MODEL = '''
-import os
-import time
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    """y = x; its process exits with status 3 at 13, and hangs at 101."""
-
-    def execute(self, requests):
-        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
-
-    def answer(self, x):
-        if x.max() == 13:
-            os._exit(3)
-        while x.max() == 101:
-            time.sleep(1)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
-'''
 
 
 def make_archive(root: Path, name: str) -> None:
     folder = root / name / "model/net"
     (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(MODEL)
+    (folder / "1/model.py").write_text(EXITS)
     (folder / "config.pbtxt").write_text(CONFIG)
 
 
