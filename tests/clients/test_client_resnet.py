@@ -22,6 +22,7 @@ from clients.base import Model, TensorSpec
 from clients.resnet import Client, softmax
 from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
+from serving.triton.config import datatype_name
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
@@ -64,7 +65,8 @@ def digits() -> tuple[Client, onnxruntime.InferenceSession]:
     """The bundled model as Triton would describe it, and its network."""
     config = text_format.Parse((FOLDER / "config.pbtxt").read_text(), ModelConfig())
     inputs, outputs = (
-        tuple(TensorSpec(t.name, "FP32", tuple(t.dims)) for t in tensors) for tensors in (config.input, config.output)
+        tuple(TensorSpec(t.name, datatype_name(t.data_type), tuple(t.dims)) for t in tensors)
+        for tensors in (config.input, config.output)
     )
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     model = Model("resnet", FOLDER, inputs, outputs, config.max_batch_size, parameters)
