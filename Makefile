@@ -14,7 +14,7 @@ MODELS := model_repository/bert/1/model.onnx
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
 
-setup: .venv/.serving .venv/triton/bind.so
+setup: .venv/.serving .venv/triton/preload.so
 
 models: $(MODELS)
 
@@ -97,9 +97,9 @@ clean:
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
-.venv/triton/bind.so: backends/bind.c | .venv/.serving
+.venv/triton/preload.so: backends/bind.c backends/stub_wait.c | .venv/.serving
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
-	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
+	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
 
 .venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openvino.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
