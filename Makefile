@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image lint format lock clean
+.PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
@@ -62,6 +62,10 @@ soak: setup models .venv/.dev
 # IMAGE, TAG and ENGINE (docker, podman or buildah) say what and with what; TARGET=gpu is the one for NVIDIA GPUs.
 image:
 	@$(PYTHON) scripts/image/build.py $(TARGET)
+
+# VERSION=1.2.3: commits and tags it; the image's label, /models and the changelog say it from then on.
+release:
+	@$(PYTHON) scripts/release.py "$(VERSION)"
 
 lint: .venv/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

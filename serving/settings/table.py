@@ -203,6 +203,7 @@ class Settings:
         "from 128 to 1024",
         within=(0, 65536),
     )
+    server_header: bool = _setting("SERVE_SERVER_HEADER", False, "each reply says our version, as X-Server")
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
         "info",
