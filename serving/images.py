@@ -23,6 +23,7 @@ PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
 BYTES_PER_PIXEL = 2 * PIXEL  # the image and the RGB made of it, or the image and itself while it is turned
 WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
 SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a walk over all
+START_OF_SCAN = 0xDAFF  # the bytes FF DA
 HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20  # a photo's header has tens of parts; Pillow takes microseconds for each
 BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
 STRIP_PIXELS = 2**20  # what is converted at a time
@@ -45,6 +46,7 @@ class _File(BytesIO):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
+        self._length = len(data)  # getbuffer, which knows it too, would copy the data
         self._reads, self._bytes = HEADER_PARTS, HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -57,8 +59,7 @@ class _File(BytesIO):
         return block
 
     def header_is_read(self) -> None:
-        length = self.getbuffer().nbytes
-        self._reads, self._bytes = HEADER_PARTS + length // BYTES_PER_READ, 2 * HEADER_BYTES + 2 * length
+        self._reads, self._bytes = HEADER_PARTS + self._length // BYTES_PER_READ, 2 * (HEADER_BYTES + self._length)
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,9 @@ def _is_jpeg(image: Image.Image) -> bool:
 
 
 def _scans(data: bytes) -> int:
-    """Start-of-scan markers; those of a preview inside are counted too."""
-    return data.count(b"\xff\xda")
+    """Start-of-scan markers; those of a preview inside are counted too. bytes.count takes four times as long."""
+    pairs = (np.frombuffer(data, "<u2", (len(data) - at) // 2, at) for at in (0, 1))
+    return sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
 
 
 def _check(header: Header, max_image_pixels: int) -> None:
