@@ -124,8 +124,9 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
 def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Echo, what: str) -> None:
-    document = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-    document[what] = [{**document["inputs"][0], "name": f"x{n}"} for n in range(2)]
+    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    document: dict[str, Any] = {"inputs": [one]}
+    document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
     request = Request("id", TensorBody(document, memoryview(b""), length=1000))
     with pytest.raises(InvalidRequest, match=f"model 'm' has 1 {what}, and the request names 2"):
         list(Inference(echo, Decoder(Limits())).results(client_of(4), request))
