@@ -17,7 +17,7 @@ from PIL import Image
 
 from serving.codecs import Codec
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
-from serving.named_value import NamedValue, unknown
+from serving.named_value import NamedValue, nearest, unknown
 from serving.named_value import Names as Names
 
 Tensors = dict[str, NDArray[Any]]
@@ -85,8 +85,16 @@ class ModelClient(ABC):
     def __init__(self, model: Model) -> None:
         """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""
         self.model = model
+        self._check_names()
         self.options = {p.name: self._configured(p) for p in self.settings}
         self.defaults = {p.name: self._configured(p) for p in self.parameters}
+
+    def _check_names(self) -> None:
+        """A parameter of config.pbtxt that is no setting may be the backend's, unless it is one but for a letter."""
+        known = {each.name for each in (*self.settings, *self.parameters)}
+        for name in sorted(self.model.parameters.keys() - known):
+            if near := nearest(name, known):
+                raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
 
     def check_keys(self, instance: Any) -> None:
         """Raises DecodingError for a JSON object with a key that nothing would read."""

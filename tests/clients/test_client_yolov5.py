@@ -159,7 +159,7 @@ def test_without_a_label_file_class_ids_are_the_labels(tmp_path: Path) -> None:
         ({"output_shape": (25200, 85)}, "has 3 labels, output 'out' has 80 classes"),
         ({"output_shape": (84, 8400)}, "has 3 labels, output 'out' has 80 classes"),
         ({"output_shape": (-1, 5)}, "too few columns"),
-        ({"output_shape": (85,)}, "fewer than two dimensions"),
+        ({"output_shape": (85,)}, "is no table of boxes"),
         ({"input_shape": (1, 640, 640)}, "a detector takes one RGB image"),
         ({"datatype": "INT64"}, "a detector takes one RGB image"),
     ],
