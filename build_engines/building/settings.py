@@ -1,10 +1,9 @@
 """`--set NAME=VALUE`: is there such a setting of the client, or parameter of a backend?"""
 
-import importlib
 from collections.abc import Iterable
 
 from build_engines.errors import UsageError
-from clients.base import ModelClient
+from serving.inference.registry import family
 from serving.named_value import unknown
 
 ONNXRUNTIME = (
@@ -35,5 +34,4 @@ def check_settings(client: str, names: Iterable[str]) -> None:
 
 
 def _settings_of(client: str) -> set[str]:
-    module: type[ModelClient] = importlib.import_module(f"clients.{client}").Client
-    return {each.name for each in (*module.settings, *module.parameters)}
+    return {each.name for each in (*family(client).settings, *family(client).parameters)}

@@ -201,6 +201,12 @@ def families() -> list[str]:
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
 
 
+def family(name: str) -> type[ModelClient]:
+    """The class of one of these clients."""
+    client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
+    return client
+
+
 def _import_file(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from PIL import Image
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
-from serving.codecs import IMAGE, TEXT, ImageCodec, Limits
+from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, TooLate
@@ -205,7 +205,7 @@ def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> N
 class Length(ModelClient):
     """A text's, sent to the same model."""
 
-    codec = TEXT
+    codec: ClassVar[Codec] = TEXT
     example = b""
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
