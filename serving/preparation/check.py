@@ -16,14 +16,19 @@ from typing import Any
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec, read_labels
 from serving.codecs import Limits
+from serving.host import tritonserver
+from serving.host.machine import memory_limit
 from serving.inference.registry import describe_model, make_client
-from serving.preparation.findings import Candidate, here, on_any_machine, plan_model_of
+from serving.preparation.findings import Candidate, here, on_any_machine, onnx_files, plan_model_of
+from serving.preparation.onnx_versions import refusal
 from serving.repository.layout import CONFIG, config_file
 from serving.repository.model_config import Unreadable, read_file
 from serving.repository.plans import Abilities, abilities, decide
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.triton.tensors import numpy_dtype
+
+LOAD_SHARE = 8  # of the memory: a larger file is not loaded to look at it
 
 
 def main() -> int:
@@ -50,11 +55,25 @@ def plan_warnings(settings: Settings, folders: Mapping[str, Path]) -> Iterator[s
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """All that is wrong with them, a model after the other."""
-    yield from check_files(settings, folders)
+    found = list(check_files(settings, folders))
+    yield from found
     for folder in folders.values():
         with suppress(Unreadable):
             file = config_file(folder, settings.device)
-            yield from here(Candidate(folder, file, read_file(file)), settings)
+            candidate = Candidate(folder, file, read_file(file))
+            wrong = list(here(candidate, settings))
+            yield from wrong
+            if not any(line.startswith(f"{folder.name}: ") for line in (*found, *wrong)):
+                yield from _loads(candidate)
+
+
+def _loads(candidate: Candidate) -> Iterator[str]:
+    """Asks ONNX Runtime, where it is one of Python's; a load takes about twice the file in memory."""
+    backend = tritonserver.backend_directory() / "onnxruntime" / "model.py"
+    for file in onnx_files(candidate) if backend.is_file() else ():
+        if file.stat().st_size < memory_limit() / LOAD_SHARE and (problem := refusal(file)):
+            place = f"{file.parent.name}/{file.name}"
+            yield candidate.found(problem, "export it again, with operators of ONNX itself", file=place)
 
 
 def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:

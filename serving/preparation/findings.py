@@ -195,8 +195,15 @@ def _is_installed(module: str) -> bool:
 
 
 def _opsets(candidate: Candidate) -> Iterator[str]:
-    for version in _loaded_versions(candidate):
-        file = version / (candidate.config.default_model_filename or FILES["onnxruntime"])
+    for file in onnx_files(candidate):
         if problem := too_new(file):
             remedy = "export it with an older one (opset_version=17 runs everywhere), or install a newer onnxruntime"
-            yield candidate.found(problem, remedy, file=f"{version.name}/{file.name}")
+            yield candidate.found(problem, remedy, file=f"{file.parent.name}/{file.name}")
+
+
+def onnx_files(candidate: Candidate) -> list[Path]:
+    """Those that ONNX Runtime would load."""
+    if backend_of(candidate.config) != "onnxruntime":
+        return []
+    name = candidate.config.default_model_filename or FILES["onnxruntime"]
+    return [file for version in _loaded_versions(candidate) if (file := version / name).is_file()]

@@ -1,7 +1,8 @@
-"""What is wrong with a model's file, told by opening it; what takes its weights into memory is left to its backend."""
+"""What is wrong with a model's file, told by opening it; what takes its weights into memory is left to its backend.
 
-import ast
-import zipfile
+What only few models need is imported late: every start waits for this.
+"""
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def _external(file: Path, header: Header) -> Iterator[Finding]:
 
 
 def _torchscript(file: Path) -> Iterator[Finding]:
+    import zipfile
+
     remedy = "write it with torch.jit.trace(…).save(…), or export the model to ONNX"
     try:
         with zipfile.ZipFile(file) as archive:
@@ -87,6 +90,8 @@ def _openvino(file: Path) -> Iterator[Finding]:
 
 
 def _python(file: Path) -> Iterator[Finding]:
+    import ast
+
     try:
         ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as err:

@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime here takes a file of these versions; it is asked only for versions that are not old."""
+"""What ONNX Runtime here says of a file: of its versions, where they are not old, and of the whole."""
 
 import re
 from collections.abc import Mapping
@@ -27,16 +27,31 @@ def too_new(file: Path) -> str:
 
 def asked(ir_version: int, opsets: Mapping[str, int]) -> str:
     """What ONNX Runtime says of a model with nothing in it but these versions."""
+    said = _said(_empty(ir_version, opsets))
+    refusals = ((what, pattern.search(said)) for what, pattern in REFUSED.items())
+    return next(
+        (f"{what} {found[1]}, and ONNX Runtime here takes {found[2]} at most" for what, found in refusals if found), ""
+    )
+
+
+def refusal(file: Path) -> str:
+    """Why ONNX Runtime cannot load it; "" where it can. Takes the weights into memory."""
+    said = _said(str(file))
+    return f"ONNX Runtime cannot load it: {said.rpartition(' failed:')[2] or said}" if said else ""
+
+
+def _said(model: str | bytes) -> str:
+    """Why it makes no session of a file or of a model's bytes."""
     import onnxruntime  # takes a second where it is not in memory
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # it logs what it raises
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        onnxruntime.InferenceSession(_empty(ir_version, opsets), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as err:  # its exceptions have no base of their own
-        for what, pattern in REFUSED.items():
-            if found := pattern.search(str(err)):
-                return f"{what} {found[1]}, and ONNX Runtime here takes {found[2]} at most"
+        return str(err)
     return ""
 
 
