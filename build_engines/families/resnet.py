@@ -72,6 +72,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     """The model folder's files, from the hub, random weights or a checkpoint at `path`."""
     if path is None and request.source == "pretrained":
         path = sources.from_hub(HUB_MODEL)
+    if path and path.is_dir():
+        check_architecture(path)
     return finish(request, folder, _write_network(request, path, folder / "1" / "model.onnx"))
 
 
@@ -83,7 +85,6 @@ def _write_network(request: Request, path: Path | None, model: Path) -> Architec
         architecture = RESNET50
         network = resnet_network.random_network(architecture.layers, len(architecture.labels))
     elif path.is_dir():
-        check_architecture(path)
         network, architecture = resnet_network.from_checkpoint(path), architecture_of(path)
     else:
         network, architecture = resnet_network.from_torchvision(path), Architecture(settings=TORCHVISION)

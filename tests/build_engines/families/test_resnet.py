@@ -207,6 +207,8 @@ def test_the_architecture_in_config_json_decides_and_another_one_is_refused(
     network(config).save_pretrained(tmp_path / "checkpoint")
     with pytest.raises(BuildError, match=rf"{told} config.json, and this builds ResNetForImageClassifications: export"):
         build(Request("own", str(tmp_path / "checkpoint"), client="resnet", repository=tmp_path / "models"))
+    with pytest.raises(BuildError, match="is a folder, and a YOLOv5 is one file"):
+        build(Request("own", str(tmp_path / "checkpoint"), client="yolov5", repository=tmp_path / "models"))
     assert not (tmp_path / "models").exists()
 
 
