@@ -31,7 +31,7 @@ class Limits:
 
 class Codec(ABC):
     """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part` the field of such a
-    value that holds the instance.
+    value that holds the instance, `keys` all that an instance that is an object may have.
 
     An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory and
     lets the interpreter go on.
@@ -40,6 +40,7 @@ class Codec(ABC):
     name: str
     expected: str
     part: str = ""
+    keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
 
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
@@ -119,6 +120,7 @@ class TextCodec(Codec):
 
     name = "text"
     expected = 'a string, or {"text": "…"}'
+    keys = ("text",)
     media_types = ("text/plain",)
 
     def open(self, data: bytes, limits: Limits) -> str:
