@@ -12,6 +12,7 @@ from pathlib import Path
 
 from build_engines.building.provenance import made_from, up_to_date
 from build_engines.building.references import keep_reference
+from build_engines.building.settings import check_settings
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import onnx_runtime, tensorrt
@@ -59,6 +60,8 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
     """Fills the folder with the fp32 model and what belongs to it."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
+    if client := onnx_file.client_of(request):
+        check_settings(client, request.settings)
     kind = sources.kind(weights) if weights else ""
     if weights and kind == "onnx":
         model_spec = onnx_file.export(request, weights, folder)
@@ -68,6 +71,7 @@ def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
         model_spec = DEMOS[request.model](request, folder)
     else:
         model_spec = FAMILIES[_family(request, weights, kind)](request, weights, folder)
+    check_settings(model_spec.client, request.settings)
     return replace(model_spec, settings={**model_spec.settings, **request.settings})
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from build_engines.errors import BuildError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
@@ -20,6 +21,7 @@ from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD
 MAX_BATCH_SIZE = 32
 HUB_MODEL = "microsoft/resnet-50"
 EXAMPLE = REPOSITORY / "resnet/example.png"
+CLASSIFIER = "ResNetForImageClassification"
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
@@ -81,12 +83,24 @@ def _write_network(request: Request, path: Path | None, model: Path) -> Architec
         architecture = RESNET50
         network = resnet_network.random_network(architecture.layers, len(architecture.labels))
     elif path.is_dir():
+        check_architecture(path)
         network, architecture = resnet_network.from_checkpoint(path), architecture_of(path)
     else:
         network, architecture = resnet_network.from_torchvision(path), Architecture(settings=TORCHVISION)
     side = request.size or architecture.side
     resnet_network.write_onnx(network, side, model, batching=request.max_batch_size != 0)
     return architecture
+
+
+def check_architecture(checkpoint: Path) -> None:
+    """BuildError unless config.json says that it is a ResNet with its classifier."""
+    config = _json(checkpoint / "config.json")
+    kind, names = config.get("model_type"), config.get("architectures") or [CLASSIFIER]
+    if kind != "resnet" or CLASSIFIER not in names:
+        raise BuildError(
+            f"{checkpoint} holds a {names[0] if kind == 'resnet' else kind} by its config.json, and this builds "
+            f"{CLASSIFIER}s: export it to ONNX and build that (--weights model.onnx --client resnet)"
+        )
 
 
 def architecture_of(checkpoint: Path) -> Architecture:

@@ -127,6 +127,8 @@ def _is_word_piece(source: Path) -> bool:
 
 
 def _convert_tokenizer(source: Path, target: Path) -> None:
+    if not any(source.glob("vocab.*")) and not any(source.glob("*.model")):
+        raise BuildError(f"there is no tokenizer in {source}: neither tokenizer.json nor a vocabulary")
     try:
         from transformers import AutoTokenizer
 

@@ -8,6 +8,7 @@ import orjson
 from serving.budget import read_json
 from serving.codecs import Codec, Limits, describe
 from serving.errors import DecodingError
+from serving.named_value import unknown
 
 
 class Fields(Codec):
@@ -41,8 +42,8 @@ class Fields(Codec):
             return value
         if not isinstance(value, dict) or not set(self.required) <= value.keys():
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
-        if unknown := sorted(value.keys() - set(self.keys)):
-            raise DecodingError(f"unknown key '{unknown[0]}'; the keys are {', '.join(self.keys)}")
+        if strange := sorted(value.keys() - set(self.keys)):
+            raise DecodingError(unknown("key", strange[0], self.keys))
         for key, given in value.items():
             self._check(key, given)
         return value["text"] if self.plain and len(value) == 1 else dict(value)

@@ -58,7 +58,7 @@ class FlatBody(Body):
         given = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
         if "inputs" in given:
             return Instances(_items(given), parameters, named=self.target())
-        if set(client.codec.keys or ()) & given.keys():
+        if set(client.keys or client.codec.keys or ()) & given.keys():
             return Instances([Item("body", value=given)], parameters, named=self.target())
         return self
 

@@ -173,6 +173,16 @@ sys.exit(code or "torch" in sys.modules)
         assert (ROOT / "model_repository/bert" / name).read_text() == (tmp_path / "bert" / name).read_text()
 
 
+def test_weights_that_the_graph_does_not_use_end_the_build(tmp_path: Path) -> None:
+    random_model("embedding").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(
+        BuildError, match=r"weights that the task embedding does not use: encoder\.layer\.1\..* and 13 m"
+    ):
+        build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+
+
 @pytest.mark.parametrize("task", MODELS)
 def test_the_draft_names_the_graphs_tensors(task: str, tmp_path: Path) -> None:
     random_model(task).save_pretrained(tmp_path / "checkpoint")
@@ -211,7 +221,7 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "roberta"}, "for embedding .* lacks"),
+        ({"model_type": "roberta"}, "there is no tokenizer in"),
         ({"model_type": "no-such"}, "cannot be loaded for embedding"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"position_embedding_type": "relative_key"}, "absolute positions"),
