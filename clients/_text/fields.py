@@ -22,7 +22,7 @@ class Fields(Codec):
         self.required, self.lists = required, lists
         self.keys: tuple[str, ...] = (*required, *optional)
         self.plain = required == ("text",)
-        shown = ", ".join(f'"{key}": {["…"] if key in lists else "…"}'.replace("'", '"') for key in self.keys)
+        shown = ", ".join(f'"{key}": ["…"]' if key in lists else f'"{key}": "…"' for key in self.keys)
         self.expected = f"{{{shown}}}" if not self.plain else f"a string, or {{{shown}}}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
