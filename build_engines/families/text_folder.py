@@ -30,6 +30,18 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 KNOWN_MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
+EXAMPLES: dict[str, Any] = {
+    "embedding": "The quick brown fox jumps over the lazy dog.",
+    "fill-mask": "The capital of France is {mask}.",
+    "text-classification": "What a wonderful day.",
+    "token-classification": "Clara Schumann played in Vienna and in Paris.",
+    "question-answering": {"question": "Where did she play?", "context": "Clara Schumann played in Vienna."},
+    "zero-shot-classification": {"text": "The train is late again.", "candidate_labels": ["travel", "cooking"]},
+    "text-ranking": {
+        "query": "When does the train leave?",
+        "documents": ["The soup is hot.", "The train leaves at nine."],
+    },
+}
 
 
 def read_json(path: Path) -> Any:
@@ -154,3 +166,13 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
     if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
         raise CheckpointError(f"{LENGTHS} says do_lower_case, and its tokenizer tells capitals from small letters")
     return tokenizer
+
+
+def write_example(folder: Path, task: str) -> None:
+    """example.txt, or example.json where an instance is more than a text."""
+    example = EXAMPLES[task]
+    if isinstance(example, str):
+        mask = TextTokenizer(folder / "tokenizer", 0).mask
+        (folder / "example.txt").write_text(f"{example.replace('{mask}', mask)}\n", encoding="utf-8")
+    else:
+        (folder / "example.json").write_text(f"{json.dumps(example)}\n", encoding="utf-8")

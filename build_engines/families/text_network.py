@@ -65,6 +65,7 @@ def _load(checkpoint: Path, task: str) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told, and refused below
         )
     except Exception as err:  # each network raises its own
         raise BuildError(f"{checkpoint} cannot be loaded for {task}: {first_line(err)}") from err

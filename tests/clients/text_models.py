@@ -136,7 +136,7 @@ class Served:
         path = str(folder / "1" / "model.onnx")
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         inputs, outputs = map(_specs, (self.session.get_inputs(), self.session.get_outputs()))
-        self.client = Client(Model("bert", folder, inputs, outputs, 32, settings))
+        self.client = Client(Model("bert", folder, inputs, outputs, 32, {"client": "bert", **settings}))
 
     def predict(self, texts: Sequence[Any], **given: Any) -> list[Any]:
         parameters = self.client.read_parameters(given)
