@@ -63,7 +63,7 @@ class Parameter(NamedValue):
 class ModelClient(ABC):
     """What one family of models needs around Triton.
 
-    Class attributes are the data:
+    Class attributes are the data (an object may have a codec and parameters of its own, before __init__ is called):
       codec       reads one instance of a request (serving.codecs.IMAGE, TEXT or JSON)
       keys        the keys of an instance that is a JSON object: another one is 400, and these are named. None: those
                   that the codec reads, which for JSON are all
@@ -75,11 +75,11 @@ class ModelClient(ABC):
       side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
     """
 
-    codec: ClassVar[Codec]
+    codec: Codec
     keys: ClassVar[tuple[str, ...] | None] = None
     example: ClassVar[bytes]
     settings: ClassVar[tuple[Parameter, ...]] = ()
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    parameters: tuple[Parameter, ...] = ()
     side: int = 0
 
     def __init__(self, model: Model) -> None:
@@ -121,6 +121,15 @@ class ModelClient(ABC):
 
         Only the model's inputs are sent to Triton; `postprocess` gets all arrays.
         """
+
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+        """What the caller calls: as preprocess, where the request's parameters matter, or an instance makes several
+        rows (`rows`). postprocess gets the outputs of all rows, and tells by its `inputs` which are whose."""
+        return self.preprocess(instances)
+
+    def rows(self, instance: Any) -> int:
+        """About how many rows `prepare` makes of it; a batch gets fewer instances where it is more than one."""
+        return 1
 
     @abstractmethod
     def postprocess(
