@@ -47,18 +47,22 @@ class Letterbox:
 
     def to_target(self, boxes: Floats) -> Floats:
         """Boxes of the image -> boxes of the target."""
-        return boxes * self._scale() + self._shift()
+        return (boxes.reshape(-1, 2) * self._scale() + self._shift()).reshape(boxes.shape)
 
     def to_image(self, boxes: Floats) -> Floats:
         """Boxes of the target -> boxes of the image, clipped to it."""
-        mapped = (boxes - self._shift()) / self._scale()
-        return np.clip(mapped, 0, np.array([self.width, self.height] * 2, mapped.dtype))
+        return self.points_to_image(boxes.reshape(-1, 2)).reshape(boxes.shape)
+
+    def points_to_image(self, points: Floats) -> Floats:
+        """Points [n,2] of the target -> points of the image, clipped to it."""
+        mapped = (points - self._shift()) / self._scale()
+        return np.clip(mapped, 0, np.array([self.width, self.height], mapped.dtype))
 
     def _scale(self) -> NDArray[np.float32]:
-        return np.array([self.new_width / self.width, self.new_height / self.height] * 2, np.float32)
+        return np.array([self.new_width / self.width, self.new_height / self.height], np.float32)
 
     def _shift(self) -> NDArray[np.float32]:
-        return np.array([self.left, self.top] * 2, np.float32)
+        return np.array([self.left, self.top], np.float32)
 
 
 def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int) -> NDArray[np.intp]:

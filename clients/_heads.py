@@ -1,57 +1,81 @@
-"""Which head a detector's network has, by the shapes of its outputs; `head_of` decides it alone.
+"""Which head a detector's network has, by the shapes of its outputs; `head_of` decides it alone, `candidates` reads it.
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
-    columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, YOLOv8, v9, 11
+    columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
+    final    [300, 6]       xmin, ymin, xmax, ymax, score, class      end-to-end: YOLOv10, YOLO26, an export with NMS
 
-All others are refused with what they are and what to do. Sources: the exporters of ultralytics/yolov5 (releases 6 and
-7) and ultralytics 8.3, and their documentation of each task's output.
+Behind them a box may have 32 coefficients for the prototypes of masks, [32, 160, 160] in a second output, or keypoints,
+which the setting `keypoints` tells from classes. All others are refused with what they are and what to do. Sources: the
+exporters of ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's output.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest
 
-ROWS, COLUMNS, AUTO = "yolov5", "yolov5u", "auto"  # the setting `layout`
-BOX = {ROWS: 5, COLUMNS: 4}  # values of a box before its class scores
+ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setting `layout`
+BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}  # values of a box before its class scores; FINAL has none of them
 MASKS = 32  # coefficients of a box in a segmentation head
-KEYPOINTS = (2, 3)  # values of one
 PERSON = 1 + 17 * 3  # a pose head for COCO: one class, 17 keypoints
 COCO = 80
-FINAL = (6, 7, 6 + MASKS, 6 + 17 * 3)  # of a box after NMS: corners, score, class; 7: and the image; masks; keypoints
+STRANGE_FINAL = (7, 6 + MASKS, 6 + 17 * 3)  # columns after NMS: with the image's number; masks or keypoints unannounced
 MOST_FINAL = 1000  # boxes after NMS; a network has thousands before it
 DETECTION = (
     "export the detection model (yolo export model=yolov8n.pt format=onnx), or build it without --client: then it "
     "takes and gives tensors"
 )
+POSE = "if it has keypoints, say how many and the values of each: --set keypoints=17,3"
 
 Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Head:
-    """`layout` is ROWS or COLUMNS; `classes` -1 where the shape does not say."""
+    """`layout` is ROWS, COLUMNS or FINAL; `classes` -1 where the shape does not say. Behind its classes a box has
+    `masks` coefficients, and keypoints: how many, and the values of each."""
 
     layout: str
     classes: int
+    masks: int = 0
+    keypoints: tuple[int, int] = (0, 0)
 
 
-def head_of(shape: Shape, others: Sequence[Shape], layout: str, labels: int) -> Head:
+@dataclass(frozen=True)
+class Candidates:
+    """Boxes [n,4] as corners in the network's input, scores, classes, and what a box has behind its classes."""
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.intp]
+    extras: NDArray[np.float32]
+
+    def take(self, which: Any) -> "Candidates":
+        """Those of an index, a slice or a mask."""
+        return Candidates(self.boxes[which], self.scores[which], self.classes[which], self.extras[which])
+
+
+def head_of(
+    shape: Shape, others: Sequence[Shape], layout: str, labels: int, keypoints: tuple[int, int] = (0, 0)
+) -> Head:
     """The head of a network whose first output has this shape, without the batch dimension of Triton, and whose
-    `others` have these; `layout` is the setting, `labels` how many there are, 0 where they are unknown. Raises
-    InvalidRequest."""
-    shape, others = _without_batch(shape, 2), [_without_batch(other, 3) for other in others]
+    `others` have these; `layout` and `keypoints` are the settings, `labels` how many there are, 0 where they are
+    unknown. Raises InvalidRequest."""
+    shape, others = without_batch(shape, 2), [without_batch(other, 3) for other in others]
     table = tuple(shape)
-    if any(len(other) == 3 for other in others):
-        raise refused(shape, "comes with prototypes of masks: it is a segmentation head", DETECTION)
+    masks = next((MASKS if other[0] == -1 else other[0] for other in others if len(other) == 3), 0)
     if len(table) == 2 and 4 in (table[1], *(other[-1] for other in others if len(other) == 2)):
         raise refused(shape, "has its boxes and its scores in two outputs, as DETR or an export with NMS", DETECTION)
     if len(table) != 2:
         raise refused(shape, "is no table of boxes: a classifier's or a segmentation's scores", DETECTION)
-    head = _head(table, layout)
-    if layout == AUTO and _is_final(table, head.classes == labels):
-        remedy = "export it without NMS (nms=False end2end=False); if it is YOLOv5's own table: --set layout=yolov5"
-        raise refused(shape, "looks like boxes after NMS: it is an end-to-end head", remedy)
+    head = _head(table, layout, masks, keypoints, labels)
+    if layout == AUTO and head.layout != FINAL and _is_strange(table, head.classes == labels):
+        remedy = f"export it without NMS (nms=False end2end=False); {POSE}; a table of YOLOv5: --set layout=yolov5"
+        raise refused(shape, "looks like boxes after NMS, with more than corners, score and class", remedy)
     if head.classes == 0:
         raise refused(shape, "has too few columns for boxes and classes", DETECTION)
     if what := _surplus(head, labels):
@@ -59,39 +83,66 @@ def head_of(shape: Shape, others: Sequence[Shape], layout: str, labels: int) -> 
     return head
 
 
-def _without_batch(shape: Shape, rank: int) -> Shape:
+def without_batch(shape: Shape, rank: int) -> Shape:
     """A model's own batch dimension is 1 or variable."""
     return tuple(shape)[1:] if len(shape) == rank + 1 and shape[0] in (1, -1) else tuple(shape)
 
 
-def _head(table: Shape, layout: str) -> Head:
+def _head(table: Shape, layout: str, masks: int, keypoints: tuple[int, int], labels: int) -> Head:
+    more = masks + keypoints[0] * keypoints[1]
     if layout == AUTO:
-        layout = COLUMNS if 0 < table[0] < table[1] else ROWS
-    values = table[1] if layout == ROWS else table[0]
-    return Head(layout, -1 if values == -1 else max(values - BOX[layout], 0))
+        few = 0 < table[0] <= MOST_FINAL or (table[0] == -1 and labels > 1)
+        layout = FINAL if few and table[1] == BOX[FINAL] + more else COLUMNS if 0 < table[0] < table[1] else ROWS
+    values = table[0] if layout == COLUMNS else table[1]
+    if layout != FINAL:
+        return Head(layout, -1 if values == -1 else max(values - BOX[layout] - more, 0), masks, keypoints)
+    if values not in (-1, BOX[FINAL] + more):
+        raise refused(table, f"has {values} columns, and an end-to-end head has {BOX[FINAL] + more}", POSE)
+    return Head(layout, -1, masks, keypoints)
 
 
-def _is_final(table: Shape, fits_labels: bool) -> bool:
-    few = 0 < table[0] <= MOST_FINAL and table[1] in FINAL
-    return few and not (fits_labels and table[1] > max(FINAL[:2]))
+def _is_strange(table: Shape, fits_labels: bool) -> bool:
+    few = 0 < table[0] <= MOST_FINAL and table[1] in STRANGE_FINAL
+    return few and not (fits_labels and table[1] > STRANGE_FINAL[0])
 
 
 def _surplus(head: Head, labels: int) -> str:
     """What the values of a box are beside class scores; "" where there seem to be none, or nobody knows."""
     if not labels:
-        known = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head"}
-        known |= {PERSON: "a person and 17 keypoints: a pose head"} if head.layout == COLUMNS else {}
+        known = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its prototypes"}
+        known |= {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"} if head.layout == COLUMNS else {}
         what = known.get(head.classes, "")
         return f"looks like {what} (if it has {head.classes} classes, say them in --labels)" if what else ""
     more = head.classes - labels
     if more == MASKS:
-        return f"has {MASKS} values beside {labels} classes: mask coefficients of a segmentation head"
+        return f"has {MASKS} values beside {labels} classes: mask coefficients without their prototypes"
     if head.layout == COLUMNS and more == 1:
         return f"has one value beside {labels} classes: the angle of an oriented box (obb)"
-    if head.layout == COLUMNS and more > 1 and any(more % values == 0 for values in KEYPOINTS):
-        return f"has scores of {head.classes} classes for {labels} labels, or {more} values of a pose head's keypoints"
+    if head.layout == COLUMNS and more > 1 and any(more % values == 0 for values in (2, 3)):
+        return f"has scores of {head.classes} classes for {labels} labels, or {more} values of keypoints; {POSE}"
     return ""
 
 
 def refused(shape: Shape, what: str, remedy: str) -> InvalidRequest:
     return InvalidRequest(f"the output {list(shape)} {what}, and this client serves boxes with class scores; {remedy}")
+
+
+def candidates(table: NDArray[Any], head: Head, confidence: float) -> Candidates:
+    """The boxes of a table with a score above `confidence`, each with its best class."""
+    if head.layout == FINAL:
+        rows = table[table[:, 4] > confidence].astype(np.float32)
+        return Candidates(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.intp), rows[:, 6:])
+    more = head.masks + head.keypoints[0] * head.keypoints[1]
+    if head.layout == ROWS:
+        rows = table[table[:, 4] > confidence].astype(np.float32)  # no score exceeds the objectness
+        end = rows.shape[1] - more
+        merits = rows[:, 5:end] * rows[:, 4:5]
+    else:
+        end = table.shape[0] - more
+        rows = table[:, table[4:end].max(0) > confidence].T.astype(np.float32)
+        merits = rows[:, 4:end]
+    classes = merits.argmax(1)
+    scores = merits[np.arange(len(merits)), classes]
+    half = rows[:, 2:4] / 2
+    boxes = np.concatenate((rows[:, :2] - half, rows[:, :2] + half), 1)
+    return Candidates(boxes, scores, classes, rows[:, end:]).take(scores > confidence)

@@ -1,57 +1,64 @@
-"""Object detection with YOLOv5, or any network whose output has the form of YOLOv5, YOLOv5u or YOLOv8."""
+"""Object detection with YOLOv5, or any network with a head of clients/_heads.py; with masks or keypoints where it has
+them."""
 
-import colorsys
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from clients._boxes import Letterbox, nms
-from clients._heads import AUTO, COLUMNS, ROWS, Head, head_of
+from clients._drawing import draw
+from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
+from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
 DEFAULT_LABELS = "labels.txt"
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
+MAX_MASKS = 300  # of an image: each costs up to the area of the network's input
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
-
-Colour = tuple[int, int, int]
-Candidates = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.intp]]  # boxes [n,4], scores, classes
 
 
 class Client(ModelClient):
     """Objects in an image, best first:
     `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …],
-    "image": {"width", "height"}}`, boxes in pixels of the image as it was sent.
+    "image": {"width", "height"}}`, boxes in pixels of the image as it was sent. A segmentation head adds to each its
+    `"polygons": [[x1, y1, x2, y2, …], …]`, the outer edges of its mask (holes are filled), a pose head its
+    `"keypoints": [{"x", "y", "score"}, …]`.
 
     The settings of a detector, set by `parameters` in config.pbtxt:
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; auto: the longer dimension decides, and what looks like a table after NMS is refused |
+    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; end2end: xmin, ymin, xmax, ymax, score, class, `[N,300,6]`; auto: six columns in at most 1000 rows are end2end, else the longer dimension decides |
+    | `keypoints` | none | of a pose head: how many, and the values of each, such as 17,3 |
     | `size` | 640 | longer side in pixels, when the input's height and width are -1 |
     | `stride` | 32 | height and width are rounded up to a multiple of it, when they are -1 |
     | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
 
     The network gets letterboxed RGB from 0 to 1, or from 0 to 255 when its input is UINT8. A box counts only for its best class, with the score
-    objectness · class score; NMS is done per class. The client uses the model's first input and first output.
+    objectness · class score; NMS is done per class, and not at all behind an end-to-end head, where `iou` does nothing.
+    The client uses the model's first input and first output, and the prototypes of masks, an output of three
+    dimensions.
     """  # noqa: E501
 
     codec = IMAGE
     example = decode_base64(_EXAMPLE)  # a grey gradient, 8×8
     settings = (
-        Parameter("layout", "auto", "form of the output", choices=(AUTO, ROWS, COLUMNS)),
+        Parameter("layout", "auto", "form of the output", choices=(AUTO, ROWS, COLUMNS, FINAL)),
+        Parameter("keypoints", (), "how many keypoints, and the values of each", minimum=0),
         Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
         Parameter("stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1),
         Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
     )
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1),
         Parameter("iou", 0.45, "of two boxes of a class that overlap more, keep only the better", minimum=0, maximum=1),
         Parameter("max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES),
@@ -61,8 +68,13 @@ class Client(ModelClient):
     def __init__(self, model: Model) -> None:
         """Raises InvalidRequest when input, settings and labels do not fit together, OSError when the file
         that `labels` names is missing."""
-        super().__init__(model)
         self.input, self.output = model.inputs[0], model.outputs[0]
+        maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
+        if prototypes := next(maps, ""):
+            self.parameters = _with_masks(self.parameters)
+        super().__init__(model)
+        self.prototypes = prototypes
+        self.keypoints = _keypoints(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
         if mismatch := self._mismatch(self._head(self.output.shape)):
@@ -115,7 +127,7 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The output, [n,rows,5+C] or [n,4+C,rows] -> the detections of each image, highest score first.
+        """The output, [n,rows,5+C], [n,4+C,rows] or [n,rows,6] -> the detections of each image, highest score first.
 
         Raises InferenceFailed when the output is not finite or its number of classes is not that of the labels.
         """
@@ -127,30 +139,59 @@ class Client(ModelClient):
             raise InferenceFailed(f"model '{self.model.name}': {err}") from err
         if mismatch := self._mismatch(head):
             raise InferenceFailed(mismatch)
-        if not np.isfinite(output.sum(dtype=np.float32)):
-            raise InferenceFailed(f"output '{self.output.name}' of model '{self.model.name}' is not finite")
-        maps = output.reshape(len(instances), *output.shape[-2:])
+        prototypes = outputs.get(self.prototypes)
+        for name in filter(None, (self.output.name, self.prototypes)):
+            if not np.isfinite(outputs[name].sum(dtype=np.float32)):
+                raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
+        tables = output.reshape(len(instances), *output.shape[-2:])
+        maps = [None] * len(tables) if prototypes is None else prototypes.reshape(-1, *prototypes.shape[-3:])
         return [
-            self._detect(table, head.layout, Letterbox.fit(*image.size, width, height), parameters)
-            for table, image in zip(maps, instances, strict=True)
+            self._detect(table, protos, head, Letterbox.fit(*image.size, width, height), parameters)
+            for table, protos, image in zip(tables, maps, instances, strict=True)
         ]
 
     def _detect(
-        self, table: NDArray[Any], layout: str, fit: Letterbox, parameters: Mapping[str, Any]
+        self,
+        table: NDArray[Any],
+        prototypes: NDArray[Any] | None,
+        head: Head,
+        fit: Letterbox,
+        parameters: Mapping[str, Any],
     ) -> dict[str, Any]:
-        boxes, scores, classes = _candidates(table, layout, parameters["confidence"])
+        if head.layout == FINAL:
+            self._check_final(table)
+        found = candidates(table, head, parameters["confidence"])
         if parameters["classes"]:
-            wanted = np.isin(classes, parameters["classes"])
-            boxes, scores, classes = boxes[wanted], scores[wanted], classes[wanted]
-        best = np.argsort(-scores, kind="stable")[:MAX_CANDIDATES]
-        boxes, scores, classes = boxes[best], scores[best], classes[best]
-        kept = nms(boxes, scores, classes, parameters["iou"], parameters["max_detections"])
-        corners = fit.to_image(boxes[kept]).astype(np.float64).round(2)
-        found = zip(classes[kept].tolist(), scores[kept].tolist(), corners.tolist(), strict=True)
-        return {
-            "detections": [self._detection(*each) for each in found],
-            "image": {"width": fit.width, "height": fit.height},
-        }
+            found = found.take(np.isin(found.classes, parameters["classes"]))
+        found = found.take(np.argsort(-found.scores, kind="stable")[:MAX_CANDIDATES])
+        limit = parameters["max_detections"]
+        if head.layout == FINAL:
+            found = found.take(slice(limit))
+        else:
+            found = found.take(nms(found.boxes, found.scores, found.classes, parameters["iou"], limit))
+        detections = self._detections(found, fit)
+        if prototypes is not None and parameters["masks"] != "none":
+            edges = outlines(found.boxes, found.extras[:, : head.masks], prototypes, fit)
+            detections = [one | {"polygons": polygons} for one, polygons in zip(detections, edges, strict=True)]
+        if head.keypoints[0]:
+            points = _points(found.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
+            detections = [one | {"keypoints": each} for one, each in zip(detections, points, strict=True)]
+        return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
+
+    def _check_final(self, table: NDArray[Any]) -> None:
+        """A shape of six columns is YOLOv5's of one class, too."""
+        ids, classes = table[:, 5], len(self.labels) or np.inf
+        if (ids != ids.round()).any() or (ids < 0).any() or (ids >= classes).any():
+            raise InferenceFailed(
+                f"the last column of output '{self.output.name}' of model '{self.model.name}' has other values than "
+                f"class ids{f' of {classes} labels' if self.labels else ''}: it is no end-to-end head, or the labels "
+                "are not its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
+            )
+
+    def _detections(self, found: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
+        corners = fit.to_image(found.boxes).astype(np.float64).round(2)
+        each = zip(found.classes.tolist(), found.scores.tolist(), corners.tolist(), strict=True)
+        return [self._detection(*one) for one in each]
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
@@ -160,27 +201,13 @@ class Client(ModelClient):
         return self.labels[class_id] if self.labels else str(class_id)
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """A copy of the image with a frame, the label and the score of each detection; each class has its colour."""
-        picture = instance.copy()
-        drawing = ImageDraw.Draw(picture)
-        stroke = max(round(sum(picture.size) * 0.0015), 2)
-        font = ImageFont.load_default(max(stroke * 6, 11))
-        for found in reversed(prediction["detections"]):  # the best on top
-            x, y, *_ = corners = tuple(found["box"].values())
-            colour = class_colour(found["class_id"])
-            drawing.rectangle(corners, outline=colour, width=stroke)
-            text = f"{found['label']} {found['score']:.2f}"
-            _, _, width, height = drawing.textbbox((0, 0), text, font)
-            width, height = width + 4, height + 4
-            x, y = max(min(x, picture.width - width), 0), y - height if y >= height else y
-            drawing.rectangle((x, y, x + width, y + height), fill=colour)
-            drawing.text((x + 2, y + 1), text, _ink(colour), font)
-        return picture
+        """The image with its masks, a box and a label for each detection, and its keypoints."""
+        return draw(instance, prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:
         """That of an output with this shape; raises InvalidRequest."""
         others = [spec.shape for spec in self.model.outputs[1:]]
-        return head_of(shape, others, self.options["layout"], len(self.labels))
+        return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
 
     def _mismatch(self, head: Head) -> str:
         """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
@@ -193,22 +220,6 @@ class Client(ModelClient):
         )
 
 
-def _candidates(table: NDArray[Any], layout: str, confidence: float) -> Candidates:
-    """The rows with a score above `confidence`: corners in the network's input, scores, best classes."""
-    if layout == ROWS:
-        rows = table[table[:, 4] > confidence].astype(np.float32)  # no score exceeds the objectness
-        spans, merits = rows[:, :4], rows[:, 5:] * rows[:, 4:5]
-    else:
-        rows = table[:, table[4:].max(0) > confidence].T.astype(np.float32)
-        spans, merits = rows[:, :4], rows[:, 4:]
-    classes = merits.argmax(1)
-    scores = merits[np.arange(len(merits)), classes]
-    passed = scores > confidence
-    half = spans[passed, 2:] / 2
-    boxes = np.concatenate((spans[passed, :2] - half, spans[passed, :2] + half), 1)
-    return boxes, scores[passed], classes[passed]
-
-
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
     """(height, width), -1 for a variable one."""
     if len(spec.shape) not in (3, 4) or spec.shape[-3] not in (3, -1) or spec.datatype not in DATATYPES:
@@ -219,13 +230,25 @@ def _input_size(spec: TensorSpec) -> tuple[int, int]:
     return spec.shape[-2], spec.shape[-1]
 
 
-def class_colour(class_id: int) -> Colour:
-    """A strong colour, different for neighbouring classes: their hues are a golden angle apart."""
-    red, green, blue = colorsys.hsv_to_rgb(class_id * 0.618034 % 1, 0.85, 0.9)
-    return round(255 * red), round(255 * green), round(255 * blue)
+def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """Those of a segmentation head."""
+    limited = [replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters]
+    return (*limited, Parameter("masks", "polygons", "how masks are returned", choices=("polygons", "none")))
 
 
-def _ink(ground: Colour) -> Colour:
-    """Black or white, whichever reads better (luma of ITU-R BT.601)."""
-    luma = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2]
-    return (0, 0, 0) if luma > 128 else (255, 255, 255)
+def _keypoints(given: tuple[float, ...]) -> tuple[int, int]:
+    """How many, and the values of each; 0 and 0 for none."""
+    if not given:
+        return (0, 0)
+    if len(given) != 2 or any(not value.is_integer() for value in given) or given[0] < 1 or given[1] not in (2, 3):
+        raise InvalidRequest(
+            f"parameter 'keypoints': {given} must be how many, and 2 or 3 values of each, such as 17,3"
+        )
+    return int(given[0]), int(given[1])
+
+
+def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
+    """[n, keypoints, 2 or 3] in the network's input -> x and y in the image, and the score where there is one."""
+    places = fit.points_to_image(values[..., :2].reshape(-1, 2)).astype(np.float64).round(2)
+    each = np.concatenate((places.reshape(*values.shape[:2], 2), values[..., 2:]), 2)
+    return [[dict(zip(("x", "y", "score"), point, strict=False)) for point in points] for points in each.tolist()]

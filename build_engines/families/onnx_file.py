@@ -15,6 +15,7 @@ from serving.inference.registry import families
 
 MAX_BATCH_SIZE = 8
 LABELS = "labels.txt"
+DETECTOR = "yolov5"
 TEXTS = "bert"  # the client that reads a tokenizer
 
 
@@ -26,7 +27,10 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         target = folder / "1" / file.relative_to(path.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    return with_tensors(request, folder, spec_of_flags(request, folder, onnx_files.names_of(model)))
+    spec = spec_of_flags(request, folder, onnx_files.names_of(model))
+    if spec.client == DETECTOR and (keypoints := onnx_files.keypoints_of(model)):
+        spec = replace(spec, settings={**spec.settings, "keypoints": keypoints})
+    return with_tensors(request, folder, spec)
 
 
 def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:
@@ -34,7 +38,7 @@ def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> 
     example; the ModelSpec, still without tensors."""
     client = client_of(request)
     _copy_tokenizer(request, client, folder)
-    labels = write_labels(folder / LABELS, names if client == "yolov5" else (), request.labels)
+    labels = write_labels(folder / LABELS, names if client == DETECTOR else (), request.labels)
     for example in sorted((REPOSITORY / client).glob("example.*")) if client not in ("", TEXTS) else ():
         shutil.copyfile(example, folder / example.name)
     return ModelSpec(

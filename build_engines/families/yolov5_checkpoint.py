@@ -52,20 +52,27 @@ def read(path: Path) -> tuple[YoloV5 | YoloV5u, tuple[str, ...]]:
     model = _model(load(path), path)
     arrays = dict(tensors_of(model))
     if "model.0.conv.weight" not in arrays:
-        raise BuildError(f"{path} is no YOLOv5 of release 6 or later: it has no tensor 'model.0.conv.weight'")
+        raise refused(path, "it has no tensor 'model.0.conv.weight'")
     width = arrays["model.0.conv.weight"].shape[0]
     if width not in SIZE_OF_WIDTH or "model.24.m.3.weight" in arrays or "model.33.anchors" in arrays:
-        raise BuildError(f"{path} is none of the sizes n, s, m, l and x at three strides")
+        raise refused(path, "it is none of the sizes n, s, m, l and x at three strides")
     network = _network(SIZE_OF_WIDTH[width], arrays, path)
     _fill(network, arrays, path)
     return network, _names(model, network.classes)
+
+
+def refused(path: Path, why: str) -> BuildError:
+    return BuildError(
+        f"{path} is no detector of YOLOv5, release 6 or later: {why}; where it was trained, write an ONNX file (yolo "
+        f"export model={path.name} format=onnx) and build that: --weights {path.stem}.onnx --client yolov5"
+    )
 
 
 def _model(saved: Any, path: Path) -> Placeholder:
     """The averaged model if there is one, which the release's own loader takes too."""
     found = (saved.get("ema") or saved.get("model")) if isinstance(saved, Mapping) else saved
     if not isinstance(found, Placeholder) or "_modules" not in found.state:
-        raise BuildError(f"{path} holds no model under 'ema' or 'model': it is no YOLOv5 checkpoint")
+        raise refused(path, "it holds no model under 'ema' or 'model'")
     return found
 
 
@@ -76,14 +83,17 @@ def _network(size: str, arrays: Mapping[str, NDArray[Any]], path: Path) -> YoloV
         return YoloV5(size, classes, anchors.tolist())
     if "model.24.cv3.0.2.weight" in arrays:
         return YoloV5u(size, arrays["model.24.cv3.0.2.weight"].shape[0])
-    raise BuildError(f"{path} has no detection head at layer {HEAD}: only detectors are supported")
+    raise refused(path, f"it has no detection head at layer {HEAD}")
 
 
 def _fill(network: YoloV5 | YoloV5u, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
     """Puts every tensor into its place; BuildError when one is missing, unknown or of another shape."""
     state = {ours(name): torch.from_numpy(np.array(array)) for name, array in arrays.items() if not _left_out(name)}
     state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
-    load_state(network, state, path, "YOLOv5's published structure")
+    try:
+        load_state(network, state, path, "YOLOv5's published structure")
+    except BuildError as err:
+        raise refused(path, str(err)) from err
 
 
 def _left_out(name: str) -> bool:

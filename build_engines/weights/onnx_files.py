@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -69,12 +70,27 @@ def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
     """The class names that Ultralytics' exporter writes into a file, {0: 'person', …}; none where there are none."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == "names"), "")
+    found = _metadata(model, "names")
     try:
-        found = ast.literal_eval(text[:LONGEST_NAMES])
         return tuple(str(found[index]) for index in range(len(found)))
-    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+    except (TypeError, KeyError):
         return ()
+
+
+def keypoints_of(model: onnx.ModelProto) -> str:
+    """How many keypoints a box has and the values of each, "17,3", as Ultralytics' exporter writes it; "" for none."""
+    found = _metadata(model, "kpt_shape")
+    whole = isinstance(found, list | tuple) and all(isinstance(value, int) for value in found)
+    return ",".join(map(str, found)) if whole else ""
+
+
+def _metadata(model: onnx.ModelProto, key: str) -> Any:
+    """The Python value of an entry; None where it is none."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
+    try:
+        return ast.literal_eval(text[:LONGEST_NAMES])
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

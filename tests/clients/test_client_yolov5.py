@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from build_engines.digits.held_out_pages import held_out_pages
+from clients._drawing import class_colour
 from clients.base import Model, TensorSpec
-from clients.yolov5 import Client, class_colour
+from clients.yolov5 import Client
 from serving.errors import InferenceFailed, InvalidRequest
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"

@@ -1,6 +1,7 @@
 # mypy: allow-subclassing-any
 """A user's own ONNX and TorchScript files: what Triton must know follows from the file."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +135,14 @@ def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_p
 
 COCO = str({number: f"class {number}" for number in range(80)})
 HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
-    ({"output0": (116, 8400), "output1": (32, 160, 160)}, COCO, "prototypes of masks: it is a segmentation head"),
-    ({"output0": (116, 8400)}, COCO, "32 values beside 80 classes: mask coefficients of a segmentation head"),
-    ({"output0": (116, 8400)}, "", "looks like 80 classes and 32 mask coefficients: a segmentation head"),
+    ({"output0": (116, 8400)}, COCO, "32 values beside 80 classes: mask coefficients without their prototypes"),
+    ({"output0": (116, 8400)}, "", "looks like 80 classes and 32 mask coefficients: a segmentation head without"),
     ({"output0": (25200, 117)}, "", "looks like 80 classes and 32 mask coefficients"),
-    ({"output0": (56, 8400)}, "{0: 'person'}", "52 classes for 1 labels, or 51 values of a pose head's keypoints"),
+    ({"output0": (56, 8400)}, "{0: 'person'}", "52 classes for 1 labels, or 51 values of keypoints; if it has"),
     ({"output0": (56, 8400)}, "", "looks like a person and 17 keypoints: a pose head"),
-    ({"output0": (300, 6)}, COCO, "looks like boxes after NMS: it is an end-to-end head"),
-    ({"output0": (300, 6)}, "{0: 'one'}", "looks like boxes after NMS"),
+    ({"output0": (300, 7)}, "", "looks like boxes after NMS, with more than corners, score and class"),
     ({"output0": (300, 38)}, COCO, "looks like boxes after NMS"),
+    ({"output0": (300, 57)}, "{0: 'person'}", "--set keypoints=17,3"),
     ({"output0": (20, 21504)}, str(dict.fromkeys(range(15), "a")), "the angle of an oriented box"),
     ({"logits": (100, 92), "pred_boxes": (100, 4)}, "", "has its boxes and its scores in two outputs, as DETR"),
     ({"output0": (1000,)}, COCO, "is no table of boxes: a classifier's"),
@@ -158,7 +158,7 @@ def test_a_head_that_the_detector_s_client_does_not_serve_is_named(
     with pytest.raises(BuildError) as raised:
         made(tmp_path, file, client="yolov5")
     assert told in str(raised.value)
-    assert "this client serves boxes with class scores; export " in str(raised.value)
+    assert re.search("this client serves boxes with class scores; .*export ", str(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,10 @@ def test_a_head_that_the_detector_s_client_does_not_serve_is_named(
         ({"output0": (25200, 85), "a": (3, 80, 80, 85), "b": (3, 40, 40, 85)}, COCO, 80),
         ({"output0": (25200, 6)}, "{0: 'one'}", 1),
         ({"output0": (84, -1)}, "", 80),
+        ({"output0": (116, 8400), "output1": (32, 160, 160)}, COCO, 80),
+        ({"output0": (25200, 117), "output1": (32, 160, 160)}, COCO, 80),
+        ({"output0": (300, 6)}, COCO, 80),
+        ({"output0": (300, 38), "output1": (32, 160, 160)}, COCO, 80),
     ],
 )
 def test_a_detection_head_is_served_with_the_labels_of_its_file(
@@ -177,6 +181,15 @@ def test_a_detection_head_is_served_with_the_labels_of_its_file(
     stored = made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
     client = stored.client()
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
+
+
+def test_a_pose_file_says_its_keypoints(tmp_path: Path) -> None:
+    file = save_ports(tmp_path / "net.onnx", {"output0": (56, 8400)}, "{0: 'person'}")
+    model = onnx.load(file)
+    model.metadata_props.add(key="kpt_shape", value="[17, 3]")
+    onnx.save(model, file)
+    client = made(tmp_path, file, client="yolov5").client()
+    assert (client.options["keypoints"], client.labels) == ((17, 3), ["person"])  # type: ignore[union-attr]
 
 
 def test_a_map_is_no_list_of_scores(tmp_path: Path) -> None:

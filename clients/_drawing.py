@@ -1,0 +1,59 @@
+"""A picture with its detections on it."""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+Colour = tuple[int, int, int]
+VEIL = 110  # of 255: how much of its colour a mask has
+SEEN = 0.5  # keypoints of a lower score are not drawn
+
+
+def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.Image:
+    """A copy of the image with a frame, the label and the score of each detection, its mask and its keypoints; each
+    class has its colour."""
+    picture = image.copy()
+    stroke = max(round(sum(picture.size) * 0.0015), 2)
+    if any(found.get("polygons") for found in detections):
+        _draw_masks(picture, detections)
+    drawing = ImageDraw.Draw(picture)
+    for found in reversed(detections):  # the best on top
+        _draw_frame(drawing, picture.width, found, stroke)
+        for point in found.get("keypoints", ()):
+            if point.get("score", 1) >= SEEN:
+                drawing.circle((point["x"], point["y"]), 2 * stroke, class_colour(found["class_id"]), "white")
+    return picture
+
+
+def _draw_masks(picture: Image.Image, detections: Sequence[Mapping[str, Any]]) -> None:
+    drawing = ImageDraw.Draw(picture, "RGBA")
+    for found in reversed(detections):
+        for polygon in found["polygons"]:
+            drawing.polygon(polygon, fill=(*class_colour(found["class_id"]), VEIL))
+
+
+def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, found: Mapping[str, Any], stroke: int) -> None:
+    x, y, *_ = corners = tuple(found["box"].values())
+    colour = class_colour(found["class_id"])
+    font = ImageFont.load_default(max(stroke * 6, 11))
+    drawing.rectangle(corners, outline=colour, width=stroke)
+    text = f"{found['label']} {found['score']:.2f}"
+    _, _, width, height = drawing.textbbox((0, 0), text, font)
+    width, height = width + 4, height + 4
+    x, y = max(min(x, right - width), 0), y - height if y >= height else y
+    drawing.rectangle((x, y, x + width, y + height), fill=colour)
+    drawing.text((x + 2, y + 1), text, _ink(colour), font)
+
+
+def class_colour(class_id: int) -> Colour:
+    """A strong colour, different for neighbouring classes: their hues are a golden angle apart."""
+    red, green, blue = colorsys.hsv_to_rgb(class_id * 0.618034 % 1, 0.85, 0.9)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _ink(ground: Colour) -> Colour:
+    """Black or white, whichever reads better (luma of ITU-R BT.601)."""
+    luma = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2]
+    return (0, 0, 0) if luma > 128 else (255, 255, 255)

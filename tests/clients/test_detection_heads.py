@@ -1,0 +1,177 @@
+"""The heads of a detector: each against ONNX's own NonMaxSuppression, masks against torch's interpolation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageDraw
+
+from clients.base import Model, TensorSpec
+from clients.yolov5 import Client
+from serving.errors import InferenceFailed, InvalidRequest
+from tests.clients.test_boxes import onnx_nms
+
+SIZE, CLASSES, COUNT = (500, 375), 5, 250
+LEFT, TOP, SCALE = 0, 40, 320 / 500  # of a letterbox of 320: 320×240, 40 above and below
+IOU, CONFIDENCE = 0.45, 0.25
+Floats = NDArray[np.float32]
+
+
+def client_of(folder: Path, *outputs: tuple[int, ...], **parameters: str) -> Client:
+    inputs = (TensorSpec("images", "UINT8", (3, 320, 320)),)
+    specs = tuple(TensorSpec(f"output{number}", "FP32", shape) for number, shape in enumerate(outputs))
+    return Client(Model("detector", folder, inputs, specs, 8, parameters))
+
+
+def detect(client: Client, *outputs: Any, size: tuple[int, int] = SIZE, **given: Any) -> list[dict[str, Any]]:
+    images = [Image.new("RGB", size, "white")]
+    arrays = {f"output{number}": np.asarray(output, np.float32)[None] for number, output in enumerate(outputs)}
+    (answer,) = client.postprocess(arrays, client.preprocess(images), images, client.read_parameters(given))
+    found: list[dict[str, Any]] = answer["detections"]
+    return found
+
+
+def scene(seed: int) -> tuple[Floats, Floats]:
+    """Crowded boxes as centres and sides, and a score of each class."""
+    rng = np.random.default_rng(seed)
+    spans = np.concatenate((rng.uniform(60, 260, (COUNT, 2)), rng.uniform(5, 90, (COUNT, 2))), 1)
+    return spans.astype(np.float32), (rng.random((COUNT, CLASSES)) ** 3).astype(np.float32)
+
+
+def of_the_operator(spans: Floats, scores: Floats) -> list[tuple[int, float, list[float]]]:
+    """What ONNX's NonMaxSuppression keeps where a box counts only for its best class, in pixels of the image."""
+    best = np.where(scores == scores.max(1, keepdims=True), scores, 0)
+    low, high = spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
+    feed = {
+        "boxes": np.concatenate((low, high), 1)[None],
+        "scores": best.T[None],
+        "limit": np.array([COUNT]),
+        "iou": np.array([IOU], np.float32),
+        "score": np.array([CONFIDENCE], np.float32),
+    }
+    found = []
+    for _, class_id, index in onnx_nms().run(None, feed)[0].tolist():
+        corners = (feed["boxes"][0, index] - [LEFT, TOP, LEFT, TOP]) / SCALE
+        found.append((class_id, float(best[index, class_id]), np.clip(corners, 0, [*SIZE, *SIZE]).tolist()))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def check_equal(found: list[dict[str, Any]], wanted: list[tuple[int, float, list[float]]]) -> None:
+    assert [each["class_id"] for each in found] == [each[0] for each in wanted]
+    np.testing.assert_allclose([each["score"] for each in found], [each[1] for each in wanted], rtol=1e-5)
+    corners = [list(each["box"].values()) for each in found]
+    np.testing.assert_allclose(corners, [each[2] for each in wanted], atol=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_head_gives_the_boxes_of_onnxs_own_operator(seed: int, tmp_path: Path) -> None:
+    spans, scores = scene(seed)
+    wanted = of_the_operator(spans, scores)
+    assert len(wanted) > 50
+    columns = np.concatenate((spans, scores), 1).T
+    check_equal(detect(client_of(tmp_path, columns.shape), columns), wanted)
+    objectness = scores.max(1, keepdims=True)
+    rows = np.concatenate((spans, objectness, scores / objectness), 1)
+    check_equal(detect(client_of(tmp_path, rows.shape), rows), wanted)
+    points, extras = np.zeros((COUNT, 6), np.float32), np.ones((COUNT, 32), np.float32)
+    posed = np.concatenate((columns, points.T))
+    check_equal(detect(client_of(tmp_path, posed.shape, keypoints="2,3"), posed), wanted)
+    for layout, table in (
+        ("yolov5u", np.concatenate((columns, extras.T))),
+        ("yolov5", np.concatenate((rows, extras), 1)),
+    ):
+        check_equal(
+            detect(
+                client_of(tmp_path, table.shape, (32, 80, 80), layout=layout),
+                table,
+                np.zeros((32, 80, 80)),
+                masks="none",
+            ),
+            wanted,
+        )
+
+
+@pytest.mark.parametrize("shape", [(300, 6), (-1, 6)])
+def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    table = np.zeros((300, 6))
+    table[:3] = [[10, 50, 74, 114, 0.5, 1], [32, 40, 96, 72, 0.9, 0], [12, 50, 74, 114, 0.4, 1]]
+    found = detect(client_of(tmp_path, shape), table)
+    boxes = [
+        (0.9, [50, 0, 150, 50]),
+        (0.5, [15.625, 15.625, 115.625, 115.625]),
+        (0.4, [18.75, 15.625, 115.625, 115.625]),
+    ]
+    check_equal(found, [(class_id, *box) for class_id, box in zip((0, 1, 1), boxes, strict=True)])
+    assert [each["label"] for each in found] == ["cat", "dog", "dog"]
+    assert len(detect(client_of(tmp_path, shape), table, max_detections=1, confidence=0.45)) == 1
+
+
+@pytest.mark.parametrize("last", [0.5, -1, 2])
+def test_six_columns_that_are_no_end_to_end_head_are_an_error_and_not_an_answer(last: float, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    with pytest.raises(InferenceFailed, match="other values than class ids of 2 labels: it is no end-to-end head"):
+        detect(client_of(tmp_path, (300, 6)), np.full((300, 6), last))
+
+
+@pytest.mark.parametrize("layout", ["yolov5u", "yolov5", "end2end"])
+def test_masks_are_the_edges_of_what_torch_enlarges(layout: str, tmp_path: Path) -> None:
+    """Ultralytics' process_mask: enlarged bilinearly, above 0, cut at the box."""
+    ys, xs = np.mgrid[:80, :80].astype(np.float32)
+    prototypes = np.zeros((32, 80, 80), np.float32)
+    prototypes[0] = 12 - np.hypot(xs - 30, ys - 40)  # a disc
+    prototypes[1] = np.sin(xs / 3) * np.cos(ys / 4) - 0.2  # islands
+    coefficients = np.zeros((2, 32), np.float32)
+    coefficients[0, 0] = coefficients[1, 1] = 1
+    spans, scores = np.array([[120, 160, 80, 110], [230, 150, 100, 90]]), np.array([[0.9, 0.1], [0.2, 0.8]])
+    low, high = spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
+    table = {
+        "yolov5u": np.concatenate((spans, scores, coefficients), 1).T,
+        "yolov5": np.concatenate((spans, np.ones((2, 1)), scores, coefficients), 1),
+        "end2end": np.concatenate((low, high, scores.max(1)[:, None], [[0], [1]], coefficients), 1),
+    }[layout]
+    client = client_of(tmp_path, table.shape, (32, 80, 80), layout=layout)
+    found = detect(client, table, prototypes, size=(320, 320))
+    maps = torch.nn.functional.interpolate(torch.from_numpy(prototypes[None, :2]), (320, 320), mode="bilinear")[0] > 0
+    for each, expected, (x, y), (right, bottom) in zip(found, maps.numpy(), low, high, strict=True):
+        wanted = np.zeros((320, 320), bool)
+        inside = np.s_[int(y) : int(bottom), int(x) : int(right)]
+        wanted[inside] = expected[inside]
+        ours = Image.new("1", (320, 320))
+        for polygon in each["polygons"]:
+            ImageDraw.Draw(ours).polygon(np.floor(polygon).tolist(), fill=1, outline=1)
+        drawn = np.asarray(ours)
+        assert wanted.sum() > 1500
+        assert (drawn & wanted).sum() / (drawn | wanted).sum() > 0.99
+    assert len(found[0]["polygons"]) == 1 < len(found[1]["polygons"])
+    assert "polygons" not in detect(client, table, prototypes, size=(320, 320), masks="none")[0]
+    sheet = Image.new("RGB", (320, 320), "white")
+    veiled = ImageChops.difference(client.draw(sheet, {"detections": found[:1]}), sheet)
+    assert np.asarray(veiled)[160, 120].any()
+    with pytest.raises(InvalidRequest, match=r"max_detections.* from 1 to 300"):
+        client.read_parameters({"max_detections": 301})
+
+
+@pytest.mark.parametrize("values", [2, 3])
+@pytest.mark.parametrize("final", [False, True])
+def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path: Path) -> None:
+    points = np.array([[[32, 40, 0.9], [160, 160, 0.2]]])[..., :values]
+    box = [0, 40, 320, 280, 0.8, 0] if final else [160, 160, 320, 240, 0.8]
+    row = np.concatenate((box, points.reshape(-1)))
+    table = np.tile(row, (3, 1)) if final else np.tile(row[:, None], (1, 100))
+    (found, *_) = detect(client_of(tmp_path, table.shape, keypoints=f"2,{values}"), table)
+    places = [(each["x"], each["y"]) for each in found["keypoints"]]
+    np.testing.assert_allclose(places, [(50, 0), (250, 187.5)], atol=0.01)
+    assert [round(each["score"], 3) for each in found["keypoints"] if "score" in each] == [0.9, 0.2][: 2 * (values - 2)]
+    sheet = Image.new("RGB", SIZE, "white")
+    drawn = ImageChops.difference(client_of(tmp_path, (9, 100)).draw(sheet, {"detections": [found]}), sheet)
+    assert np.asarray(drawn)[187, 250].any() == (values == 2)  # a score below a half is not drawn
+
+
+@pytest.mark.parametrize("keypoints", ["17", "17,4", "0,3", "1.5,3"])
+def test_keypoints_are_a_number_and_the_values_of_each(keypoints: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"'keypoints'.* must be how many, and 2 or 3 values of each"):
+        client_of(tmp_path, (56, 8400), keypoints=keypoints)
