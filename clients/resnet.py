@@ -41,12 +41,14 @@ class Client(ModelClient):
     | `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
     | `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest |
     | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
+    | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch |
+    | `exact` | false | true: each pixel is what transformers makes of the image; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
     | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
     | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
     | `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
     | `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's channel order; one value for all channels is allowed |
     | `std` | 0.229,0.224,0.225 | divides each channel; like mean |
-    | `activation` | softmax | softmax when the model returns logits, none when it returns probabilities |
+    | `activation` | softmax | softmax when the model returns logits, sigmoid when classes do not exclude each other, none when it returns probabilities |
     | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
 
     The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
@@ -61,12 +63,14 @@ class Client(ModelClient):
         Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
         Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad")),
         Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
+        Parameter("resize_to", (), "shorter side, or height and width, before the centre is cut out", minimum=1),
+        Parameter("exact", False, "transformers' pixels, at the cost of time"),
         Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
         Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
         Parameter("scale", 1 / 255, "factor for the pixels"),
         Parameter("mean", IMAGENET_MEAN, "subtracted after scale"),
         Parameter("std", IMAGENET_STD, "divides after mean", minimum=1e-6),
-        Parameter("activation", "softmax", "what turns outputs into scores", choices=("softmax", "none")),
+        Parameter("activation", "softmax", "what turns outputs into scores", choices=("softmax", "sigmoid", "none")),
         Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
     )
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
@@ -77,7 +81,8 @@ class Client(ModelClient):
         super().__init__(model)
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.frame = _frame(self.input, self.options)
-        self.side = int(AMPLE * max(self.frame.size) / self.options["crop_pct"])
+        self.resized = _resized(self.frame.size, self.options)
+        self.side = 0 if self.options["exact"] else int(AMPLE * max(self.resized))
         self.gain, self.offset = self._normalization()
         self.labels = labels_of(model, self.options["labels"])
         if not _is_a_list(self.output.shape):
@@ -92,7 +97,8 @@ class Client(ModelClient):
     def fit(self, image: Image.Image) -> Pixels:
         """An RGB image -> pixels [height, width, channels] in the network's size and channel order."""
         image = image.convert("L") if self.frame.channels == 1 else image
-        resized = _RESIZE[self.options["resize"]](image, self.frame.size, self.options)
+        options = {**self.options, "resize_to": self.resized}
+        resized = _RESIZE[self.options["resize"]](image, self.frame.size, options)
         pixels: Pixels = np.atleast_3d(np.asarray(resized))
         return pixels[..., ::-1] if self.options["channel_order"] == "bgr" else pixels
 
@@ -123,7 +129,7 @@ class Client(ModelClient):
             raise InferenceFailed(f"output '{self.output.name}' of model '{self.model.name}' is not finite")
         if mismatch := self._mismatch(rows.shape[1]):
             raise InferenceFailed(mismatch)
-        scores = softmax(rows) if self.options["activation"] == "softmax" else rows
+        scores = ACTIVATIONS[self.options["activation"]](rows)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
         ranked = np.take_along_axis(scores, best, axis=1)
         return [self._prediction(*row) for row in zip(best.tolist(), ranked.tolist(), strict=True)]
@@ -173,6 +179,19 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     normalized: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
     return normalized
+
+
+def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """By tanh, so that no logit overflows."""
+    scores: NDArray[np.float32] = (np.tanh(logits / 2) + 1) / 2
+    return scores
+
+
+ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": lambda scores: scores,
+}
 
 
 @dataclass(frozen=True)
@@ -229,6 +248,20 @@ def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) ->
     return size
 
 
+def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
+    """What the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this."""
+    given = options["resize_to"]
+    if not given:
+        share = options["crop_pct"] if options["resize"] == "shortest" else 1
+        return (int(size[0] / share), int(size[1] / share))
+    found = (int(given[0]), int(given[-1]))
+    if len(given) > 2 or found[0] < size[0] or found[1] < size[1] or options["resize"] == "pad":
+        raise InvalidRequest(
+            f"parameter 'resize_to': {given} must be one or two numbers, at least the size {size} that is cut out of it"
+        )
+    return found
+
+
 def _is_a_list(shape: Sequence[int]) -> bool:
     """Whether no more than one dimension, beside a batch of its own, is other than 1."""
     own_batch = shape[0] == -1 if len(shape) > 1 else False
@@ -243,16 +276,21 @@ def _class_count(spec: TensorSpec, max_batch_size: int) -> int:
 
 def _shortest(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
     """Covers size / crop_pct, then crops the centre: the rule of torchvision and transformers for ImageNet."""
-    height, width = (int(side / options["crop_pct"]) for side in size)
+    height, width = options["resize_to"]
     if width * image.height >= height * image.width:
         covering = (width * image.height // image.width, width)
     else:
         covering = (height, height * image.width // image.height)
-    top, left = ((long - side) // 2 for long, side in zip(covering, size, strict=True))
-    cut = (left, top, left + size[1], top + size[0])
-    if options["interpolation"] not in STEPS or max(covering[0] / height, covering[1] / width) > RIBBON:
+    cut = _centre(covering, size)
+    whole = options["exact"] or options["interpolation"] in STEPS
+    if not whole or max(covering[0] / height, covering[1] / width) > RIBBON:
         return _resample(image, size, options, _source_box(image, covering, cut))
     return _resample(image, covering, options).crop(cut)
+
+
+def _centre(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    top, left = ((long - side) // 2 for long, side in zip(outer, size, strict=True))
+    return (left, top, left + size[1], top + size[0])
 
 
 def _source_box(image: Image.Image, covering: tuple[int, int], cut: tuple[int, int, int, int]) -> Box:
@@ -263,7 +301,7 @@ def _source_box(image: Image.Image, covering: tuple[int, int], cut: tuple[int, i
 
 
 def _stretch(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
-    return _resample(image, size, options)
+    return _resample(image, options["resize_to"], options).crop(_centre(options["resize_to"], size))
 
 
 def _pad(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:

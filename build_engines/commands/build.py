@@ -12,6 +12,7 @@ from build_engines.errors import UsageError
 from build_engines.recipes import RECIPES
 from build_engines.request import Request, ServingOptions
 from serving.host.machine import has_gpu
+from serving.inference.registry import family_name
 from serving.repository.fingerprint import find_trtexec
 
 ENSEMBLES = {"text_embedding": text_embedding.build, "inception": inception.build}
@@ -56,7 +57,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
         target=_target(parsed.target),
         repository=parsed.out.resolve(),
         name=parsed.name,
-        client=parsed.client,
+        client=family_name(parsed.client),
         task=parsed.task,
         labels=parsed.labels,
         calibration=parsed.calibration,

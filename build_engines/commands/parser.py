@@ -60,7 +60,11 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt with trtexec and a GPU, else cpu")
     add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
     add("--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
-    add("--client", default="", help="for your own model: resnet, yolov5 or bert; default: none, it takes tensors")
+    add(
+        "--client",
+        default="",
+        help="for your own model: image-classification (or resnet), yolov5 or bert; default: none, it takes tensors",
+    )
     add("--task", default="", help="for texts, where config.json does not decide: one of those in docs/texts.md")
     add("--tokenizer", type=Path, metavar="FOLDER", help="for an ONNX file of texts: its tokenizer's files")
     add("--labels", type=Path, metavar="FILE", help="file with one label per line")

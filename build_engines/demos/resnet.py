@@ -8,6 +8,7 @@ from pathlib import Path
 from build_engines.demos.committed import Committed
 from build_engines.errors import UsageError
 from build_engines.families import resnet
+from build_engines.families.image_folder import IN_NETWORK
 from build_engines.families.resnet import Architecture
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
@@ -34,7 +35,7 @@ def export(request: Request, folder: Path) -> ModelSpec:
 
 
 def _copy_committed(request: Request, model: Path) -> None:
-    if given := [name for name in resnet.IN_NETWORK if name in request.settings]:
+    if given := [name for name in IN_NETWORK if name in request.settings]:
         raise UsageError(f"--set {given[0]}: the network normalizes; build with --weights train")
     TRAINED.copy(model)
 

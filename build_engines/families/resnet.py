@@ -1,17 +1,18 @@
-"""ResNets (He et al. 2015, arXiv:1512.03385) as model folders, from a checkpoint of transformers or of torchvision.
+"""ResNets (He et al. 2015, arXiv:1512.03385) as model folders, from a checkpoint of torchvision or random weights;
+folders of transformers are image_folder's.
 
 The ONNX file takes pixels (UINT8) and normalizes them itself: a quarter of the bytes on their way to Triton. Random
 weights are for load tests: nonsense at the true speed. What needs torch is imported late.
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from build_engines.errors import BuildError
+from build_engines.families import image_folder
+from build_engines.families.image_folder import IN_NETWORK
 from build_engines.families.onnx_file import with_tensors
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
@@ -23,9 +24,6 @@ from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD, Client
 MAX_BATCH_SIZE = 32
 HUB_MODEL = "microsoft/resnet-50"
 EXAMPLE = REPOSITORY / "resnet/example.png"
-IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
-CLASSIFIER = "ResNetForImageClassification"
-RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
 def _joined(values: Sequence[float]) -> str:
@@ -75,20 +73,18 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     """The model folder's files, from the hub, random weights or a checkpoint at `path`."""
     if path is None and request.source == "pretrained":
         path = sources.from_hub(HUB_MODEL)
-    if path and path.is_dir():
-        check_architecture(path)
+    if path is not None and path.is_dir():
+        return image_folder.export(request, path, folder)
     return finish(request, folder, _write_network(request, path, folder / "1" / "model.onnx"))
 
 
 def _write_network(request: Request, path: Path | None, model: Path) -> Architecture:
-    """Random weights where `path` is None, else those of a checkpoint's folder or of a torchvision file."""
+    """Random weights where `path` is None, else those of a torchvision file."""
     from build_engines.families import resnet_network
 
     if path is None:
         architecture = RESNET50
         network = resnet_network.random_network(architecture.layers, len(architecture.labels))
-    elif path.is_dir():
-        network, architecture = resnet_network.from_checkpoint(path), architecture_of(path)
     else:
         network, architecture = resnet_network.from_torchvision(path), Architecture(settings=TORCHVISION)
     client = client_of(request, architecture, network.config.num_labels)
@@ -108,41 +104,6 @@ def client_of(request: Request, architecture: Architecture, classes: int) -> Cli
         parameters={**architecture.settings, **request.settings},
     )
     return Client(network)
-
-
-def check_architecture(checkpoint: Path) -> None:
-    """BuildError unless config.json says that it is a ResNet with its classifier."""
-    config = _json(checkpoint / "config.json")
-    kind, names = config.get("model_type"), config.get("architectures") or [CLASSIFIER]
-    if kind != "resnet" or CLASSIFIER not in names:
-        raise BuildError(
-            f"{checkpoint} holds a {names[0] if kind == 'resnet' else kind} by its config.json, and this builds "
-            f"{CLASSIFIER}s: export it to ONNX and build that (--weights model.onnx --client resnet)"
-        )
-
-
-def architecture_of(checkpoint: Path) -> Architecture:
-    """What config.json and preprocessor_config.json say of a checkpoint."""
-    config, given = (_json(checkpoint / name) for name in ("config.json", "preprocessor_config.json"))
-    names = {int(key): str(value) for key, value in config.get("id2label", {}).items()}
-    labels = tuple(names[index] for index in sorted(names))
-    size = given.get("size", 224)
-    side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height", 224)
-    return Architecture(
-        side=side,
-        labels=() if "LABEL_0" in labels else labels,
-        settings={
-            "resize": "shortest",
-            "crop_pct": str(given.get("crop_pct") or 0.875),
-            "interpolation": RESAMPLE[given.get("resample", 3)],
-            "mean": _joined(given.get("image_mean", IMAGENET_MEAN)),
-            "std": _joined(given.get("image_std", IMAGENET_STD)),
-        },
-    )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def finish(request: Request, folder: Path, architecture: Architecture) -> ModelSpec:

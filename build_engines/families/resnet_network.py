@@ -1,4 +1,4 @@
-"""transformers' ResNets: with random weights, from a checkpoint's folder or a torchvision file; and their export."""
+"""transformers' ResNets: with random weights or from a torchvision file; and their export."""
 
 import re
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from build_engines.errors import BuildError, first_line
-from build_engines.families.torch_checkpoint import check_whole, load_state, read_state
+from build_engines.errors import BuildError
+from build_engines.families.image_network import INPUT, OUTPUT, Logits
+from build_engines.families.torch_checkpoint import load_state, read_state
 from build_engines.families.torch_export import export_onnx
 from clients.resnet import Client
 
-INPUT, OUTPUT = "input", "logits"
 _FIRST = {"conv1": "convolution", "bn1": "normalization"}
 _SHORTCUT = {"0": "convolution", "1": "normalization"}
 _INNER = {"conv": "convolution", "bn": "normalization"}
@@ -23,18 +23,6 @@ def random_network(architecture: Mapping[str, Any], classes: int) -> ResNetForIm
     """The network with random weights; the same every time."""
     torch.manual_seed(0)
     return ResNetForImageClassification(ResNetConfig(num_labels=classes, **architecture)).eval()
-
-
-def from_checkpoint(folder: Path) -> ResNetForImageClassification:
-    """The network of a folder that save_pretrained wrote; BuildError when it is not a ResNet, or not all of one."""
-    try:
-        network, loading = ResNetForImageClassification.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError) as err:
-        raise BuildError(f"{folder} cannot be loaded as a ResNet: {first_line(err)}") from err
-    check_whole(folder, loading)
-    return network.eval()
 
 
 def from_torchvision(path: Path) -> ResNetForImageClassification:
@@ -75,22 +63,8 @@ def transformers_name(name: str) -> str:
     return name.replace("fc.", "classifier.1.")
 
 
-class _Logits(torch.nn.Module):  # type: ignore[misc]
-    """The network as RGB pixels UINT8 -> logits, without transformers' result classes."""
-
-    def __init__(self, network: ResNetForImageClassification, client: Client) -> None:
-        super().__init__()
-        self.network = network
-        self.gain, self.offset = torch.from_numpy(client.gain), torch.from_numpy(client.offset)
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        images = pixels.float() * self.gain + self.offset
-        logits: torch.Tensor = self.network(images, return_dict=False)[0]
-        return logits
-
-
 def write_onnx(network: ResNetForImageClassification, client: Client, path: Path, batching: bool = True) -> None:
     """input UINT8 [N,3,side,side] -> logits [N,classes]; `client` is that of the network alone, and says how the pixels
     are normalized."""
     shape = client.input.shape
-    export_onnx(_Logits(network, client), shape, path, (INPUT, OUTPUT), batching, torch.uint8)
+    export_onnx(Logits(network, client), shape, path, (INPUT, OUTPUT), batching, torch.uint8)

@@ -22,6 +22,7 @@ HUB_FILES = [
     "merges.txt",
     "*.model",
     "preprocessor_config.json",
+    "processor_config.json",
     "*_Pooling/config.json",
     "*_Dense/config.json",
     "modules.json",

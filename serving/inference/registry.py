@@ -28,6 +28,7 @@ from serving.triton.gateway import IndexEntry, TritonGateway
 log = logging.getLogger(__name__)
 OWN_CLIENT = "_model_client_"
 NO_CRASHES = Crashes(None)
+ALSO_CALLED = {"image-classification": "resnet"}  # the client, by what it does
 
 
 class Registry:
@@ -195,7 +196,7 @@ def _client_module(model: Model, own_clients: bool) -> ModuleType | None:
         if own_clients:
             return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
         log.warning("model %s: its client.py is not loaded, for SERVE_MODEL_CLIENTS is false", model.name)
-    if named := model.parameters.get("client"):
+    if named := family_name(model.parameters.get("client", "")):
         if named not in families():
             raise InvalidRequest(f"there is no client '{named}'; the clients are: {', '.join(families())}")
         return importlib.import_module(f"clients.{named}")
@@ -207,6 +208,11 @@ def families() -> list[str]:
     """The names of the clients that this project brings: the modules of clients/, but its base."""
     names = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def family_name(name: str) -> str:
+    """The module of a client that may be called otherwise."""
+    return ALSO_CALLED.get(name, name)
 
 
 def family(name: str) -> type[ModelClient]:

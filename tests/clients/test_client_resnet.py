@@ -293,15 +293,17 @@ def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
         ({"crop_pct": "0"}, "from 0.01 to 1"),
         ({"interpolation": "cubic"}, "bicubic"),
         ({"channel_order": "grb"}, "rgb, bgr"),
-        ({"activation": "relu"}, "softmax, none"),
+        ({"activation": "relu"}, "softmax, sigmoid, none"),
         ({"pad_value": "256"}, "from 0 to 255"),
         ({"layout": "chw"}, "nchw"),
         ({"scale": "x"}, "a number"),
+        ({"resize_to": "4"}, "at least the size"),
+        ({"resize_to": "99", "resize": "pad"}, "'resize_to'"),
     ],
     ids=str,
 )
 def test_a_setting_that_does_not_fit_says_which_and_what_is_allowed(arguments: dict[str, Any], message: str) -> None:
-    if "resize" in arguments:
+    if arguments.get("resize") == "squash":
         message = "shortest, stretch, pad"
     with pytest.raises(InvalidRequest, match=message):
         client_of(**arguments)

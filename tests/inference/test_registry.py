@@ -49,7 +49,8 @@ def test_own_clients_are_ignored_when_they_are_off(tmp_path: Path) -> None:
 def test_the_parameter_names_a_family_and_else_the_model_s_name_does(tmp_path: Path) -> None:
     named = make_client(model(tmp_path, client="resnet"), own_clients=True)
     alike = make_client(model(tmp_path, name="resnet"), own_clients=True)
-    assert type(named) is type(alike) is not None
+    called = make_client(model(tmp_path, client="image-classification"), own_clients=True)
+    assert type(named) is type(alike) is type(called) is not None
     assert make_client(model(tmp_path), own_clients=True) is None
 
 

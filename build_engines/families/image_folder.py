@@ -1,0 +1,89 @@
+"""Folders of transformers whose network classifies images -> model folders.
+
+What config.json and the image processor say becomes settings of the client; that the client then prepares images as the
+processor does is tried on some. What needs torch or transformers is imported late.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_engines.errors import BuildError
+from build_engines.families.onnx_file import with_tensors
+from build_engines.model_folder.labels import write_labels
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import REPOSITORY, Request
+from clients.resnet import DEFAULT_LABELS
+
+MAX_BATCH_SIZE = 32
+EXAMPLE = REPOSITORY / "resnet/example.png"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
+KIND = "ForImageClassification"
+OTHERS = {
+    "ForObjectDetection": "an ONNX file of a YOLO is served (--client yolov5)",
+    "ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client",
+}
+REMEDY = "export it to ONNX and build that without --client: then it takes and gives tensors"
+
+
+def is_image(checkpoint: Path) -> bool:
+    """Whether the folder is of a network that sees images."""
+    return any((checkpoint / name).is_file() for name in PROCESSORS)
+
+
+def export(request: Request, path: Path, folder: Path) -> ModelSpec:
+    """The model folder's files; BuildError where the folder is no image classifier, or not all of one."""
+    config = check_architecture(path)
+    if not is_image(path):
+        raise BuildError(f"{path} has no preprocessor_config.json: it does not say how images are prepared")
+    if request.size:
+        raise BuildError("--size is not for a folder of transformers: its files say the size")
+    try:
+        from build_engines.families import image_network
+    except ModuleNotFoundError as err:
+        raise BuildError(
+            f"{path} is exported with the package '{err.name}', which is not installed (make dev installs it)"
+        ) from err
+    settings = image_network.write_onnx(path, request, folder / "1" / "model.onnx")
+    activation = activation_of(config)
+    settings |= {"activation": activation} if activation != "softmax" else {}
+    write_labels(folder / DEFAULT_LABELS, labels_of(config), request.labels)
+    shutil.copyfile(EXAMPLE, folder / "example.png")
+    model_spec = ModelSpec(
+        client="resnet",
+        max_batch_size=MAX_BATCH_SIZE,
+        settings={name: value for name, value in settings.items() if name not in IN_NETWORK},
+        labels=DEFAULT_LABELS if (folder / DEFAULT_LABELS).is_file() else "",
+    )
+    return with_tensors(request, folder, model_spec)
+
+
+def check_architecture(checkpoint: Path) -> Mapping[str, Any]:
+    """config.json; BuildError unless it says that the network classifies images."""
+    config: Mapping[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    name = str((config.get("architectures") or [config.get("model_type", "network of no name")])[0])
+    if KIND not in name:
+        remedy = next((text for end, text in OTHERS.items() if end in name), REMEDY)
+        raise BuildError(
+            f"{checkpoint} holds a {name} by its config.json, and this builds networks named …{KIND}; {remedy}"
+        )
+    return config
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """None where the names are those that transformers makes up."""
+    names = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
+    labels = tuple(names[index] for index in sorted(names))
+    return () if "LABEL_0" in labels else labels
+
+
+def activation_of(config: Mapping[str, Any]) -> str:
+    """What transformers' pipeline turns logits into scores with."""
+    kind = config.get("problem_type")
+    if kind == "regression":
+        return "none"
+    count = len(config.get("id2label") or (0, 1))
+    return "sigmoid" if kind == "multi_label_classification" or count == 1 else "softmax"

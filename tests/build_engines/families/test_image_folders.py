@@ -1,0 +1,115 @@
+"""Folders of image classifiers become models that answer as transformers' own pipeline does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+from build_engines.building.model import build
+from build_engines.errors import BuildError
+from build_engines.model_folder.stored import open_model
+from build_engines.request import Request
+from clients.base import ModelClient
+from tests.build_engines.models import session
+from tests.clients.image_models import CLASSIFIERS, LABELS, image_processor_of, save_classifier
+
+SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
+
+
+def images() -> list[Image.Image]:
+    """Coarse noise, enlarged, so that resizing matters."""
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(0, 256, (9, 9, 3), dtype=np.uint8) for _ in SIZES]
+    return [
+        Image.fromarray(each).resize(size, Image.Resampling.BICUBIC) for each, size in zip(noise, SIZES, strict=True)
+    ]
+
+
+def made(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, Path]:
+    built, _ = build(Request("own", str(checkpoint), repository=folder / "models", **options))
+    client = open_model("own", folder / "models").client()
+    assert client
+    return client, built
+
+
+def answers(client: ModelClient, folder: Path, pictures: list[Image.Image]) -> list[dict[str, float]]:
+    inputs = client.preprocess(pictures)
+    (logits,) = session(folder / "1/model.onnx").run(["logits"], inputs)
+    found = client.postprocess({"logits": logits}, inputs, pictures, client.read_parameters({}))
+    return [{each["label"]: each["score"] for each in one["classes"]} for one in found]
+
+
+def of_the_pipeline(checkpoint: Path, processor: str, pictures: list[Image.Image]) -> list[dict[str, float]]:
+    network = transformers.AutoModelForImageClassification.from_pretrained(checkpoint)
+    pipeline: Any = transformers.pipeline(
+        "image-classification", model=network, image_processor=image_processor_of(processor).from_pretrained(checkpoint)
+    )
+    return [{each["label"]: each["score"] for each in pipeline(picture)} for picture in pictures]
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_folder_answers_as_transformers_pipeline(name: str, tmp_path: Path) -> None:
+    checkpoint = save_classifier(tmp_path / "checkpoint", name)
+    client, folder = made(tmp_path, checkpoint)
+    ours, wanted = answers(client, folder, images()), of_the_pipeline(checkpoint, CLASSIFIERS[name][2], images())
+    assert len({round(each["cat"], 4) for each in wanted}) > 1  # the network tells the images apart
+    for one, other in zip(ours, wanted, strict=True):
+        assert set(one) == set(LABELS.values())
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_classes_that_do_not_exclude_each_other_have_scores_of_their_own(tmp_path: Path) -> None:
+    checkpoint = save_classifier(tmp_path / "checkpoint", "vit", problem_type="multi_label_classification")
+    client, folder = made(tmp_path, checkpoint, client="resnet")
+    (ours,), (wanted,) = (answers(client, folder, images()[:1]), of_the_pipeline(checkpoint, "ViT", images()[:1]))
+    assert ours == pytest.approx(wanted, abs=1e-4)
+    assert sum(ours.values()) != pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("mobilevit", {"size": {"shortest_edge": 20}}, "prepares images in a way that is not served"),
+        ("vit", {"size": {"shortest_edge": 32}}, "ViTImageProcessor makes tensors of different sizes"),
+        ("vit", {"do_resize": False}, "ViTImageProcessor makes tensors of different sizes"),
+        ("vit", None, "has no preprocessor_config.json"),
+        ("vit", {"image_processor_type": "NobodysImageProcessor"}, "the image processor of .* cannot be loaded"),
+    ],
+)
+def test_a_preparation_that_is_not_served_is_not_built(
+    name: str, changes: dict[str, Any] | None, told: str, tmp_path: Path
+) -> None:
+    checkpoint = save_classifier(tmp_path / "checkpoint", name)
+    file = checkpoint / "preprocessor_config.json"
+    if changes is None:
+        file.unlink()
+    else:
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(BuildError, match=told):
+        made(tmp_path, checkpoint, client="resnet")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told"),
+    [
+        ("DetrForObjectDetection", "an ONNX file of a YOLO is served"),
+        ("SegformerForSemanticSegmentation", "export it to ONNX and build that without --client"),
+        ("CLIPModel", "export it to ONNX and build that without --client"),
+    ],
+)
+def test_other_networks_of_images_are_refused_by_name_before_they_are_loaded(
+    architecture: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "other", "architectures": [architecture]}))
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(BuildError, match=rf"holds a {architecture} by its config.json.*ForImageClassification; {told}"):
+        made(tmp_path, tmp_path)
+
+
+def test_a_folders_own_size_is_not_another(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="--size is not for a folder of transformers"):
+        made(tmp_path, save_classifier(tmp_path / "checkpoint", "vit"), size=64)
