@@ -17,7 +17,7 @@ from deploy.waiting import wait
 HELP = "run a batch transform job: from files in S3 to results in S3"
 S3 = r"s3://[^/]+(/.*)?"
 STRATEGIES = {"multi": "MultiRecord", "single": "SingleRecord"}
-LINES = "application/jsonlines"
+LINES, CSV = "application/jsonlines", "text/csv"
 PENDING = ("InProgress", "Stopping")
 
 
@@ -29,9 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--content-type", default=LINES, metavar="TYPE", help="type of the files (default: %(default)s)"
     )
     parser.add_argument(
-        "--accept", metavar="TYPE", help="type of the results; default: JSON lines for lines, else JSON"
+        "--accept", metavar="TYPE", help="type of the results; default: JSON lines for lines (also of CSV), else JSON"
     )
-    parser.add_argument("--split", choices=("line", "none"), help="default: line for JSON lines, else none")
+    parser.add_argument("--split", choices=("line", "none"), help="default: line for JSON lines and CSV, else none")
     parser.add_argument("--strategy", choices=STRATEGIES, help="lines per request: many or one (default: multi)")
     parser.add_argument("--max-payload", type=int, metavar="MB", help="size of a request; default: the container's")
     parser.add_argument(
@@ -97,7 +97,7 @@ def request(options: argparse.Namespace, job: str, model: str, environment: dict
 
 
 def _split(options: argparse.Namespace) -> str:
-    lines = options.split == "line" if options.split else options.content_type == LINES
+    lines = options.split == "line" if options.split else options.content_type.partition(";")[0] in (LINES, CSV)
     return "Line" if lines else "None"
 
 
