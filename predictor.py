@@ -12,6 +12,7 @@ from typing import Any
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
+from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
@@ -81,9 +82,10 @@ def ping() -> Response:
 
 
 def models() -> Response:
-    """Every model that Triton knows: versions and states, client, inputs and outputs."""
+    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version."""
     registry = services().registry
-    return json_reply({"models": [_describe(registry, name) for name in sorted(registry.index())]})
+    described = [_describe(registry, name) for name in sorted(registry.index())]
+    return json_reply({"models": described, "version": VERSION})
 
 
 def metrics() -> Response:
