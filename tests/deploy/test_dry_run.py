@@ -40,7 +40,7 @@ OTHERS = {
     "autoscale by invocations": ["autoscale", "--invocations", "100", "--min", "2", "--scale-in-cooldown", "60"],
     "status": ["status"],
     "A/B": ["variant", "--weight", "10", "--image", IMAGE + "1", "--instances", "2", "--no-wait"],
-    "shadow": ["variant", "--shadow", "50", "--env", "SERVE_WORKERS=3", "--no-wait"],
+    "shadow": ["variant", "--shadow", "50", "--env", "SERVE_WORKERS=3", "--image", IMAGE + "1", "--no-wait"],
     "logs": ["logs"],
     "logs of a job": ["logs", "--transform", "job-1", "--since", "2d"],
     "transform": ["transform", "--input", S3, "--output", S3],
