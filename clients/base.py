@@ -63,7 +63,7 @@ class Parameter(NamedValue):
 class ModelClient(ABC):
     """What one family of models needs around Triton.
 
-    Class attributes are the data (an object may have a codec and parameters of its own, before __init__ is called):
+    Class attributes are the data:
       codec       reads one instance of a request (serving.codecs.IMAGE, TEXT or JSON)
       keys        the keys of an instance that is a JSON object: another one is 400, and these are named. None: those
                   that the codec reads, which for JSON are all
@@ -75,11 +75,11 @@ class ModelClient(ABC):
       side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
     """
 
-    codec: Codec
+    codec: ClassVar[Codec]
     keys: ClassVar[tuple[str, ...] | None] = None
     example: ClassVar[bytes]
     settings: ClassVar[tuple[Parameter, ...]] = ()
-    parameters: tuple[Parameter, ...] = ()
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
     side: int = 0
 
     def __init__(self, model: Model) -> None:

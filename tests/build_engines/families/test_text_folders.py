@@ -175,7 +175,7 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     file = tmp_path / "whole" / "1" / "model.onnx"
-    given = {
+    given: dict[str, Any] = {
         "weights": str(file),
         "client": "bert",
         "task": "text-classification",
