@@ -12,8 +12,8 @@ from typing import Any
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
+from serving import VERSION
 from serving.bodies.flat import FlatBody
-from serving.bodies.json_lines import JsonLines
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
@@ -82,9 +82,10 @@ def ping() -> Response:
 
 
 def models() -> Response:
-    """Every model that Triton knows: versions and states, client, inputs and outputs."""
+    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version."""
     registry = services().registry
-    return json_reply({"models": [_describe(registry, name) for name in sorted(registry.index())]})
+    described = [_describe(registry, name) for name in sorted(registry.index())]
+    return json_reply({"models": described, "version": VERSION})
 
 
 def metrics() -> Response:
@@ -136,15 +137,15 @@ def _read_body() -> Body:
 
 
 def _format(source: Incoming, body: Body) -> Format | None:
-    """How the request is streamed; JSON lines are answered line by line without being a stream."""
-    if isinstance(body, JsonLines):
+    """How the request is streamed; lines are answered one by one without being a stream."""
+    if body.by_line(source.accept_mimetypes):
         return None
     default = EVENTS if services().inference_type == "generate_stream" and isinstance(body, FlatBody) else None
     return wanted_format(source.accept_mimetypes) or default
 
 
 def _once(served: ServedModel, asked: Request) -> Reply:
-    if isinstance(asked.body, JsonLines):
+    if asked.body.by_line(asked.accept):
         return transform(services().inference, served, asked)
     return services().inference.once(served, asked)
 

@@ -63,6 +63,7 @@ class ServedModel:
         }
         if self.client:
             described["instance"] = self.client.codec.expected
+            described |= {"columns": self.client.columns} if self.client.columns else {}
             described["parameters"] = [
                 {"name": p.name, "default": self.client.defaults[p.name], "expected": p.expected(), "help": p.help}
                 for p in self.client.parameters
