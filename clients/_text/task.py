@@ -56,8 +56,3 @@ class Task(ABC):
 def label(labels: Sequence[str], index: int) -> str:
     """transformers' own word for a class that has no label."""
     return labels[index] if index < len(labels) else f"LABEL_{index}"
-
-
-def of_owners(values: Array, owners: Array, count: int) -> list[Array]:
-    """The rows of each instance; `owners` [rows] names the instance of each row."""
-    return [values[owners == index] for index in range(count)]
