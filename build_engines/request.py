@@ -33,8 +33,8 @@ class Request:
     """What is to be built. `target` is cpu or tensorrt; `name` is the model's folder, "" for the usual one.
 
     `boxes` is how many leave a detector's network, 0 for all and -1 for the usual number; `calibration` is a folder of
-    images, or a file of texts, for INT8; `settings` are the client's. The fields' names stand in build.json: a build
-    whose record has others is made again.
+    images, or a file of texts, for INT8; `tokenizer` is the folder that an ONNX file of texts goes with; `settings` are
+    the client's. The fields' names stand in build.json: a build whose record has others is made again.
     """
 
     model: str
@@ -47,6 +47,7 @@ class Request:
     task: str = ""
     labels: Path | None = None
     calibration: Path | None = None
+    tokenizer: Path | None = None
     max_batch_size: int = -1
     size: int = 0
     boxes: int = -1

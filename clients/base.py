@@ -124,6 +124,15 @@ class ModelClient(ABC):
         Only the model's inputs are sent to Triton; `postprocess` gets all arrays.
         """
 
+    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+        """What the caller calls: as preprocess, where the request's parameters matter, or an instance makes several
+        rows (`rows`). postprocess gets the outputs of all rows, and tells by its `inputs` which are whose."""
+        return self.preprocess(instances)
+
+    def rows(self, instance: Any) -> int:
+        """About how many rows `prepare` makes of it; a batch gets fewer instances where it is more than one."""
+        return 1
+
     @abstractmethod
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

@@ -28,6 +28,9 @@ MOST_CELLS = 100_000
 MOST_NAMED = 10_000
 # numpy 1 has no more, nor has Triton's Python backend.
 MOST_DIMENSIONS = 32
+# That a client makes of one instance: documents with a query, windows of a long text. BERT-base needs a minute for so
+# many.
+MOST_ROWS = 1_000
 # Of a gzip file: bgzip, which writes the most, makes one of 64 kB of data, so 400 for 25 MB.
 MOST_MEMBERS = 10_000
 # Of a form, files and fields: werkzeug's own default.

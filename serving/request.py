@@ -93,8 +93,9 @@ def _unread(reply: InferReply) -> InferReply:
 
 @dataclass(frozen=True)
 class Batch:
-    """One call to Triton: `read` makes a result of its reply, which is the reply itself where nothing else is said;
-    `goes_on` says that the next batch does not wait for this one's answer."""
+    """One call to Triton: `read` makes a result of its reply, which is the reply itself where nothing else is said, and
+    None where the result takes the next call's reply too; `goes_on` says that the next batch does not wait for this
+    one's answer."""
 
     inputs: Sequence[Tensor]
     read: Callable[[InferReply], Any] = _unread
@@ -125,6 +126,10 @@ class Body:
     def target(self) -> Target:
         """The model that the body names."""
         return NOBODY
+
+    def meant_for(self, served: ServedModel) -> "Body":
+        """What the body is for this model: itself, unless the model decides. Raises InvalidRequest."""
+        return self
 
     def by_line(self, accept: MIMEAccept) -> bool:
         """Whether each of its lines is answered by a line of JSON, and a wrong one spoils no other."""

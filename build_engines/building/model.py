@@ -18,6 +18,7 @@ from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import onnx_runtime, tensorrt
 from build_engines.errors import UsageError
 from build_engines.families import bert, onnx_file, resnet, table, torchscript_file, yolov5
+from build_engines.families.text_folder import is_text
 from build_engines.model_folder.config import model_config, render
 from build_engines.model_folder.publish import check, keep_users_files, publish, scratch_folder
 from build_engines.model_folder.record import write_record
@@ -89,6 +90,7 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
     if not name and kind == "checkpoint" and weights:
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
         name = str(config.get("model_type", ""))
+        name = name if name in FAMILIES or not is_text(weights) else "bert"
     if name not in FAMILIES:
         raise UsageError(
             f"it is not known what {weights} is ({name or 'no client is named'}): add --client, one of "

@@ -17,10 +17,10 @@ def made_from(request: Request, weights: Path | None, bound_to: Mapping[str, str
     `bound_to` is what of the machine the engine depends on.
     """
     asked = asdict(request)
-    for place in ("repository", "name", "calibration", "labels"):
+    for place in ("repository", "name", "calibration", "labels", "tokenizer"):
         asked.pop(place)
     asked["weights"] = request.source if weights is None or not weights.exists() or _is_hub(request) else weights.name
-    files = {"weights": weights, "labels": request.labels}
+    files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer}
     asked["sha256"] = {name: sources.identity(file) for name, file in files.items() if file and file.exists()}
     asked["calibration"] = request.calibration.name if request.calibration else ""
     if bound_to:

@@ -60,6 +60,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
         task=parsed.task,
         labels=parsed.labels,
         calibration=parsed.calibration,
+        tokenizer=parsed.tokenizer,
         max_batch_size=parsed.max_batch_size,
         size=parsed.size,
         boxes=parsed.boxes,

@@ -65,7 +65,8 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         default="",
         help="for your own model: resnet, yolov5, bert or table; default: none, it takes tensors",
     )
-    add("--task", default="", help="for BERT: embedding, fill-mask or text-classification")
+    add("--task", default="", help="for texts, where config.json does not decide: one of those in docs/texts.md")
+    add("--tokenizer", type=Path, metavar="FOLDER", help="for an ONNX file of texts: its tokenizer's files")
     add("--labels", type=Path, metavar="FILE", help="file with one label per line")
     add(
         "--set",

@@ -26,8 +26,8 @@ from build_engines.ensembles.parts import (
 from build_engines.errors import BuildError
 from build_engines.model_folder.config import parameters_of, read_config, specs
 from build_engines.request import Request
+from clients._text.tokenizer import TextTokenizer
 from clients.base import TensorSpec
-from clients.bert import TextTokenizer
 
 TEXT, HIDDEN, MASK = "INPUT0", "last_hidden_state", "attention_mask"
 ENCODER = "bert"

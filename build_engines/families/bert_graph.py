@@ -1,7 +1,7 @@
 """Any BERT checkpoint -> an ONNX graph, written with onnx's helpers and without torch.
 
-BERT as in Devlin et al. 2018 (arXiv:1810.04805). The tensors have the names in which transformers' BertModel,
-BertForMaskedLM and BertForSequenceClassification save them. The graph uses only standard operators of opset 17, in an
+BERT as in Devlin et al. 2018 (arXiv:1810.04805). The tensors have the names in which transformers' BertModel
+and its BertFor… save them. The graph uses only standard operators of opset 17, in an
 order in which ONNX Runtime's optimiser recognises and fuses attention, GELU and skip-LayerNorm.
 """
 
@@ -226,12 +226,35 @@ def _class_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfoProt
     return _output(graph, logits, "logits", ["batch", graph.tensor("classifier.bias").shape[0]])
 
 
+def _token_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfoProto:
+    """Logits [batch, sequence, labels]."""
+    return _every_token(graph, x, "classifier")
+
+
+def _span_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfoProto:
+    """Logits [batch, sequence, 2]: of each token to be the first of an answer, and the last."""
+    return _every_token(graph, x, "qa_outputs")
+
+
+def _every_token(graph: _Graph, x: str, key: str) -> onnx.ValueInfoProto:
+    dims: list[str | int] = ["batch", "sequence", graph.tensor(f"{key}.bias").shape[0]]
+    return _output(graph, graph.linear(x, key), "logits", dims)
+
+
 def _output(graph: _Graph, x: str, name: str, dims: list[str | int]) -> onnx.ValueInfoProto:
     graph.add("Identity", x, output=name)
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
 
 
-HEADS = {"embedding": _last_hidden_state, "fill-mask": _masked_lm_logits, "text-classification": _class_logits}
+HEADS = {
+    "embedding": _last_hidden_state,
+    "fill-mask": _masked_lm_logits,
+    "text-classification": _class_logits,
+    "token-classification": _token_logits,
+    "question-answering": _span_logits,
+    "zero-shot-classification": _class_logits,
+    "text-ranking": _class_logits,
+}
 
 
 def plain_keys(tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -248,8 +271,8 @@ def bert_model(config: Mapping[str, Any], tensors: Mapping[str, Array], task: st
     """The ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights (any float type).
 
     Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids; for fill-mask also
-    masked_lm_positions [batch, masks]. Output FP32, by task: last_hidden_state [batch, sequence, hidden],
-    logits [batch, masks, vocabulary], logits [batch, labels]. Raises CheckpointError.
+    masked_lm_positions [batch, masks]. Output FP32, by task: last_hidden_state [batch, sequence, hidden], or logits
+    [batch, masks, vocabulary], [batch, labels], [batch, sequence, labels or 2]. Raises CheckpointError.
     """
     shape = BertShape.read(config)
     graph = _Graph(plain_keys(tensors), shape.epsilon)

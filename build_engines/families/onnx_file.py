@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from build_engines.errors import UsageError
+from build_engines.families.text_folder import EXAMPLES, copy_tokenizer, write_example
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
@@ -14,6 +15,7 @@ from serving.inference.registry import families
 
 MAX_BATCH_SIZE = 8
 LABELS = "labels.txt"
+TEXTS = "bert"  # the client that reads a tokenizer
 
 
 def export(request: Request, path: Path, folder: Path) -> ModelSpec:
@@ -28,18 +30,35 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 
 def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:
-    """Writes the labels, where no flag names any those of a detector's file, and the client's example; the ModelSpec,
-    still without tensors."""
+    """Writes the labels, where no flag names any those of a detector's file, a text client's tokenizer and the client's
+    example; the ModelSpec, still without tensors."""
     client = client_of(request)
+    _copy_tokenizer(request, client, folder)
     labels = write_labels(folder / LABELS, names if client == "yolov5" else (), request.labels)
-    for example in sorted((REPOSITORY / client).glob("example.*")) if client else ():
+    for example in sorted((REPOSITORY / client).glob("example.*")) if client not in ("", TEXTS) else ():
         shutil.copyfile(example, folder / example.name)
     return ModelSpec(
         client=client,
         max_batch_size=MAX_BATCH_SIZE,
-        settings={"task": request.task} if request.task else {},
+        settings=({"task": request.task} if request.task else {})
+        | ({"labels": LABELS} if labels and client == TEXTS else {}),
         labels=LABELS if labels and client == "resnet" else "",
     )
+
+
+def _copy_tokenizer(request: Request, client: str, folder: Path) -> None:
+    """The folder that --tokenizer names, as the model's own, and an example; UsageError where it is missing or not
+    wanted."""
+    if client != TEXTS:
+        if request.tokenizer:
+            raise UsageError(f"--tokenizer is for --client {TEXTS}")
+        return
+    if not request.tokenizer or not request.tokenizer.is_dir():
+        raise UsageError(f"--client {TEXTS} takes --tokenizer FOLDER, the folder of the tokenizer's files")
+    if request.task and request.task not in EXAMPLES:
+        raise UsageError(f"--task {request.task}: the tasks are {', '.join(EXAMPLES)}")
+    copy_tokenizer(request.tokenizer, folder / "tokenizer")
+    write_example(folder, request.task or "embedding")
 
 
 def client_of(request: Request) -> str:

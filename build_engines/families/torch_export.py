@@ -31,7 +31,8 @@ def export_onnx(
         warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster
         shape = tuple(module.eval()(example).shape)
         _trace(module, example, path, names, batching)
-    _name_shapes(path, {names[0]: (0 if batching else 1, *image), names[1]: (0 if batching else 1, *shape[1:])})
+    first = "batch" if batching else 1
+    name_shapes(path, {names[0]: (first, *image), names[1]: (first, *shape[1:])})
 
 
 def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, names: tuple[str, str], batching: bool) -> None:
@@ -47,13 +48,13 @@ def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, names: tu
     )
 
 
-def _name_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Writes each tensor's dimensions into the file; 0 is the batch's, free."""
+def name_shapes(path: Path, shapes: Mapping[str, tuple[int | str, ...]]) -> None:
+    """Writes each tensor's dimensions into the file; one with a name is free."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape
         del dimensions.dim[:]
         for size in shapes[value.name]:
-            dimensions.dim.add(**({"dim_value": size} if size else {"dim_param": "batch"}))
+            dimensions.dim.add(**({"dim_param": size} if isinstance(size, str) else {"dim_value": size}))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)

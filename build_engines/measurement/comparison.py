@@ -5,7 +5,7 @@
 | classes of an image or text | share of equal top-1 answers; accuracy where the truth is known | 0.98; 0.005 lost |
 | detection | mAP50 and mAP50-95 where the truth is known, else with the reference as the truth | 0.02 lost; 0.90 |
 | embedding | mean cosine | 0.98 |
-| fill-mask | share of equal top-1 tokens | 0.90 |
+| fill-mask, entities, answers, rankings | share of equal first tokens, entities, answers, documents | 0.90 |
 | tensors | mean cosine of each output | 0.99 |
 """
 
@@ -127,6 +127,21 @@ def _fills(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) 
     return [Score("top-1 tokens", _share(mine, other), TOKEN_AGREEMENT, f"{len(found)} texts")]
 
 
+def _entities(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
+    mine, other = ([[(e["label"], e["start"]) for e in p["entities"]] for p in each] for each in (ours, theirs))
+    return [Score("equal entities", _share(mine, other), TOKEN_AGREEMENT, f"{len(found)} texts")]
+
+
+def _answers(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
+    mine, other = ([[a["answer"] for a in p["answers"][:1]] for p in each] for each in (ours, theirs))
+    return [Score("equal answers", _share(mine, other), TOKEN_AGREEMENT, f"{len(found)} texts")]
+
+
+def _rankings(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
+    mine, other = ([p["ranking"][0]["index"] for p in each] for each in (ours, theirs))
+    return [Score("equal first documents", _share(mine, other), TOKEN_AGREEMENT, f"{len(found)} queries")]
+
+
 def _first_token(prediction: Any) -> int:
     return int(prediction["masks"][0][0]["token_id"])
 
@@ -152,4 +167,8 @@ _MEASURES: dict[str, Callable[[Sequence[Sample], Sequence[Any], Sequence[Any]], 
     "yolov5": _detections,
     "embedding": _embeddings,
     "fill-mask": _fills,
+    "token-classification": _entities,
+    "question-answering": _answers,
+    "zero-shot-classification": _classes,
+    "text-ranking": _rankings,
 }

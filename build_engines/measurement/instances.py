@@ -61,8 +61,23 @@ class Sample:
 def for_calibration(client: ModelClient, family: str, source: Path | None) -> Iterator[Tensors]:
     """Inputs for the model, batch dimension included, one instance each."""
     instances = _users_instances(family, source) if source else _bundled(family)
-    for instance in instances:
+    for given in instances:
+        instance = text_instance(client, given) if family == "bert" else given
         yield {name: array for name, array in client.preprocess([instance]).items() if name in _names(client)}
+
+
+def text_instance(client: ModelClient, text: str, masked: bool = False) -> Any:
+    """A text as an instance of the client's task; `masked` puts a mask behind it where the task fills one."""
+    task = client.options["task"]
+    if task == "fill-mask" and masked:
+        return f"{text} {client.tokenizer.mask}"  # type: ignore[attr-defined]
+    if task == "question-answering":
+        return {"question": "What is this about?", "context": text}
+    if task == "zero-shot-classification":
+        return {"text": text, "candidate_labels": ["food", "travel", "health", "business"]}
+    if task == "text-ranking":
+        return {"query": text, "documents": list(TEXTS[:8])}
+    return text
 
 
 def _names(client: ModelClient) -> set[str]:
@@ -96,11 +111,11 @@ def _explained() -> Iterator[None]:
 
 def for_comparison(client: ModelClient, family: str, source: Path | None, count: int) -> list[Sample]:
     """At most `count` instances to compare engines on, with the truth where the model reads digits."""
+    if family == "bert":
+        texts = islice(_users_instances(family, source), count) if source else TEXTS[:count]
+        return [Sample(text_instance(client, text, masked=not source)) for text in texts]
     if source:
         return [Sample(instance) for instance in islice(_users_instances(family, source), count)]
-    if family == "bert":
-        mask = f" {client.tokenizer.mask}" if client.options["task"] == "fill-mask" else ""  # type: ignore[attr-defined]
-        return [Sample(text + mask) for text in TEXTS[:count]]
     reads_digits = getattr(client, "labels", None) == DIGITS
     return list(_pages(reads_digits, count) if family == "yolov5" else _pictures(reads_digits, count))
 

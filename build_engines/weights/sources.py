@@ -10,6 +10,7 @@ from build_engines.request import Request
 from build_engines.weights.digests import digest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 HUB_FILES = [
     "config.json",
     "*.safetensors",
@@ -17,9 +18,15 @@ HUB_FILES = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
     "preprocessor_config.json",
-    "1_Pooling/config.json",
+    "*_Pooling/config.json",
+    "*_Dense/config.json",
     "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 ]
 
 
@@ -70,10 +77,9 @@ def identity(path: Path | None) -> str:
         return ""
     if path.is_file():
         return digest(path)
-    files = sorted(
-        file for file in path.iterdir() if file.is_file() and file.suffix in (".json", ".safetensors", ".txt")
-    )
-    return hashlib.sha256("".join(f"{digest(file)} {file.name}\n" for file in files).encode()).hexdigest()
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in CHECKPOINT_SUFFIXES)
+    lines = "".join(f"{digest(file)} {file.relative_to(path)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def from_hub(model: str) -> Path:

@@ -1,6 +1,9 @@
 """The flat JSON of Triton's generate extension: inputs by their names, what is no input is a parameter.
 
 {"text_input": "…", "max_tokens": 8}
+
+Which kind a flat object is, the model decides: for one with a client it is an instance, {"text": "…"}, or holds
+instances as Hugging Face's toolkit takes them, {"inputs": "…"}.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +14,12 @@ from typing import Any, ClassVar
 import orjson
 
 from clients.base import TensorSpec
+from serving.bodies.instances import Instances
 from serving.bodies.kserve import filled
 from serving.bodies.values import an_object, flat_array, json_length, json_values, objects, request_parameters
+from serving.budget import MOST_INSTANCES, check_count
 from serving.deadline import Deadline
-from serving.decoding import Decoder
+from serving.decoding import Decoder, Item
 from serving.errors import InvalidRequest
 from serving.request import RESERVED, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
@@ -22,7 +27,8 @@ from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 SHAPES = (
-    '{"instances": […]}, {"inputs": […]} with KServe v2 tensors, or {"modelname": …, "payload": {"img" or "text": …}}'
+    '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance that is an object, or '
+    '{"modelname": …, "payload": {"img" or "text": …}}'
 )
 
 
@@ -40,6 +46,21 @@ class FlatBody(Body):
 
     def flags(self) -> Sequence[Mapping[str, Any]]:
         return [self.document, an_object(self.document, "parameters")]
+
+    def meant_for(self, served: ServedModel) -> Body:
+        """Instances, where the model has a client and the object is an instance, or holds some as Hugging Face's
+        toolkit takes them: {"inputs": …, "parameters": {…}}."""
+        client = served.client
+        by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
+        if client is None or by_name:
+            return self
+        parameters = an_object(self.document, "parameters")
+        given = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
+        if "inputs" in given:
+            return Instances(_items(given), parameters, named=self.target())
+        if set(client.keys or client.codec.keys or ()) & given.keys():
+            return Instances([Item("body", value=given)], parameters, named=self.target())
+        return self
 
     def check_single(self) -> None:
         if not self.generates:
@@ -74,6 +95,17 @@ class FlatBody(Body):
         fields |= {"model_name": served.name, "model_version": result.version, **result.parameters}
         fields |= {"id": str(self.document["id"])} if self.document.get("id") else {}
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _items(given: Mapping[str, Any]) -> list[Item]:
+    """One for each of `inputs`, which is an instance or a list of them."""
+    if strange := sorted(given.keys() - {"inputs"}):
+        raise InvalidRequest(f"the body with 'inputs': unknown key '{strange[0]}'; parameters stand in 'parameters'")
+    values = given["inputs"] if isinstance(given["inputs"], list) else [given["inputs"]]
+    if not values:
+        raise InvalidRequest("'inputs' must be an instance or a list of at least one")
+    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
+    return [Item("inputs", value=value) for value in values]
 
 
 def _tensor(spec: TensorSpec, value: Any, batched: bool, deadline: Deadline) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -88,16 +89,11 @@ class Instances(Body):
             run = _Run(client, request.timings, parameters, first, keeps)
             with decoder.turn(client.codec.name, request.deadline):
                 with request.timings.stage("decode"):
-                    instances = decoder.decode(client, first, self.items[first : first + size])
+                    decoded = decoder.decode(client, first, self.items[first : first + size])
+                instances = run.fitting(decoded, size)
                 tensors = run.preprocess(instances)
             behind = first + len(instances)
-            goes_on = behind < len(self.items)
-            yield Batch(
-                _inputs(client, tensors),
-                partial(run.postprocess, tensors, instances),
-                parameters=session.parameters(first=first == 0, last=not goes_on) if session else {},
-                goes_on=goes_on and not session,
-            )
+            yield from run.calls(tensors, instances, session, starts=first == 0, goes_on=behind < len(self.items))
             first = behind
 
     def _check_not_json(self, client: ModelClient) -> None:
@@ -163,17 +159,40 @@ class _Run:
     first: int
     keeps: bool
 
+    def fitting(self, instances: Sequence[Any], size: int) -> list[Any]:
+        """As many of the instances, at least one, as make together about `size` rows."""
+        rows = accumulate(self.client.rows(instance) for instance in instances)
+        return list(instances[: max(1, sum(total <= size for total in rows))])
+
+    def calls(
+        self, tensors: Tensors, instances: list[Any], session: Session | None, starts: bool, goes_on: bool
+    ) -> Iterator[Batch]:
+        """The rows, in calls of as many as the model takes; the last one's answer makes the predictions."""
+        size = self.client.model.max_batch_size or 1
+        parts = list(_parts(self.client, tensors, size))
+        replies: list[InferReply] = []
+        for number, inputs in enumerate(parts, 1):
+            last = number == len(parts)
+            flags = session.parameters(first=starts and number == 1, last=last and not goes_on) if session else {}
+            read = partial(self._read, replies, tensors, instances, last)
+            yield Batch(inputs, read, parameters=flags, goes_on=(goes_on or not last) and not session)
+
+    def _read(
+        self, replies: list[InferReply], tensors: Tensors, instances: list[Any], last: bool, reply: InferReply
+    ) -> Predictions | None:
+        """None until the answer to the last of the calls is there."""
+        replies.append(reply)
+        return self.postprocess(tensors, instances, replies) if last else None
+
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
         with self.timings.stage("preprocess"):
             try:
-                return self._call("preprocess", lambda: self.client.preprocess(instances))
+                return self._call("preprocess", lambda: self.client.prepare(instances, self.parameters))
             except DecodingError as err:  # a client counts within its batch, the caller within the request
                 raise err.at(self.first + (err.instance or 0)) from err
 
-    def postprocess(self, tensors: Tensors, instances: list[Any], reply: InferReply) -> Predictions:
-        outputs = reply.arrays()
-        if not self.client.model.max_batch_size:
-            outputs = {name: np.expand_dims(array, 0) for name, array in outputs.items()}
+    def postprocess(self, tensors: Tensors, instances: list[Any], replies: Sequence[InferReply]) -> Predictions:
+        outputs = self._outputs(replies)
         with self.timings.stage("postprocess"):
             predictions = self._call(
                 "postprocess", lambda: self.client.postprocess(outputs, tensors, instances, self.parameters)
@@ -183,7 +202,16 @@ class _Run:
                 f"the client of model '{self.client.model.name}' made {len(predictions)} predictions of "
                 f"{len(instances)} instances"
             )
-        return Predictions(self.first, reply.version, list(predictions), instances if self.keeps else ())
+        return Predictions(self.first, replies[-1].version, list(predictions), instances if self.keeps else ())
+
+    def _outputs(self, replies: Sequence[InferReply]) -> Tensors:
+        """Those of all calls, a row each."""
+        arrays = [reply.arrays() for reply in replies]
+        if not self.client.model.max_batch_size:
+            arrays = [{name: np.expand_dims(array, 0) for name, array in each.items()} for each in arrays]
+        if len(arrays) == 1:
+            return arrays[0]
+        return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
 
     def _call(self, step: str, function: Callable[[], Result]) -> Result:
         try:
@@ -197,11 +225,15 @@ class _Run:
             ) from err
 
 
-def _inputs(client: ModelClient, tensors: Tensors) -> list[Tensor]:
-    """Those of the client's arrays that are inputs of the model."""
+def _parts(client: ModelClient, tensors: Tensors, size: int) -> Iterator[list[Tensor]]:
+    """Those of the client's arrays that are inputs of the model, `size` rows at a time."""
     names = {spec.name for spec in client.model.inputs}
     batched = client.model.max_batch_size > 0
-    return [Tensor.of(name, array if batched else array[0]) for name, array in tensors.items() if name in names]
+    inputs = {name: array for name, array in tensors.items() if name in names}
+    rows = max(map(len, inputs.values()), default=0)
+    for first in range(0, max(rows, 1), size):
+        part = {name: array[first : first + size] for name, array in inputs.items()}
+        yield [Tensor.of(name, array if batched else array[0]) for name, array in part.items()]
 
 
 def wanted_picture(request: Request) -> str | None:

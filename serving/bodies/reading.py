@@ -29,6 +29,7 @@ PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # gzip's header or zlib's
 NOTHING = memoryview(b"")
 PIECE = 64 * 1024  # of packed data, in bytes
+INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
 OBJECT = re.compile(rb"\s*\{")
 LONGEST_NUMBER = 10  # digits of a length
 
@@ -140,8 +141,12 @@ def read_binary(header_length: str, place: str, data: bytes, is_kserve: bool = F
 
 
 def _are_tensors(inputs: Any) -> bool:
-    """An `inputs` of another kind is an input of that name, of a flat body."""
-    return isinstance(inputs, list) and all(isinstance(tensor, dict) for tensor in inputs)
+    """An `inputs` of another kind is an input of that name, or instances, of a flat body."""
+    return isinstance(inputs, list) and all(isinstance(each, dict) and _is_tensor(each) for each in inputs)
+
+
+def _is_tensor(value: dict[str, Any]) -> bool:
+    return not value or not INPUT_KEYS.isdisjoint(value)
 
 
 def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:

@@ -104,7 +104,7 @@ class _Job:
             value = read_json(line)
             if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
                 self._check_target(value)
-                return Record(read_document(value, len(line), generates))
+                return Record(read_document(value, len(line), generates).meant_for(self.served))
         except orjson.JSONDecodeError as err:
             return Record(DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:

@@ -38,6 +38,7 @@ class Inference:
 
     def once(self, served: ServedModel, request: Request) -> Reply:
         """The answer in one piece; raises a ServingError."""
+        request = replace(request, body=request.body.meant_for(served))
         session = Session.of(served.sequencing, request.session, _flags(request))
         with session_errors(session):
             reply = self._once(served, request, session)
@@ -62,7 +63,8 @@ class Inference:
                         call.send()
                 while waiting and (not batch.goes_on or len(waiting) >= AHEAD):
                     reply = _answer(request, waiting[0][1])
-                    yield waiting.popleft()[0].read(reply)
+                    if (result := waiting.popleft()[0].read(reply)) is not None:
+                        yield result
         finally:
             for _, call in waiting:
                 call.cancel()
@@ -81,6 +83,7 @@ class Inference:
     def stream(self, served: ServedModel, request: Request, started: Started = lambda responses: None) -> "Stream":
         """A line for each response, as it comes. `started` is told of each call to Triton, so that another thread can
         cancel it. Raises a ServingError."""
+        request = replace(request, body=request.body.meant_for(served))
         request.body.check_stream()
         session = Session.of(served.sequencing, request.session, _flags(request))
         return Stream(self._lines(served, request, session, started), session)
@@ -91,7 +94,8 @@ class Inference:
                 with closing(self.gateway.stream(_asked(served, request, batch), request.deadline)) as responses:
                     started(responses)
                     while (reply := _next(request, responses)) is not None:
-                        result = batch.read(reply)
+                        if (result := batch.read(reply)) is None:
+                            continue
                         yield Line(reply.version, request.body.line(served, request, result))
 
 

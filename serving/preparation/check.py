@@ -130,7 +130,7 @@ def _check_example(candidate: Candidate, client: ModelClient, limits: Limits, ow
     if problem:
         yield candidate.found(problem, f"it must be one instance: {client.codec.expected}", file=file)
         return
-    tensors, problem = _tried(lambda: client.preprocess([instance]))
+    tensors, problem = _tried(lambda: client.prepare([instance], client.defaults))
     if tensors is None:
         yield candidate.found(f"the client fails on it: {problem}", "correct the example or the client", file=file)
         return

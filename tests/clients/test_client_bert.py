@@ -4,13 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import transformers
@@ -19,75 +17,13 @@ from numpy.typing import NDArray
 from build_engines.building.model import export
 from build_engines.families import bert
 from build_engines.request import Request
-from clients.base import Model, TensorSpec
-from clients.bert import LONGEST_TOKEN, Client
+from clients._text.tokenizer import LONGEST_TOKEN
+from clients.base import Model
+from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest
+from tests.clients.text_models import LIMIT, MASKED, TEXTS, VOCABULARY, Served, serve
 
 ROOT = Path(__file__).parents[2]
-WORDS = "the a cat dog fox sat ran on under mat rug moon sun is was red blue big ##s ##ly quick . , !"
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
-TEXTS = ["the cat sat on the mat.", "A dog!", "quickly the big red fox ran under the moons, the sun is blue", ""]
-MASKED = ["the [MASK] sat on the mat.", "The [MASK] ran, the [MASK] sat on [MASK] rug!", "[MASK]"]
-LIMIT = 24
-
-
-def save_checkpoint(folder: Path, task: str, **changes: Any) -> Path:
-    """A small random checkpoint with its tokenizer, as save_pretrained writes them."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=LIMIT,
-        initializer_range=0.3,
-        **changes,
-    )
-    kinds = {
-        "embedding": transformers.BertModel,
-        "fill-mask": transformers.BertForMaskedLM,
-        "text-classification": transformers.BertForSequenceClassification,
-    }
-    kinds[task](config).save_pretrained(folder)
-    vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
-    transformers.BertTokenizer(vocab=vocabulary, model_max_length=LIMIT).save_pretrained(folder)
-    return folder
-
-
-class Served:
-    """A model folder behind its client, with ONNX Runtime in Triton's place."""
-
-    def __init__(self, folder: Path, **settings: str) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        path = str(folder / "1" / "model.onnx")
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        inputs, outputs = map(_specs, (self.session.get_inputs(), self.session.get_outputs()))
-        self.client = Client(Model("bert", folder, inputs, outputs, 32, settings))
-
-    def predict(self, texts: Sequence[str], **given: Any) -> list[Any]:
-        tensors = self.client.preprocess(texts)
-        parameters = self.client.read_parameters(given)
-        return self.client.postprocess(self.infer(tensors), tensors, texts, parameters)
-
-    def infer(self, tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        names = [value.name for value in self.session.get_inputs()]
-        outputs = self.session.run(None, {name: tensors[name] for name in names})
-        return {v.name: o for v, o in zip(self.session.get_outputs(), outputs, strict=True)}
-
-
-def _specs(values: Any) -> tuple[TensorSpec, ...]:
-    types = {"tensor(int64)": "INT64", "tensor(float)": "FP32"}
-    return tuple(
-        TensorSpec(v.name, types[v.type], tuple(d if isinstance(d, int) else -1 for d in v.shape[1:])) for v in values
-    )
-
-
-def serve(tmp: Path, task: str, changes: dict[str, Any] | None = None, **settings: str) -> Served:
-    checkpoint = save_checkpoint(tmp / "checkpoint", task, **(changes or {}))
-    export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
-    return Served(tmp / "bert", task=task, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +194,7 @@ def test_texts_that_are_tokenized_in_portions_get_the_same_tokens(
 ) -> None:
     served = serve(tmp_path, "embedding")
     whole = served.client.preprocess(TEXTS * 3)
-    monkeypatch.setattr("clients.bert.PORTION", 20)
+    monkeypatch.setattr("clients._text.tokenizer.PORTION", 20)
     portions = served.client.preprocess(TEXTS * 3)
     assert all((whole[name] == portions[name]).all() for name in whole)
 
@@ -269,8 +205,8 @@ def test_more_masks_than_are_filled_in_are_refused(tmp_path: Path, monkeypatch: 
     tensors = served.client.preprocess(["[MASK] " * 3])
     values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
     with pytest.raises(InvalidRequest, match="'top_k': 900 tokens for each of 3 masks"):
-        served.client.postprocess(values, tensors, [""], {"top_k": 900})
-    monkeypatch.setattr("clients.bert.MOST_MASKS", 3)
+        served.client.postprocess(values, tensors, [""], served.client.read_parameters({"top_k": 900}))
+    monkeypatch.setattr("clients._text.fill_mask.MOST_MASKS", 3)
     with pytest.raises(DecodingError, match=r"instance 1: it has 4 \[MASK\], at most 3"):
         served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
 
@@ -350,7 +286,7 @@ def test_the_client_imports_neither_transformers_nor_torch(minilm: Served) -> No
 import sys
 from pathlib import Path
 from clients.base import Model, TensorSpec
-from clients.bert import LONGEST_TOKEN, Client
+from clients.bert import Client
 spec = TensorSpec("last_hidden_state", "FP32", (-1, 384))
 Client(Model("bert", Path(sys.argv[1]), (), (spec,))).preprocess(["a text"])
 sys.exit(", ".join({"transformers", "torch"} & set(sys.modules)) or 0)

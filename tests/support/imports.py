@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "repository": ("serving/repository/*.py",),
     "supervisor": ("serving/supervisor/*.py", "serve"),
     "triton": ("serving/triton/*.py",),
-    "clients": ("clients/*.py",),
+    "clients": ("clients/*.py", "clients/_text/*.py"),
     "request": tuple(f"serving/{name}.py" for name in REQUEST),
     "bodies": ("serving/bodies/*.py",),
     "inference": ("serving/inference/*.py",),

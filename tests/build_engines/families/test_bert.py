@@ -21,6 +21,7 @@ from build_engines.errors import BuildError
 from build_engines.families import bert, bert_graph
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
+from tests.clients.text_models import save_tokenizer
 from tests.support.harness import ROOT
 
 Array = NDArray[Any]
@@ -53,7 +54,8 @@ def random_model(task: str, **changes: Any) -> Any:
 
 
 def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> ModelSpec:
-    """The files that Triton needs of it, without the configuration."""
+    """The files that Triton needs of it, without the configuration; the checkpoint gets a tokenizer."""
+    save_tokenizer(checkpoint, "pieces")
     return export(Request("own", client="bert", task=task), checkpoint, folder)
 
 
@@ -221,7 +223,7 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "roberta"}, "model_type 'roberta'"),
+        ({"model_type": "no-such"}, "cannot be loaded for embedding"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"position_embedding_type": "relative_key"}, "absolute positions"),
     ],
@@ -236,6 +238,7 @@ def test_another_architecture_is_refused(change: dict[str, str], message: str, t
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(BuildError, match="none of: embedding, fill-mask, text-classification"):
         build_checkpoint(tmp_path, "translation", tmp_path / "model")
 

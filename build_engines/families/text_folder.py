@@ -1,0 +1,178 @@
+"""What a folder of transformers, or of sentence-transformers, says of itself: its task, its pooling, its tokenizer."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_engines.errors import BuildError, first_line
+from build_engines.families.bert_graph import CheckpointError
+from clients._text.tokenizer import TextTokenizer
+from clients.bert import TASKS
+from serving.errors import InvalidRequest
+
+PROMPTS, LENGTHS, MODULES = "config_sentence_transformers.json", "sentence_bert_config.json", "modules.json"
+TOKENIZER_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    PROMPTS,
+)
+HEADS = {  # how a network's name in transformers ends -> its tasks, the usual one first
+    "ForMaskedLM": ("fill-mask",),
+    "ForSequenceClassification": ("text-classification", "zero-shot-classification", "text-ranking"),
+    "ForTokenClassification": ("token-classification",),
+    "ForQuestionAnswering": ("question-answering",),
+}
+POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
+NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+KNOWN_MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
+EXAMPLES: dict[str, Any] = {
+    "embedding": "The quick brown fox jumps over the lazy dog.",
+    "fill-mask": "The capital of France is {mask}.",
+    "text-classification": "What a wonderful day.",
+    "token-classification": "Clara Schumann played in Vienna and in Paris.",
+    "question-answering": {"question": "Where did she play?", "context": "Clara Schumann played in Vienna."},
+    "zero-shot-classification": {"text": "The train is late again.", "candidate_labels": ["travel", "cooking"]},
+    "text-ranking": {
+        "query": "When does the train leave?",
+        "documents": ["The soup is hot.", "The train leaves at nine."],
+    },
+}
+
+
+def read_json(path: Path) -> Any:
+    """The file's value; {} where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def is_text(checkpoint: Path) -> bool:
+    """Whether the folder is of a network that reads tokens."""
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", MODULES)
+    return any((checkpoint / name).is_file() for name in names)
+
+
+def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
+    """The task asked for, else that of the network that config.json names; CheckpointError where they differ."""
+    if asked and asked not in TASKS:
+        raise CheckpointError(f"the task {asked!r} is none of: {', '.join(TASKS)}")
+    name = str((config.get("architectures") or ["Model"])[0])
+    fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
+    if (checkpoint / MODULES).is_file():
+        fitting = ("embedding",)
+    elif "embedding" in fitting and not name.endswith("Model") and not asked:
+        raise CheckpointError(
+            f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; with --task embedding its "
+            f"encoder is built, without what {name} adds to it"
+        )
+    if not asked:
+        return "text-ranking" if "text-ranking" in fitting and _is_cross_encoder(config) else fitting[0]
+    if asked not in fitting and asked != "embedding" and any(name.endswith(end) for end in HEADS):
+        raise CheckpointError(f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}")
+    return asked
+
+
+def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
+    marked = "sbert_ce_default_activation_function" in config or "activation_fn" in config.get(
+        "sentence_transformers", {}
+    )
+    return marked and len(config.get("id2label", ())) == 1
+
+
+def sentence_settings(checkpoint: Path) -> dict[str, str]:
+    """The client's settings for a folder of sentence-transformers; CheckpointError for a module that is not known."""
+    modules = modules_of(checkpoint)
+    if strange := [module for module in modules if module not in KNOWN_MODULES]:
+        raise CheckpointError(f"{MODULES} has {strange[0]}; the modules known are {', '.join(sorted(KNOWN_MODULES))}")
+    settings = {}
+    if (pooling := _pooling(checkpoint)) != "mean":
+        settings["pooling"] = pooling
+    if (checkpoint / MODULES).is_file() and "Normalize" not in modules:
+        settings["normalize"] = "false"
+    if length := read_json(checkpoint / LENGTHS).get("max_seq_length"):
+        settings["max_length"] = str(length)
+    return settings
+
+
+def modules_of(checkpoint: Path) -> list[str]:
+    """The kinds of a sentence encoder's modules."""
+    return [str(module["type"]).rpartition(".")[2] for module in read_json(checkpoint / MODULES) or ()]
+
+
+def _pooling(checkpoint: Path) -> str:
+    given = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
+    modes = {name: value for name, value in given.items() if name.startswith("pooling_mode_")}
+    chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]
+    known = {**POOLING, **NEW_POOLING}
+    chosen = [str(given["pooling_mode"])] if "pooling_mode" in given else chosen
+    if len(chosen) > 1 or (chosen and chosen[0] not in known):
+        raise CheckpointError(f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}")
+    if given.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
+        raise CheckpointError("its pooling leaves the prompt out (include_prompt), which is not done here")
+    return known[chosen[0]] if chosen else "mean"
+
+
+def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
+    """The folder of the first module of that kind."""
+    modules = read_json(checkpoint / MODULES) or ()
+    paths = [module.get("path", "") for module in modules if str(module["type"]).endswith(f".{kind}")]
+    return checkpoint / (paths[0] if paths else usual)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copies the tokenizer's files that exist, from tokenizer.json or BERT's vocab.txt; one that is stored in another
+    form transformers reads and writes as tokenizer.json."""
+    target.mkdir(exist_ok=True)
+    if not (source / "tokenizer.json").is_file() and not _is_word_piece(source):
+        _convert_tokenizer(source, target)
+    for name in TOKENIZER_FILES:
+        if (source / name).exists() and not (target / name).exists():
+            shutil.copyfile(source / name, target / name)
+
+
+def _is_word_piece(source: Path) -> bool:
+    kind = read_json(source / "config.json").get("model_type", "bert")
+    return kind == "bert" and (source / "vocab.txt").is_file()
+
+
+def _convert_tokenizer(source: Path, target: Path) -> None:
+    if not any(source.glob("vocab.*")) and not any(source.glob("*.model")):
+        raise BuildError(f"there is no tokenizer in {source}: neither tokenizer.json nor a vocabulary")
+    try:
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True).save_pretrained(target)
+    except Exception as err:  # each kind of tokenizer raises its own
+        raise BuildError(f"the tokenizer of {source} cannot be read: {first_line(err)}") from err
+    if not (target / "tokenizer.json").is_file():
+        raise BuildError(f"the tokenizer of {source} cannot be written as tokenizer.json, which serving reads")
+
+
+def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
+    """The tokenizer in a model's folder; CheckpointError where it does not fit the network."""
+    try:
+        tokenizer = TextTokenizer(folder, 0)
+    except InvalidRequest as err:
+        raise CheckpointError(str(err)) from err
+    size, rows = tokenizer.tokenizer.get_vocab_size(), tokenizer.config.get("vocab_size")
+    if rows and size > rows:
+        raise CheckpointError(
+            f"its tokenizer has {size} tokens, and the network knows {rows}: they do not belong together"
+        )
+    lowers = read_json(checkpoint / LENGTHS).get("do_lower_case")
+    if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
+        raise CheckpointError(f"{LENGTHS} says do_lower_case, and its tokenizer tells capitals from small letters")
+    return tokenizer
+
+
+def write_example(folder: Path, task: str) -> None:
+    """example.txt, or example.json where an instance is more than a text."""
+    example = EXAMPLES[task]
+    if isinstance(example, str):
+        mask = TextTokenizer(folder / "tokenizer", 0).mask
+        (folder / "example.txt").write_text(f"{example.replace('{mask}', mask)}\n", encoding="utf-8")
+    else:
+        (folder / "example.json").write_text(f"{json.dumps(example)}\n", encoding="utf-8")

@@ -1,0 +1,219 @@
+"""Any encoder of transformers as ONNX, exported by torch. The only module that loads these networks.
+
+What the tracer writes is compared with the network on other shapes than those it saw.
+"""
+
+import inspect
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from build_engines.errors import BuildError, first_line
+from build_engines.families.bert_graph import POSITIONS
+from build_engines.families.text_folder import MODULES, read_json
+from build_engines.families.torch_export import OPSET, name_shapes
+
+LOADERS = {
+    "embedding": "AutoModel",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "zero-shot-classification": "AutoModelForSequenceClassification",
+    "text-ranking": "AutoModelForSequenceClassification",
+}
+# What first trainings leave in a checkpoint beside the network that is asked for.
+SPARE = re.compile(
+    r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
+    r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
+)
+TRIED = ((1, 3), (3, 12), (2, 21))  # (rows, tokens) that the file is compared on
+CLOSE = 1e-3
+LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
+
+
+def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
+    """The folder's network as an ONNX file: input_ids, attention_mask and, where the network has kinds of tokens,
+    token_type_ids; for fill-mask masked_lm_positions too. BuildError where the folder is not that network, or not all
+    of it."""
+    network = _Exported(_load(checkpoint, task), task, _head(checkpoint, pooling)).eval()
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter(
+            "ignore"
+        )  # the tracer warns of every size that it takes for a constant: it is tried below
+        shape = _export(network, path)
+    axes = {name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names}
+    second = {"fill-mask": "masks"}.get(task, "sequence")
+    axes[network.output] = ("batch", *((second,) if len(shape) == 3 else ()), shape[-1])
+    name_shapes(path, axes)
+    _try(network, path)
+
+
+def _load(checkpoint: Path, task: str) -> Any:
+    try:
+        network, found = getattr(transformers, LOADERS[task]).from_pretrained(
+            checkpoint,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told, and refused below
+        )
+    except Exception as err:  # each network raises its own
+        raise BuildError(f"{checkpoint} cannot be loaded for {task}: {first_line(err)}") from err
+    if network.config.is_encoder_decoder:
+        raise BuildError(f"{checkpoint} is a {type(network).__name__}, which is no encoder alone")
+    _check_whole(checkpoint, task, found)
+    if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
+        raise BuildError(f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2")
+    return network
+
+
+def _check_whole(checkpoint: Path, task: str, found: Mapping[str, Any]) -> None:
+    """BuildError where a weight is missing, which transformers would make up, or left over."""
+    unused = re.compile(r"(\w+\.)*pooler\.") if task == "embedding" else None
+    missing = [name for name in found["missing_keys"] if not (unused and unused.match(name))]
+    left = [name for name in found["unexpected_keys"] if not SPARE.match(name)]
+    wrong = [each[0] if isinstance(each, tuple) else each for each in found.get("mismatched_keys", ())]
+    for names, what in ((missing, "lacks"), (left, "also has"), (wrong, "has another shape of")):
+        if names := sorted(map(str, names)):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise BuildError(
+                f"for {task} {checkpoint} {what} {', '.join(names[:3])}{more}; was it saved for another task?"
+            )
+
+
+class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """The network with its tensors one after the other."""
+
+    def __init__(self, network: Any, task: str, head: "_SentenceHead | None") -> None:
+        super().__init__()
+        self.network, self.task, self.head = network, task, head
+        self.names = ["input_ids", "attention_mask"]
+        takes = inspect.signature(network.forward).parameters
+        if "token_type_ids" in takes and getattr(network.config, "type_vocab_size", 0) > 1:
+            self.names.append("token_type_ids")
+        if task == "fill-mask":
+            self.names.append(POSITIONS)
+            base = getattr(network, network.base_model_prefix)
+            base.register_forward_hook(self._only_masks)
+        self.output = "sentence_embedding" if head else "last_hidden_state" if task == "embedding" else "logits"
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(self.names, tensors, strict=True))
+        self.positions = given.pop(POSITIONS, None)
+        made = self.network(**given, return_dict=True)
+        if self.task == "question-answering":
+            return torch.stack((made.start_logits, made.end_logits), -1)
+        if self.task != "embedding":
+            return made.logits
+        states = made.last_hidden_state
+        return self.head(states, given["attention_mask"]) if self.head else states
+
+    def _only_masks(self, module: Any, given: Any, made: Any) -> Any:
+        """The states at the masks: the logits of all tokens would be 15.6 MB for a text of 128."""
+        states = made.last_hidden_state
+        made.last_hidden_state = states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
+        return made
+
+    def example(self, rows: int, length: int) -> list[torch.Tensor]:
+        """Random tokens; the last row ends early."""
+        torch.manual_seed(0)
+        mask = torch.ones(rows, length, dtype=torch.int64)
+        mask[-1, (length + 1) // 2 :] = 0
+        every = {
+            "input_ids": torch.randint(5, self.network.config.vocab_size, (rows, length)),
+            "attention_mask": mask,
+            "token_type_ids": torch.zeros_like(mask),
+            POSITIONS: torch.arange(2).repeat(rows, 1),
+        }
+        return [every[name] for name in self.names]
+
+
+class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """Pooling, and the matrices that a folder of sentence-transformers has behind it."""
+
+    def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.layers = torch.nn.Sequential(*(layer for folder in folders for layer in _dense(folder)))
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        kept = mask[..., None].to(states.dtype)
+        if self.pooling == "cls":
+            pooled = states[:, 0]
+        elif self.pooling == "max":
+            pooled = states.masked_fill(kept == 0, -1e9).max(1).values
+        elif self.pooling == "last":
+            last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, states.shape[-1])
+            pooled = states.gather(1, last)[:, 0]
+        else:
+            pooled = (states * kept).sum(1) / kept.sum(1)
+        return self.layers(pooled)
+
+
+def _dense(folder: Path) -> list[torch.nn.Module]:
+    config = read_json(folder / "config.json")
+    name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid") or not (folder / "model.safetensors").is_file():
+        raise BuildError(f"{folder} has no model.safetensors, or its activation {name} is not known")
+    layer = torch.nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
+    layer.load_state_dict(
+        {key.removeprefix("linear."): value.float() for key, value in load_file(folder / "model.safetensors").items()}
+    )
+    return [layer, getattr(torch.nn, name)()]
+
+
+def _head(checkpoint: Path, pooling: str) -> _SentenceHead | None:
+    """None where the client pools by itself."""
+    modules = read_json(checkpoint / MODULES) or ()
+    folders = [checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")]
+    return _SentenceHead(pooling, folders) if folders else None
+
+
+def _export(network: _Exported, path: Path) -> tuple[int, ...]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    example = network.example(2, 9)
+    free = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in network.names}
+    try:
+        made = network(*example)
+        torch.onnx.export(
+            network,
+            tuple(example),
+            str(path),
+            input_names=network.names,
+            output_names=[network.output],
+            dynamic_axes={**free, network.output: {0: "batch"} | ({1: "second"} if made.ndim == 3 else {})},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    except Exception as err:  # the tracer raises many kinds
+        raise BuildError(f"{type(network.network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
+    return tuple(made.shape)
+
+
+def _try(network: _Exported, path: Path) -> None:
+    """BuildError where the file gives other values than the network."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for rows, length in TRIED:
+        example = network.example(rows, length)
+        with torch.inference_mode():
+            wanted = network(*example).numpy()
+        found = session.run(None, {name: each.numpy() for name, each in zip(network.names, example, strict=True)})[0]
+        if wanted.ndim == 3 and POSITIONS not in network.names:  # what stands at padding is nobody's
+            kept = example[1].numpy() > 0
+            wanted, found = wanted[kept], found[kept]
+        if wanted.shape != found.shape or not np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE):
+            raise BuildError(
+                f"the ONNX file that torch makes of {type(network.network).__name__} does not compute what the network "
+                f"does ({rows} texts of {length} tokens): export it by other means and build the ONNX file"
+            )

@@ -1,0 +1,112 @@
+"""The answer to a question within a context, as transformers' question-answering pipeline (4.57) finds it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from clients._text.fields import Fields
+from clients._text.scores import best, softmax
+from clients._text.task import Array, Task
+from clients._text.tokenizer import TextTokenizer
+from clients._text.windows import cut_into_windows
+from clients.base import Model, Parameter, Tensors
+
+USUAL_STRIDE = 128  # of tokens, where a window has twice as many
+NOWHERE = -10000.0  # the logit of a token that cannot be part of an answer
+
+
+class QuestionAnswering(Task):
+    """`{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end count characters of the
+    context. An answer of no text says that the context has none."""
+
+    codec = Fields("question", "context")
+    parameters = (
+        Parameter("top_k", 1, "how many answers", minimum=1, maximum=100),
+        Parameter("max_answer_len", 15, "longest answer in tokens", minimum=1, maximum=512),
+        Parameter("max_seq_len", 384, "tokens of a window of the context and the question", minimum=8),
+        Parameter(
+            "doc_stride", 0, "tokens that neighbouring windows share; 0: 128, or half of a shorter window", minimum=0
+        ),
+        Parameter("handle_impossible_answer", False, "whether the context may have no answer"),
+        Parameter("align_to_words", True, "whether an answer is of whole words"),
+    )
+
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+        super().__init__(model, tokenizer, options)
+        self.cls_id = tokenizer.special("cls_token", "[CLS]")[1]
+
+    def rows(self, instance: Mapping[str, str]) -> int:
+        return 1 + len(instance["context"]) // self.tokenizer.max_length
+
+    def tokens(self, instances: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]) -> Tensors:
+        length = min(parameters["max_seq_len"], self.tokenizer.max_length)
+        stride = parameters["doc_stride"] or min(USUAL_STRIDE, length // 2)
+        pairs = [(each["question"], each["context"]) for each in instances]
+        return cut_into_windows(self.tokenizer, pairs, length, stride, self.options["pad_to_multiple_of"])
+
+    def predict(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Logits of starts and ends -> the best answers from all of a context's windows."""
+        starts, ends = self._logits(outputs)
+        rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
+        predictions = []
+        for index, instance in enumerate(instances):
+            windows = [(encoding, start, end) for owner, encoding, start, end in rows if owner == index]
+            predictions.append({"answers": self._answers(instance["context"], windows, parameters)})
+        return predictions
+
+    def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
+        """Two outputs [rows, sequence], or one [rows, sequence, 2]."""
+        if "start_logits" in outputs and "end_logits" in outputs:
+            both = (outputs["start_logits"], outputs["end_logits"])
+            return both[0].astype(np.float32, copy=False), both[1].astype(np.float32, copy=False)
+        logits = self.first(outputs)
+        return logits[..., 0], logits[..., 1]
+
+    def _answers(self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        answers: dict[str, dict[str, Any]] = {}
+        none, top_k, aligned = 1.0, parameters["top_k"], parameters["align_to_words"]
+        for encoding, start, end in windows:
+            starts, ends = self._probabilities(encoding, start, end)
+            none = min(none, float(starts[0] * ends[0]))
+            starts[0] = ends[0] = 0.0
+            for first, last, score in _spans(starts, ends, top_k * 2 + 10 if aligned else top_k, parameters):
+                begin, behind = _characters(encoding, first, last, aligned)
+                text = context[begin:behind]
+                known = answers.setdefault(text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind})
+                known["score"] += score
+        found = list(answers.values())
+        if parameters["handle_impossible_answer"]:
+            found.append({"answer": "", "score": none, "start": 0, "end": 0})
+        return sorted(found, key=lambda answer: -float(answer["score"]))[:top_k]
+
+    def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
+        """Of each of the window's tokens to be the first, and the last; of the context's tokens and [CLS] only."""
+        possible = np.array(encoding.sequence_ids) == 1
+        possible |= np.array(encoding.ids) == self.cls_id
+        size = len(possible)
+        starts, ends = (softmax(np.where(possible, logits[:size], NOWHERE)) for logits in (start, end))
+        return starts * possible, ends * possible
+
+
+def _spans(starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]) -> list[tuple[int, int, float]]:
+    """(first, last token, score) of the best spans."""
+    length = min(parameters["max_answer_len"], len(starts))
+    behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
+    scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
+    found = ((*divmod(at, length), score) for at, score in best(scores.ravel(), count))
+    return [(first, first + more, score) for first, more, score in found if score > 0]
+
+
+def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
+    """Where these tokens, or the words that they are of, stand in the context."""
+    begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
+    if aligned:
+        words = [encoding.token_to_word(token) for token in (first, last)]
+        spans = [None if word is None else encoding.word_to_chars(word, 1) for word in words]
+        if spans[0] and spans[1]:
+            begin, behind = spans[0][0], spans[1][1]
+    return begin, behind

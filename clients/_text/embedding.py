@@ -1,0 +1,75 @@
+"""A text as a vector, as sentence-transformers makes it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients._text.task import Array, Task
+from clients._text.tokenizer import TextTokenizer
+from clients.base import Model, Parameter, Tensors
+from serving.errors import InvalidRequest
+
+PROMPTS = "config_sentence_transformers.json"  # in the tokenizer's folder: {"prompts": {name: text}, …}
+
+
+class Embedding(Task):
+    """`{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to length 1."""
+
+    settings = (
+        Parameter(
+            "pooling", "mean", "embedding: the tokens that it is made from", choices=("mean", "cls", "max", "last")
+        ),
+    )
+    parameters = (
+        Parameter("normalize", True, "whether to scale the embedding to length 1"),
+        Parameter("dimensions", 0, "the first so many numbers of the embedding; 0: all", minimum=0),
+        Parameter("prompt_name", "", "a prompt of the model's, by its name, to put before the text"),
+        Parameter("prompt", "", "what to put before the text"),
+    )
+
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+        super().__init__(model, tokenizer, options)
+        file = model.path / options["tokenizer"] / PROMPTS
+        given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.prompts: dict[str, str] = given.get("prompts") or {}
+        self.usual_prompt = given.get("default_prompt_name") or ""
+
+    def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
+        prompt = self._prompt(parameters)
+        return super().tokens([prompt + text for text in instances] if prompt else instances, parameters)
+
+    def _prompt(self, parameters: Mapping[str, Any]) -> str:
+        name = parameters["prompt_name"] or self.usual_prompt
+        if parameters["prompt"] or not name:
+            return str(parameters["prompt"])
+        if name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise InvalidRequest(f"parameter 'prompt_name': model '{self.model.name}' has no '{name}'; it has: {known}")
+        return self.prompts[name]
+
+    def predict(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """[n, sequence, hidden] -> vectors; a model that pools itself gives [n, hidden]."""
+        values = self.first(outputs)
+        if values.ndim == 3:
+            values = self._pooled(values, inputs["attention_mask"])
+        if (count := parameters["dimensions"]) > values.shape[1]:
+            raise InvalidRequest(f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}")
+        values = values[:, : count or None]
+        if parameters["normalize"]:
+            values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+        return [{"embedding": vector} for vector in values.tolist()]
+
+    def _pooled(self, values: Array, attention_mask: Array) -> Array:
+        pooling = self.options["pooling"]
+        if pooling == "cls":
+            return np.asarray(values[:, 0])
+        if pooling == "last":
+            return np.asarray(values[np.arange(len(values)), attention_mask.sum(axis=1) - 1])
+        if pooling == "max":
+            return np.asarray(np.where(attention_mask[..., None] > 0, values, -np.inf).max(axis=1))
+        mask = attention_mask.astype(np.float32)
+        return np.asarray(np.einsum("nsh,ns->nh", values, mask) / mask.sum(axis=1, keepdims=True))

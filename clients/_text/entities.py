@@ -1,0 +1,162 @@
+"""The entities in a text, as transformers' token-classification pipeline finds them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from clients._text.scores import softmax
+from clients._text.task import Array, Task, label
+from clients._text.tokenizer import TextTokenizer
+from clients._text.windows import cut_into_windows
+from clients.base import Model, Names, Parameter, Tensors
+
+STRATEGIES = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token, or a word of several; `tag` is the label of its highest score."""
+
+    text: str
+    scores: Array
+    tag: str
+    score: float
+    start: int
+    end: int
+    continues: bool = False
+
+
+Entity = dict[str, Any]
+
+
+class TokenClassification(Task):
+    """`{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the text; start and end count
+    characters."""
+
+    parameters = (
+        Parameter("aggregation_strategy", "none", "how tokens become entities", choices=STRATEGIES),
+        Parameter("ignore_labels", Names(["O"]), "labels that are no entities"),
+        Parameter(
+            "stride", 0, "a long text is read in windows that share so many tokens; 0: its end is cut off", minimum=0
+        ),
+    )
+
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+        super().__init__(model, tokenizer, options)
+        self.names = self.labels()
+        self.unknown = tokenizer.special("unk_token", "[UNK]")[1]
+        self.knows_words = bool(getattr(tokenizer.tokenizer.model, "continuing_subword_prefix", None))
+
+    def rows(self, instance: str) -> int:
+        return 1 + len(instance) // (4 * self.tokenizer.max_length)
+
+    def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
+        """Also the rows' `encodings` and their `owners`."""
+        length, stride = self.tokenizer.max_length, parameters["stride"]
+        return cut_into_windows(
+            self.tokenizer, instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
+        )
+
+    def predict(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Logits [rows, sequence, labels] -> the entities of each text."""
+        scores = softmax(self.first(outputs))
+        found: list[list[list[Entity]]] = [[] for _ in instances]
+        for owner, encoding, row in zip(inputs["owners"].tolist(), inputs["encodings"], scores, strict=True):
+            found[owner].append(self._entities(instances[owner], encoding, row, parameters))
+        return [{"entities": _merged(windows)} for windows in found]
+
+    def _entities(self, text: str, encoding: Encoding, scores: Array, parameters: Mapping[str, Any]) -> list[Entity]:
+        strategy, ignored = parameters["aggregation_strategy"], parameters["ignore_labels"]
+        tokens = list(self._tokens(text, encoding, scores))
+        if strategy in ("first", "average", "max"):
+            tokens = [self._word(group, strategy) for group in _words(tokens)]
+        if strategy == "none":
+            found = [_entity(token.tag, token.score, token.text, token.start, token.end) for token in tokens]
+        else:
+            found = [self._group(group) for group in _groups(tokens)]
+        return [entity for entity in found if entity["label"] not in ignored]
+
+    def _tokens(self, text: str, encoding: Encoding, scores: Array) -> Iterable[Token]:
+        """Those of the text, without the tokenizer's marks."""
+        pieces = zip(encoding.tokens, encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        for (piece, number, (start, end), special), row in zip(pieces, scores, strict=False):
+            if special:
+                continue
+            unknown = number == self.unknown
+            if self.knows_words:
+                continues = len(piece) != end - start
+            else:
+                continues = start > 0 and " " not in text[start - 1 : start + 1]
+            word = text[start:end] if unknown else piece
+            yield self._token(word, row, start, end, continues and not unknown)
+
+    def _token(self, text: str, scores: Array, start: int, end: int, continues: bool = False) -> Token:
+        best = int(scores.argmax())
+        return Token(text, scores, label(self.names, best), float(scores[best]), start, end, continues)
+
+    def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
+        """The tokens of a word as one, with the scores of one of them or their mean."""
+        if strategy == "first":
+            scores = tokens[0].scores
+        elif strategy == "max":
+            scores = max(tokens, key=lambda token: token.score).scores
+        else:
+            scores = np.mean([token.scores for token in tokens], axis=0)
+        text = self.tokenizer.joined([token.text for token in tokens])
+        return self._token(text, scores, tokens[0].start, tokens[-1].end)
+
+    def _group(self, tokens: Sequence[Token]) -> Entity:
+        text = self.tokenizer.joined([token.text for token in tokens])
+        score = float(np.mean([token.score for token in tokens]))
+        return _entity(tokens[0].tag.split("-", 1)[-1], score, text, tokens[0].start, tokens[-1].end)
+
+
+def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:
+    return {"label": tag, "score": score, "word": word, "start": start, "end": end}
+
+
+def _words(tokens: Iterable[Token]) -> list[list[Token]]:
+    words: list[list[Token]] = []
+    for token in tokens:
+        if words and token.continues:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    return words
+
+
+def _groups(tokens: Iterable[Token]) -> list[list[Token]]:
+    """Neighbours of one kind; B- begins another group."""
+    groups: list[list[Token]] = []
+    for token in tokens:
+        if groups and not token.tag.startswith("B-") and _kind(token.tag) == _kind(groups[-1][-1].tag):
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+    return groups
+
+
+def _kind(tag: str) -> str:
+    return tag[2:] if tag.startswith(("B-", "I-")) else tag
+
+
+def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
+    """Those of all windows; of two that overlap the longer, else the surer one."""
+    if len(windows) < 2:
+        return windows[0]
+    merged: list[Entity] = []
+    for entity in sorted((one for window in windows for one in window), key=lambda one: int(one["start"])):
+        if not merged or entity["start"] >= merged[-1]["end"]:
+            merged.append(entity)
+        elif _weight(entity) > _weight(merged[-1]):
+            merged[-1] = entity
+    return merged
+
+
+def _weight(entity: Entity) -> tuple[int, float]:
+    return entity["end"] - entity["start"], entity["score"]

@@ -1,0 +1,99 @@
+"""The likeliest tokens in place of each mask of a text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients._text.scores import best, softmax
+from clients._text.task import Array, Task
+from clients._text.tokenizer import TextTokenizer, padded
+from clients.base import Model, Names, Parameter, Tensors
+from serving.errors import DecodingError, InvalidRequest
+
+POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
+MOST_MASKS = 32  # in a text: each is a row of scores for the whole vocabulary, 120 kB of FP32
+MOST_FILLED = 2_000  # masks · top_k of a text: each is written as a whole sequence
+
+
+class FillMask(Task):
+    """`{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`, a list for each mask, likeliest first."""
+
+    parameters = (
+        Parameter("top_k", 5, "how many tokens per mask", minimum=1, maximum=1000),
+        Parameter("targets", Names(), "the only tokens to choose from; all when empty"),
+    )
+
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+        super().__init__(model, tokenizer, options)
+        if tokenizer.mask_id is None:
+            raise InvalidRequest(f"model '{model.name}': its tokenizer has no '{tokenizer.mask}' to fill")
+        self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
+
+    def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
+        """Also masked_lm_positions [n, most masks]. Raises DecodingError for a text without a mask."""
+        tensors = super().tokens(instances, parameters)
+        return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
+
+    def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
+        found = [np.flatnonzero(row == self.tokenizer.mask_id).tolist() for row in ids]
+        for index, (positions, text) in enumerate(zip(found, instances, strict=True)):
+            if not positions:
+                raise DecodingError(self._missing_mask(text), instance=index)
+            if len(positions) > MOST_MASKS:
+                reason = f"it has {len(positions)} {self.tokenizer.mask}, at most {MOST_MASKS} are filled in at a time"
+                raise DecodingError(reason, instance=index)
+        return padded(found, max(map(len, found)), 0)
+
+    def _missing_mask(self, text: str) -> str:
+        mask = self.tokenizer.mask
+        if mask in text:
+            return f"its {mask} lies beyond the model's limit of {self.tokenizer.max_length} tokens"
+        return f"there is nothing to fill in; write {mask} in place of a token"
+
+    def predict(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Logits [n, sequence, vocabulary] or [n, masks, vocabulary] -> the likeliest tokens for each mask."""
+        targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
+        predictions = []
+        for ids, logits in zip(inputs["input_ids"], self.first(outputs), strict=True):
+            positions = np.flatnonzero(ids == self.tokenizer.mask_id)
+            if len(positions) * min(top_k, logits.shape[-1]) > MOST_FILLED:
+                raise InvalidRequest(
+                    f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks are too many; at most "
+                    f"{MOST_FILLED} are given for a text"
+                )
+            scores = softmax(logits[: len(positions)] if self.compact else logits[positions])
+            masks = [self._fill(ids, p, s, targets, top_k) for p, s in zip(positions, scores, strict=True)]
+            predictions.append({"masks": masks})
+        return predictions
+
+    def _targets(self, words: Sequence[str]) -> Array | None:
+        """The tokens' ids; None for all of the vocabulary. Raises InvalidRequest for a word that is no token."""
+        ids = {word: self.tokenizer.tokenizer.token_to_id(word) for word in words}
+        if strange := [word for word, token in ids.items() if token is None]:
+            raise InvalidRequest(f"parameter 'targets': '{strange[0]}' is no token of the vocabulary")
+        return np.unique(np.array(list(ids.values()))) if ids else None
+
+    def _fill(
+        self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
+    ) -> list[dict[str, Any]]:
+        single = int((ids == self.tokenizer.mask_id).sum()) == 1
+        known = np.arange(len(scores)) if targets is None else targets
+        return [
+            {
+                "token": self.tokenizer.decode([token], skip_special_tokens=False),
+                "token_id": token,
+                "score": score,
+                "sequence": self._sequence(ids, position, token, single),
+            }
+            for token, score in ((int(known[at]), score) for at, score in best(scores[known], top_k))
+        ]
+
+    def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
+        """The text with that token. If it has other masks, they stay, and so do [CLS] and [SEP], as in transformers."""
+        filled = ids.copy()
+        filled[position] = token
+        kept = filled[filled != self.tokenizer.pad_id].tolist()
+        return self.tokenizer.decode(kept, skip_special_tokens=single)

@@ -1,0 +1,97 @@
+"""Classes that the caller names: how far a text entails that it is about each, by a model of natural language
+inference (Yin et al. 2019, arXiv:1909.00161)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients._text.fields import Fields
+from clients._text.scores import best, softmax
+from clients._text.task import Array, Task
+from clients._text.tokenizer import TextTokenizer
+from clients.base import Model, Names, Parameter, Tensors
+from serving.errors import DecodingError, InvalidRequest
+
+MOST_LABELS = 100  # each is a row with the whole text
+HOLE = "{}"
+
+
+class ZeroShotClassification(Task):
+    """`{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the labels as they were given."""
+
+    codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
+    parameters = (
+        Parameter("candidate_labels", Names(), "the labels to choose from, where an instance names none"),
+        Parameter("hypothesis_template", "This example is {}.", "a sentence; the label takes the place of {}"),
+        Parameter("multi_label", False, "whether several labels may be true"),
+    )
+    truncation = "only_first"
+
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+        super().__init__(model, tokenizer, options)
+        found = [index for index, name in enumerate(self.labels()) if name.lower().startswith("entail")]
+        if not found:
+            raise InvalidRequest(
+                f"model '{model.name}': none of its labels ({', '.join(self.labels()) or 'there are none'}) begins "
+                "with 'entail'; zero-shot-classification takes a model of natural language inference"
+            )
+        self.entailment = found[0]
+        self.contradiction = -1 if self.entailment == 0 else 0
+
+    def rows(self, instance: Any) -> int:
+        return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
+
+    def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+        """A row for each label of each instance; `owners` [rows] are the instances' numbers."""
+        named = [self._labels(index, each, parameters) for index, each in enumerate(instances)]
+        template = parameters["hypothesis_template"]
+        if HOLE not in template:
+            raise InvalidRequest(f"parameter 'hypothesis_template': '{template[:80]}' has no {HOLE} for the label")
+        texts = [each if isinstance(each, str) else each["text"] for each in instances]
+        pairs = [
+            (text, template.replace(HOLE, one)) for text, labels in zip(texts, named, strict=True) for one in labels
+        ]
+        owners = np.repeat(np.arange(len(named)), [len(labels) for labels in named])
+        return per_instance(self.encoded(pairs), owners, self.tokenizer.max_length)
+
+    def encoded(self, pairs: Sequence[tuple[str, str]]) -> Tensors:
+        """Raises InvalidRequest where a label alone is longer than the model takes."""
+        try:
+            return self.tokenizer.encode(pairs, self.options["pad_to_multiple_of"])
+        except Exception as err:  # the tokenizer raises no narrower class
+            raise InvalidRequest(f"a label is too long: {err}") from err
+
+    def _labels(self, index: int, instance: Any, parameters: Mapping[str, Any]) -> Sequence[str]:
+        own = () if isinstance(instance, str) else instance.get("candidate_labels", ())
+        labels: Sequence[str] = own or parameters["candidate_labels"]
+        if not labels:
+            raise DecodingError("it has no labels to choose from: name them in 'candidate_labels'", instance=index)
+        if len(labels) > MOST_LABELS:
+            raise DecodingError(f"it has {len(labels)} labels, at most {MOST_LABELS} are tried", instance=index)
+        return labels
+
+    def predict(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Logits [rows, 3] -> the labels of each instance."""
+        logits = self.first(outputs)
+        predictions = []
+        for index, instance in enumerate(instances):
+            labels = self._labels(index, instance, parameters)
+            scores = self._scores(logits[inputs["owners"] == index], parameters["multi_label"])
+            found = [{"label": labels[at], "class_id": at, "score": score} for at, score in best(scores, len(labels))]
+            predictions.append({"classes": found})
+        return predictions
+
+    def _scores(self, logits: Array, several: bool) -> Array:
+        if several or len(logits) == 1:
+            return softmax(logits[:, [self.contradiction, self.entailment]])[:, 1]
+        return softmax(logits[:, self.entailment])
+
+
+def per_instance(tensors: Tensors, owners: Array, limit: int) -> Tensors:
+    """Those of `encode` with several rows for an instance: `num_tokens` of its longest row, and `owners`."""
+    counts = np.zeros(int(owners.max()) + 1, np.int64)
+    np.maximum.at(counts, owners, tensors["num_tokens"])
+    return tensors | {"num_tokens": counts, "truncated": counts > limit, "owners": owners}

@@ -1,0 +1,225 @@
+"""What folders of transformers and sentence-transformers say of themselves, and what of them is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from build_engines.building.model import build, export
+from build_engines.errors import BuildError, UsageError
+from build_engines.measurement.comparison import compare
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import Request
+from clients.bert import TASKS
+from tests.clients.text_models import LIMIT, TEXTS, Served, save_checkpoint
+
+
+def change(path: Path, **values: Any) -> None:
+    given = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(given | values))
+
+
+def built(checkpoint: Path, folder: Path, **given: Any) -> ModelSpec:
+    return export(Request("own", **given), checkpoint, folder)
+
+
+@pytest.mark.parametrize(
+    ("task", "family", "changes", "asked", "settings"),
+    [
+        ("embedding", "electra", {}, "", {"task": "embedding"}),
+        ("fill-mask", "roberta", {}, "embedding", {"task": "embedding"}),
+        ("token-classification", "distilbert", {}, "", {"task": "token-classification"}),
+        ("question-answering", "bert", {}, "", {"task": "question-answering"}),
+        ("text-ranking", "bert", {"num_labels": 1}, "", {"task": "text-classification"}),
+        ("text-ranking", "bert", {"num_labels": 1}, "text-ranking", {"task": "text-ranking"}),
+    ],
+)
+def test_config_json_or_the_flag_decides_the_task(
+    task: str, family: str, changes: dict[str, Any], asked: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", task, family, **changes)
+    assert built(checkpoint, tmp_path / "model", task=asked).settings == settings | {"pad_to_multiple_of": "8"}
+
+
+def test_a_cross_encoder_of_sentence_transformers_ranks(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(
+        tmp_path, "text-ranking", num_labels=1, id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0}
+    )
+    change(tmp_path / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    change(tmp_path / "config.json", id2label={"0": "LABEL_0"})
+    model_spec = built(checkpoint, tmp_path / "model")
+    assert model_spec.settings["task"] == "text-ranking"
+    (prediction,) = Served(tmp_path / "model", **model_spec.settings).predict(
+        [{"query": "a", "documents": ["the cat"]}]
+    )
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    encoded = transformers.AutoTokenizer.from_pretrained(checkpoint)("a", "the cat", return_tensors="pt")
+    assert prediction["ranking"][0]["score"] == pytest.approx(network(**encoded).logits.item(), abs=1e-4)
+
+
+def drop(folder: Path, name: str) -> None:
+    file = folder / "model.safetensors"
+    save_file({key: value for key, value in load_file(file).items() if name not in key}, file, {"format": "pt"})
+
+
+def add(folder: Path, name: str) -> None:
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name: torch.zeros(2)}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("task", "spoil", "asked", "message"),
+    [
+        (
+            "text-classification",
+            lambda folder: drop(folder, "layer.1.output.dense.weight"),
+            "",
+            "lacks .*layer.1.output",
+        ),
+        ("text-classification", lambda folder: drop(folder, "classifier"), "", "lacks classifier"),
+        (
+            "token-classification",
+            lambda folder: add(folder, "roberta.encoder.layer.2.x"),
+            "",
+            "also has roberta.encoder",
+        ),
+        ("token-classification", lambda folder: None, "embedding", "also has classifier"),
+        ("token-classification", lambda folder: None, "fill-mask", "its task is token-classification, not fill-mask"),
+        (
+            "embedding",
+            lambda folder: change(folder / "config.json", architectures=["RobertaForMultipleChoice"]),
+            "",
+            "it is a RobertaForMultipleChoice, which does none of: embedding",
+        ),
+        (
+            "embedding",
+            lambda folder: change(folder / "config.json", vocab_size=999),
+            "",
+            "has another shape of embeddings.word_embeddings",
+        ),
+        (
+            "embedding",
+            lambda folder: (folder / "modules.json").write_text(
+                '[{"type": "x.Transformer"}, {"type": "x.SpladePooling"}]'
+            ),
+            "",
+            "modules.json has SpladePooling",
+        ),
+        (
+            "embedding",
+            lambda folder: change(folder / "1_Pooling/config.json", pooling_mode_weightedmean_tokens=True),
+            "",
+            "its pooling is weightedmean_tokens",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_all_of_what_it_says_is_refused(
+    task: str, spoil: Callable[[Path], Any], asked: str, message: str, tmp_path: Path
+) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", task, "roberta")
+    spoil(checkpoint)
+    with pytest.raises(BuildError, match=message):
+        built(checkpoint, tmp_path / "model", task=asked)
+
+
+def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "bert")
+    save_checkpoint(tmp_path / "other", "embedding", "roberta")
+    shutil.copyfile(tmp_path / "other" / "tokenizer.json", checkpoint / "tokenizer.json")
+    with pytest.raises(BuildError, match=r"its tokenizer has 318 tokens, and the network knows 29"):
+        built(checkpoint, tmp_path / "model")
+
+
+def test_a_vocabulary_in_another_form_becomes_a_tokenizer_json(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "distilbert")
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
+    change(checkpoint / "tokenizer_config.json", tokenizer_class="DistilBertTokenizer")
+    model_spec = built(checkpoint, tmp_path / "model")
+    client = Served(tmp_path / "model", **model_spec.settings).client
+    assert client.preprocess(["the cat"])["input_ids"][0, :4].tolist() == [2, 5, 6, 3]
+
+
+def test_a_folder_of_sentence_transformers_is_built_with_all_its_modules(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
+    modules = ["Transformer", "Pooling", "Dense", "Normalize"]
+    paths = ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    listed = [{"type": f"sentence_transformers.models.{m}", "path": p} for m, p in zip(modules, paths, strict=True)]
+    (checkpoint / "modules.json").write_text(json.dumps(listed))
+    change(checkpoint / "1_Pooling/config.json", pooling_mode_cls_token=False, pooling_mode_mean_tokens=True)
+    change(checkpoint / "2_Dense/config.json", in_features=32, out_features=8, activation_function="torch.nn.Tanh")
+    change(checkpoint / "config_sentence_transformers.json", prompts={"query": "the cat "}, default_prompt_name="query")
+    change(checkpoint / "sentence_bert_config.json", max_seq_length=12, do_lower_case=False)
+    matrix, bias = torch.randn(8, 32), torch.randn(8)
+    save_file({"linear.weight": matrix, "linear.bias": bias}, checkpoint / "2_Dense/model.safetensors")
+    model_spec = built(checkpoint, tmp_path / "model")
+    network = transformers.AutoModel.from_pretrained(checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    ours = Served(tmp_path / "model", **model_spec.settings).predict(TEXTS)
+    for text, prediction in zip(TEXTS, ours, strict=True):
+        encoded = tokenizer(f"the cat {text}", return_tensors="pt", truncation=True, max_length=12)
+        with torch.no_grad():
+            wanted = torch.tanh(matrix @ network(**encoded).last_hidden_state[0].mean(0) + bias)
+        np.testing.assert_allclose(prediction["embedding"], wanted / wanted.norm(), atol=1e-4)
+
+
+def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
+    whole = built(checkpoint, tmp_path / "whole")
+    file = tmp_path / "whole" / "1" / "model.onnx"
+    given: dict[str, Any] = {
+        "weights": str(file),
+        "client": "bert",
+        "task": "text-classification",
+        "repository": tmp_path / "repository",
+    }
+    folder, _ = build(Request("own", **given, tokenizer=checkpoint))
+    assert (folder / "tokenizer" / "tokenizer.json").is_file()
+    ours, wanted = Served(folder, task="text-classification"), Served(tmp_path / "whole", **whole.settings)
+    assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
+    with pytest.raises(UsageError, match="--client bert takes --tokenizer FOLDER"):
+        build(Request("own", **given))
+    with pytest.raises(UsageError, match="--tokenizer is for --client bert"):
+        build(Request("own", **(given | {"client": ""}), tokenizer=checkpoint))
+
+
+def test_no_tokenizer_is_read_outside_the_models_folder(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding")
+    built(checkpoint, tmp_path / "model")
+    for place in ("../checkpoint", str(checkpoint)):
+        with pytest.raises(Exception, match="'tokenizer' is a folder inside the model's own"):
+            Served(tmp_path / "model", tokenizer=place)
+
+
+def test_positions_that_begin_behind_the_padding_shorten_the_texts(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "mpnet")
+    change(checkpoint / "tokenizer_config.json", model_max_length=10**30)
+    model_spec = built(checkpoint, tmp_path / "model")
+    (prediction,) = Served(tmp_path / "model", **model_spec.settings).predict(["the cat " * 40])
+    assert (prediction["truncated"], len(prediction["embedding"])) == (True, 32)
+    assert Served(tmp_path / "model", **model_spec.settings).client.tokenizer.max_length == LIMIT
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_engine_of_each_task_is_compared_with_its_reference(task: str, tmp_path: Path) -> None:
+    names = {"0": "contradiction", "1": "entailment"}
+    changes = {"num_labels": 1} if task == "text-ranking" else {"id2label": names, "label2id": {"entailment": 1}}
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", task, **changes)
+    served = Served(tmp_path / "model", **built(checkpoint, tmp_path / "model", task=task).settings)
+    (score,) = compare(served.client.model, served.client, served.infer, served.infer, count=3)
+    assert score.value == pytest.approx(1.0)
+
+
+def test_a_network_that_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "electra")
+    monkeypatch.setattr("build_engines.families.text_network.LARGEST", 1000)
+    with pytest.raises(BuildError, match="GB of weights in FP32, and one ONNX file holds 2"):
+        built(checkpoint, tmp_path / "model")

@@ -1,0 +1,342 @@
+"""Every task of the text client, with every kind of encoder: what transformers' own pipelines answer."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from serving.errors import DecodingError, InvalidRequest
+from tests.clients.text_models import FAMILIES, LIMIT, TEXTS, Served, serve
+
+LABELS = {0: "O", 1: "B-CAT", 2: "I-CAT", 3: "B-DOG", 4: "I-DOG"}
+INFERENCE = {0: "contradiction", 1: "neutral", 2: "entailment"}
+PAIRS = [
+    {"text": "the cat sat on the mat.", "text_pair": "A dog!"},
+    {"text": "the sun is blue", "text_pair": "the moon was red, the moon was big and the moon ran under the rug " * 2},
+]
+LONG = "the cat sat on the mat, a big dog ran. " * 6
+
+Serve = Callable[..., tuple[Served, Any]]
+
+
+def named(labels: Mapping[int, str]) -> dict[str, Any]:
+    return {"id2label": dict(labels), "label2id": {name: index for index, name in labels.items()}}
+
+
+@pytest.fixture(scope="module")
+def served_with(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """(the model of that task and family, its checkpoint), built once."""
+    made: dict[tuple[str, str], tuple[Served, Path]] = {}
+
+    def built(task: str, family: str = "bert", **changes: Any) -> tuple[Served, Path]:
+        if (task, family) not in made:
+            folder = tmp_path_factory.mktemp("model")
+            made[task, family] = serve(folder, task, changes, family), folder / "checkpoint"
+        return made[task, family]
+
+    return built
+
+
+def pipeline(task: str, checkpoint: Path) -> Any:
+    return transformers.pipeline(task, str(checkpoint))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_encoder_fills_masks_as_transformers_does(family: str, served_with: Serve) -> None:
+    served, checkpoint = served_with("fill-mask", family)
+    mask, reference = served.client.tokenizer.mask, pipeline("fill-mask", checkpoint)
+    texts = [f"the {mask} sat on the mat.", f"{mask} dog ran on {mask} rug!"]
+    for text, prediction in zip(texts, served.predict(texts), strict=True):
+        theirs = reference(text)
+        theirs = theirs if isinstance(theirs[0], list) else [theirs]
+        for ours, wanted in zip(prediction["masks"], theirs, strict=True):
+            np.testing.assert_allclose([t["score"] for t in ours], [t["score"] for t in wanted], atol=1e-4)
+            assert [(t["token_id"], t["sequence"]) for t in ours] == [(t["token"], t["sequence"]) for t in wanted]
+
+
+def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) -> None:
+    served, checkpoint = served_with("fill-mask")
+    text, targets = "the [MASK] sat on the mat.", ["dog", "cat", "moon"]
+    ours = served.predict([text], targets=targets)[0]["masks"][0]
+    theirs = pipeline("fill-mask", checkpoint)(text, targets=targets)
+    assert [t["token"] for t in ours] == [t["token_str"] for t in theirs]
+    np.testing.assert_allclose([t["score"] for t in ours], [t["score"] for t in theirs], atol=1e-4)
+    with pytest.raises(InvalidRequest, match="'targets': 'catamaran' is no token"):
+        served.predict([text], targets=["cat", "catamaran"])
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "deberta-v2", "modernbert"])
+def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(family: str, served_with: Serve) -> None:
+    served, checkpoint = served_with("text-classification", family, num_labels=3)
+    reference = pipeline("text-classification", checkpoint)
+    instances = [TEXTS[0], PAIRS[0], TEXTS[2]]
+    for instance, prediction in zip(instances, served.predict(instances), strict=True):
+        theirs = reference(instance, top_k=None, truncation=True)
+        assert [c["label"] for c in prediction["classes"]] == [c["label"] for c in theirs]
+        np.testing.assert_allclose([c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4)
+
+
+def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: Serve) -> None:
+    served, checkpoint = served_with("text-classification", "roberta", num_labels=3)
+    theirs = pipeline("text-classification", checkpoint)(PAIRS[1], top_k=None, truncation=True)
+    ours = served.predict([PAIRS[1], PAIRS[0]])
+    np.testing.assert_allclose(
+        sorted(c["score"] for c in ours[0]["classes"]), sorted(c["score"] for c in theirs), atol=1e-4
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    assert [p["tokens"] for p in ours] == [len(tokenizer(**each).input_ids) for each in (PAIRS[1], PAIRS[0])]
+    assert [p["truncated"] for p in ours] == [True, False]
+
+
+def test_the_function_that_makes_scores_is_a_parameter(served_with: Serve) -> None:
+    served, checkpoint = served_with("text-classification", "bert", num_labels=3)
+    for function in ("sigmoid", "none", "softmax"):
+        theirs = pipeline("text-classification", checkpoint)(TEXTS[0], top_k=None, function_to_apply=function)
+        ours = served.predict(TEXTS[:1], function_to_apply=function)[0]["classes"]
+        np.testing.assert_allclose([c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4)
+
+
+def same_entities(ours: list[Any], theirs: list[Any]) -> None:
+    assert [(e["label"], e["word"], e["start"], e["end"]) for e in ours] == [
+        (e.get("entity_group", e.get("entity")), e["word"], e["start"], e["end"]) for e in theirs
+    ]
+    np.testing.assert_allclose([e["score"] for e in ours], [e["score"] for e in theirs], atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "electra"])
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+def test_entities_are_those_of_the_pipeline(family: str, strategy: str, served_with: Serve) -> None:
+    served, checkpoint = served_with("token-classification", family, **named(LABELS))
+    reference = pipeline("token-classification", checkpoint)
+    texts = [*TEXTS[:3], "Quickly, the catly CATS ran!  Ünder the moons", LONG]
+    found = served.predict(texts, aggregation_strategy=strategy)
+    for text, prediction in zip(texts, found, strict=True):
+        same_entities(prediction["entities"], reference(text, aggregation_strategy=strategy))
+    assert [p["truncated"] for p in found] == [p["tokens"] > LIMIT for p in found]
+    assert found[-1]["truncated"]
+    assert any(prediction["entities"] for prediction in found)
+    every = served.predict(texts[:1], aggregation_strategy=strategy, ignore_labels=[])
+    same_entities(every[0]["entities"], reference(texts[0], aggregation_strategy=strategy, ignore_labels=[]))
+
+
+@pytest.mark.parametrize("stride", [1, 5])
+def test_a_long_text_is_read_in_windows_where_a_stride_says_so(stride: int, served_with: Serve) -> None:
+    served, checkpoint = served_with("token-classification", "bert", **named(LABELS))
+    reference = pipeline("token-classification", checkpoint)
+    given = {"aggregation_strategy": "simple", "stride": stride}
+    ours = served.predict([LONG, "A dog!"], **given)
+    same_entities(ours[0]["entities"], reference(LONG, **given))
+    same_entities(ours[1]["entities"], reference("A dog!", **given))
+    tokens = len(transformers.AutoTokenizer.from_pretrained(checkpoint)(LONG).input_ids)
+    assert [(p["tokens"], p["truncated"]) for p in ours] == [(tokens, False), (5, False)]
+
+
+def test_windows_that_share_all_their_tokens_are_refused(served_with: Serve) -> None:
+    served, _ = served_with("token-classification", "bert", **named(LABELS))
+    with pytest.raises(DecodingError, match="instance 0: a window has room for 22 of its tokens"):
+        served.predict([LONG], stride=22)
+    with pytest.raises(DecodingError, match="instance 1: it has 300000 characters, at most 262144"):
+        served.predict(["a", "a" * 300_000], stride=2)
+    with pytest.raises(DecodingError, match="it makes 3979 windows, at most 1000"):
+        served.predict(["a " * 4_000], stride=21)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_zero_shot_classes_are_those_of_the_pipeline(family: str, multi_label: bool, served_with: Serve) -> None:
+    served, checkpoint = served_with("zero-shot-classification", family, **named(INFERENCE))
+    reference = pipeline("zero-shot-classification", checkpoint)
+    for labels, template in ((["cat", "red dog", "moon"], "the {} is big."), (["fox"], "This example is {}.")):
+        given = {"multi_label": multi_label, "hypothesis_template": template}
+        ours = served.predict(TEXTS[:3], candidate_labels=labels, **given)
+        for text, prediction in zip(TEXTS[:3], ours, strict=True):
+            theirs = reference(text, candidate_labels=labels, **given)
+            assert [c["label"] for c in prediction["classes"]] == theirs["labels"]
+            np.testing.assert_allclose([c["score"] for c in prediction["classes"]], theirs["scores"], atol=1e-4)
+
+
+def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
+    served, _ = served_with("zero-shot-classification", "bert", **named(INFERENCE))
+    own = {"text": TEXTS[0], "candidate_labels": ["moon", "sun"]}
+    ours = served.predict([own, TEXTS[0]], candidate_labels=["cat", "dog", "fox"])
+    assert [{c["label"] for c in p["classes"]} for p in ours] == [{"moon", "sun"}, {"cat", "dog", "fox"}]
+    assert ours[0] == served.predict([TEXTS[0]], candidate_labels=["moon", "sun"])[0]
+    with pytest.raises(DecodingError, match="instance 1: it has no labels"):
+        served.predict([own, TEXTS[0]])
+    with pytest.raises(DecodingError, match="instance 0: it has 101 labels"):
+        served.predict([TEXTS[0]], candidate_labels=["cat"] * 101)
+    with pytest.raises(InvalidRequest, match=r"'hypothesis_template': 'about' has no \{\}"):
+        served.predict([own], hypothesis_template="about")
+
+
+def test_a_model_that_infers_nothing_is_no_zero_shot_classifier(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"none of its labels \(bad, good\) begins with 'entail'"):
+        serve(tmp_path, "zero-shot-classification", named({0: "bad", 1: "good"}))
+
+
+def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve) -> None:
+    served, checkpoint = served_with("text-ranking", "bert", num_labels=1)
+    documents = ["the moon was red", "A dog!", "the cat sat on the mat.", LONG]
+    reference = pipeline("text-classification", checkpoint)
+    scores = [reference({"text": "the big cat", "text_pair": each}, truncation=True)["score"] for each in documents]
+    two = [{"query": "the big cat", "documents": documents}, {"query": "a", "documents": documents[1:2]}]
+    ours = served.predict(two, return_documents=True)
+    order = np.argsort(scores)[::-1].tolist()
+    assert [entry["index"] for entry in ours[0]["ranking"]] == order
+    assert [entry["document"] for entry in ours[0]["ranking"]] == [documents[index] for index in order]
+    np.testing.assert_allclose([e["score"] for e in ours[0]["ranking"]], sorted(scores, reverse=True), atol=1e-4)
+    assert [p["truncated"] for p in ours] == [True, False]
+    assert [len(p["ranking"]) for p in served.predict(two, top_k=2)] == [2, 1]
+
+
+def test_more_documents_than_are_ranked_are_refused(served_with: Serve) -> None:
+    served, _ = served_with("text-ranking", "bert", num_labels=1)
+    with pytest.raises(DecodingError, match="instance 1: it has 1001 documents, at most 1000"):
+        served.predict([{"query": "a", "documents": ["b"]}, {"query": "a", "documents": ["b"] * 1001}])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "family"), [("mean", "distilbert"), ("cls", "albert"), ("max", "bert"), ("last", "bert")]
+)
+def test_a_text_is_pooled_as_the_setting_says(pooling: str, family: str, served_with: Serve) -> None:
+    built, checkpoint = served_with("embedding", family)
+    served = Served(built.client.model.path, **{**built.client.model.parameters, "pooling": pooling})
+    network = transformers.AutoModel.from_pretrained(checkpoint).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    pools = {
+        "mean": lambda states: states.mean(0),
+        "cls": lambda states: states[0],
+        "max": lambda states: states.max(0).values,
+        "last": lambda states: states[-1],
+    }
+    for text, prediction in zip(TEXTS, served.predict(TEXTS, normalize=False), strict=True):
+        states = network(**tokenizer(text, return_tensors="pt", truncation=True)).last_hidden_state[0].detach()
+        np.testing.assert_allclose(prediction["embedding"], pools[pooling](states), atol=1e-4)
+
+
+def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(served_with: Serve) -> None:
+    built, _ = served_with("embedding", "bert")
+    folder = built.client.model.path
+    (folder / "tokenizer" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "the cat "}}')
+    served = Served(folder)
+    whole, cut, prompted, named_prompt = (
+        np.array(served.predict([text], **given)[0]["embedding"])
+        for text, given in (
+            ("the cat sat", {"normalize": False}),
+            ("the cat sat", {"dimensions": 8}),
+            ("sat", {"prompt": "the cat ", "normalize": False}),
+            ("sat", {"prompt_name": "query", "normalize": False}),
+        )
+    )
+    np.testing.assert_allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
+    np.testing.assert_allclose(prompted, whole, atol=1e-6)
+    np.testing.assert_allclose(named_prompt, whole, atol=1e-6)
+    with pytest.raises(InvalidRequest, match=r"'prompt_name': .* has no 'passage'; it has: query"):
+        served.predict(["a"], prompt_name="passage")
+    with pytest.raises(InvalidRequest, match="'dimensions': the embedding has 32, not 33"):
+        served.predict(["a"], dimensions=33)
+
+
+QUESTION = "the moon"
+CONTEXT = "The cat sat on the mat. A big dog ran under the moons, the sun is blue! Quickly the red fox was on a rug."
+
+
+def answers_of_transformers(
+    checkpoint: Path,
+    context: str,
+    top_k: int = 1,
+    doc_stride: int = 0,
+    max_seq_len: int = LIMIT,
+    max_answer_len: int = 15,
+    handle_impossible_answer: bool = False,
+) -> list[dict[str, Any]]:
+    """What question-answering means, written plainly (transformers 5 has no such pipeline; 4.57's gives the same for
+    these models): every window's every span, whose probability is that of its first token times that of its last."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    network = transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoint).eval()
+    windows = tokenizer(
+        QUESTION,
+        context,
+        truncation="only_second",
+        max_length=max_seq_len,
+        stride=doc_stride or max_seq_len // 2,
+        return_overflowing_tokens=True,
+    )
+    answers: dict[str, dict[str, Any]] = {}
+    null = 1.0
+    for window in windows.encodings:
+        tensors = {name: torch.tensor([getattr(window, key)]) for name, key in INPUTS.items()}
+        takes = network.config.type_vocab_size > 1
+        made = network(**{name: tensor for name, tensor in tensors.items() if takes or name != "token_type_ids"})
+        allowed = [at for at, part in enumerate(window.sequence_ids) if part == 1 or at == 0]
+        start, end = (
+            dict(zip(allowed, torch.softmax(logits[0][allowed], 0).tolist(), strict=True))
+            for logits in (made.start_logits, made.end_logits)
+        )
+        null = min(null, start[0] * end[0])
+        spans = [
+            (start[first] * end[last], first, last)
+            for first in allowed[1:]
+            for last in allowed[1:]
+            if first <= last < first + max_answer_len
+        ]
+        for score, first, last in sorted(spans, reverse=True)[: top_k * 2 + 10]:
+            begin = window.word_to_chars(window.token_to_word(first), 1)[0]
+            behind = window.word_to_chars(window.token_to_word(last), 1)[1]
+            text = context[begin:behind]
+            answer = {"answer": text, "score": 0.0, "start": begin, "end": behind}
+            answers.setdefault(text.lower(), answer)["score"] += score
+    found = list(answers.values())
+    if handle_impossible_answer:
+        found.append({"answer": "", "score": null, "start": 0, "end": 0})
+    return sorted(found, key=lambda answer: -answer["score"])[:top_k]
+
+
+INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"top_k": 5},
+        {"top_k": 40, "handle_impossible_answer": True},
+        {"top_k": 4, "doc_stride": 3, "max_seq_len": 20, "max_answer_len": 2},
+    ],
+)
+def test_answers_are_those_of_every_span_of_every_window(
+    family: str, given: dict[str, Any], served_with: Serve
+) -> None:
+    served, checkpoint = served_with("question-answering", family)
+    instances = [{"question": QUESTION, "context": context} for context in (CONTEXT, "the cat ran.")]
+    length = served.client.tokenizer.max_length
+    for instance, prediction in zip(instances, served.predict(instances, **given), strict=True):
+        theirs = answers_of_transformers(checkpoint, instance["context"], **{"max_seq_len": length, **given})
+        scores = [[answer["score"] for answer in answers] for answers in (prediction["answers"], theirs)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
+        for ours, wanted in zip(prediction["answers"], theirs, strict=True):
+            assert instance["context"][ours["start"] : ours["end"]] == ours["answer"]
+            assert ours["answer"] == wanted["answer"] or abs(ours["score"] - wanted["score"]) < 1e-4
+        assert not prediction["truncated"]
+
+
+def test_an_answer_need_not_be_of_whole_words(served_with: Serve) -> None:
+    served, _ = served_with("question-answering", "bert")
+    instance = {"question": "is it", "context": "suns"}
+    aligned, bare = (
+        {a["answer"] for a in served.predict([instance], top_k=9, align_to_words=words)[0]["answers"]}
+        for words in (True, False)
+    )
+    assert (aligned, bare) == ({"suns"}, {"sun", "s", "suns"})
+
+
+def test_a_question_that_leaves_no_room_for_its_context_is_refused(served_with: Serve) -> None:
+    served, _ = served_with("question-answering", "bert")
+    with pytest.raises(DecodingError, match=r"instance 0: a window has room for 7 of its tokens, .* to share 12"):
+        served.predict([{"question": "the cat " * 7, "context": CONTEXT}])
