@@ -8,10 +8,12 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from build_engines.model_folder.config import HEADER, render
+from build_engines.model_folder.config import HEADER, difference, render
 from build_engines.model_folder.record import save_record
 from build_engines.model_folder.stored import StoredModel
 from build_engines.weights.digests import digest
+from serving.repository.layout import CONFIG
+from serving.repository.model_config import read_file
 
 CLOSE = 0.03  # figures that differ by less are the same
 MOST_INSTANCES = 8
@@ -118,7 +120,10 @@ def write(stored: StoredModel, chosen: Candidate) -> Path:
     if not before.exists():
         shutil.copyfile(file, before)
     comments = "".join(f"{line}\n" for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-    text = render(chosen.applied(stored.config)).removeprefix(HEADER)
+    config = chosen.applied(stored.config)
+    if file != stored.folder / CONFIG:
+        config = difference(read_file(stored.folder / CONFIG), config)
+    text = render(config).removeprefix(HEADER)
     file.write_text(comments + text, encoding="utf-8")
     name = str(file.relative_to(stored.folder))
     if name in stored.record.get("files", ()):

@@ -18,8 +18,9 @@ from clients.base import Model, ModelClient, Tensors, TensorSpec, read_labels
 from serving.codecs import Limits
 from serving.host import tritonserver
 from serving.inference.registry import describe_model, make_client
+from serving.repository.engines import asked_of
 from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, versions
-from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, read_file
+from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, read_config, read_merged
 from serving.repository.plans import OFF, Abilities, PlanModel, abilities, decide, plan_model
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
@@ -75,8 +76,8 @@ def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[st
     yield from check_files(settings, folders)
     for folder in folders.values():
         with suppress(Unreadable):
-            file = config_file(folder, settings.device)
-            yield from _check_here(Candidate(folder, file, read_file(file)), settings)
+            file, config = config_file(folder, settings.device), read_config(folder, settings.device)
+            yield from _check_here(Candidate(folder, file, config), settings)
 
 
 def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
@@ -85,7 +86,7 @@ def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str
     for name, folder in folders.items():
         try:
             files = [folder / CONFIG, *sorted((folder / "configs").glob("*.pbtxt"))]
-            parsed[name] = [Candidate(folder, file, read_file(file)) for file in files]
+            parsed[name] = [Candidate(folder, file, read_merged(folder, file)) for file in files]
         except Unreadable as err:
             yield Candidate(folder, err.file, None).found(f"it cannot be read: {err.reason}", "correct it there")
     for candidates in parsed.values():
@@ -97,6 +98,9 @@ def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[C
     config, folder = candidate.config, candidate.folder
     if config.name and config.name != folder.name:
         yield candidate.found(f"it says name: '{config.name}'", f"leave it out, or name the folder {config.name}")
+    _, problem = _tried(lambda: asked_of(config))
+    if problem:
+        yield candidate.found(problem, "correct it there, or leave it out for ONNX Runtime")
     yield from _check_weights(candidate)
     yield from _check_steps(candidate, parsed)
     # without inputs and outputs Triton completes them, by the model's own file
@@ -115,7 +119,7 @@ def _check_here(candidate: Candidate, settings: Settings) -> Iterator[str]:
         yield candidate.found(f"there is no backend '{backend}' in {directory}", f"install it, or use one of {there}")
     gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
     if settings.device == "cpu" and gpu:
-        remedy = "lay a configs/cpu.pbtxt beside it that says KIND_CPU, as the bundled models do"
+        remedy = "lay a configs/cpu.pbtxt beside it that says: instance_group { kind: KIND_CPU }"
         yield candidate.found("a model of kind KIND_GPU does not load on a machine without a GPU", remedy)
 
 

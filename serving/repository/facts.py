@@ -26,8 +26,9 @@ class Facts:
     there is no such), and what the log should say.
 
     `plans` are the numbers of the repositories whose TensorRT plans must be looked at before Triton starts; `complete`
-    says that Triton need not complete any configuration. With `mistakes` a start ends; `unreadable` are those of
-    configurations, which `serve --check` tells with all others.
+    says that Triton need not complete any configuration. `configs` has, by a model's folder, the config.pbtxt that
+    Triton gets in place of the model's own; `engines` says which engines were chosen and why. With `mistakes` a start
+    ends; `unreadable` are those of configurations, which `serve --check` tells with all others.
     """
 
     folders: tuple[str, ...] = ()
@@ -36,6 +37,8 @@ class Facts:
     warnings: tuple[str, ...] = ()
     plans: tuple[int, ...] = ()
     complete: bool = False
+    configs: Mapping[str, str] = field(default_factory=dict)
+    engines: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 

@@ -12,6 +12,7 @@ from build_engines.__main__ import main
 from build_engines.model_folder.stored import open_model
 from build_engines.tuning import choice, measure
 from build_engines.tuning.choice import ALONE, AT_ONCE, TOGETHER, Candidate, Figures, candidates, choose
+from serving.repository.model_config import read_config
 from tests.build_engines.models import save_scale
 
 CONFIG = """# Why it is so.
@@ -53,12 +54,12 @@ def scale(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("quick")
 def test_every_candidate_is_measured_and_the_best_is_written(scale: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = scale / "scale/configs/cpu.pbtxt"
-    before = file.read_text()
+    before, config = file.read_text(), read_config(scale / "scale", "cpu")
     assert main(["tune", "scale", "--repository", str(scale), "--callers", "1,4"]) == 0
     said = capsys.readouterr().out
     assert all(f"{candidate} " in said for candidate in TRIED)
     (chosen,) = [c for c in TRIED if f"best here: {c}\n" in said]
-    assert parsed(file.read_text()) == chosen.applied(parsed(before))
+    assert read_config(scale / "scale", "cpu") == chosen.applied(config)
     assert f"undo: mv {file}.untuned {file}" in said
     assert file.with_name("cpu.pbtxt.untuned").read_text() == before
     assert main(["inspect", "scale", "--repository", str(scale)]) == 0
@@ -98,7 +99,7 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do(
 def test_a_model_that_triton_does_not_load_is_told_with_its_reason(
     scale: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = scale / "scale/configs/cpu.pbtxt"
+    file = scale / "scale/config.pbtxt"
     file.write_text(file.read_text().replace('"y"', '"z"'))
     assert main(["tune", "scale", "--repository", str(scale)]) == 1
     assert "the model has no such output, only y" in capsys.readouterr().err
