@@ -14,7 +14,7 @@ from build_engines.building.provenance import made_from, up_to_date
 from build_engines.building.references import keep_reference
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
-from build_engines.engines import onnx_runtime, tensorrt
+from build_engines.engines import measured, onnx_runtime, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
 from build_engines.families import bert, onnx_file, resnet, torchscript_file, yolov5
 from build_engines.model_folder.config import difference, model_config, render
@@ -34,7 +34,7 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
 DEMOS: dict[str, Callable[[Request, Path], ModelSpec]] = {"resnet": demo_resnet.export, "yolov5": demo_yolov5.export}
 # Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
-ENGINES = {"cpu": onnx_runtime, "tensorrt": tensorrt}  # by target
+ENGINES = {"cpu": onnx_runtime, "openvino": openvino_runtime, "tensorrt": tensorrt, "auto": measured}  # by target
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
@@ -94,8 +94,9 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: 
     cpu = model_config(
         model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, serving=serving
     )
-    if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX and PARAMETER not in cpu.parameters:
-        cpu.parameters[PARAMETER].string_value = AUTO
+    open_to_all = {PARAMETER: AUTO} if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX else {}
+    for name, value in (open_to_all | dict(engine.cpu_parameters) | dict(model_spec.settings)).items():
+        cpu.parameters[name].string_value = value
     if engine.cpu_only:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
