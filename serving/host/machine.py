@@ -47,8 +47,8 @@ def has_gpu(root: Path = ROOT) -> bool:
 
 def processor_features(root: Path = ROOT) -> frozenset[str]:
     """The instruction sets of this processor as Linux names them (avx512f, amx_bf16); none where it does not say."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+    with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        for line in file:  # of the first processor: the others are equal
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):  # of x86, of arm64
                 return frozenset(words.split())

@@ -20,7 +20,7 @@ from serving.errors import LoadFailed
 from serving.host.tritonserver import only_python_backends
 from serving.preparation.plan_config import onnx_config
 from serving.repository.archives import Archive
-from serving.repository.engines import Engines, told
+from serving.repository.engines import Engines
 from serving.repository.layout import config_file
 from serving.repository.links import replace_config
 from serving.repository.model_config import ENSEMBLE, backend_of, is_complete, read_config, written
@@ -69,8 +69,8 @@ class Staging:
         config, choice = self._engines.made(model)
         if config is not None:
             replace_config(model, written(config))
-        for line in told({model.name: choice} if choice else {}, refused=True):
-            log.warning(line)
+        if choice:
+            log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", model.name, choice)
 
     def _complete(self, model: Path) -> None:
         config = read_config(model, self.settings.device)

@@ -10,7 +10,7 @@ model gets it that does not say auto, unless somebody asks for it.
 """
 
 import importlib.util
-import platform
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,11 +129,11 @@ def with_engine(config: Any, choice: Choice) -> Any:
 
 def this_processor(backends: Path) -> Processor:
     """This machine's, asked of Linux and of Python's packages; nothing is imported."""
-    folder, machine = backends / OPENVINO, platform.machine()
+    folder = backends / OPENVINO
     own = (folder / "model.py").is_file()
     obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
     if own and importlib.util.find_spec(OPENVINO) is None:
-        obstacle = f"OpenVINO is not installed (it has packages for x86-64 and arm64, and this is {machine})"
+        obstacle = f"OpenVINO is not installed for this {os.uname().machine}"
     return Processor(processor_features(), obstacle, own)
 
 
