@@ -4,7 +4,7 @@ Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detect
 behind them stay in fp32: boxes and scores share one tensor there, and one scale for both costs 0.05 of mAP50-95.
 What lies between the convolutions is INT8 too for ONNX Runtime, and must not be for OpenVINO: that joins a convolution,
 the activation behind it and the rounding for the next one to one step, unless something is rounded between them.
-Texts: dynamic INT8 of the matrices, which OpenVINO has no fast kernel for.
+Texts: dynamic INT8 of the matrices for ONNX Runtime. OpenVINO has no fast kernel for that: static INT8, calibrated.
 """
 
 import logging
@@ -27,6 +27,7 @@ from build_engines.request import Request
 from serving.repository.engines import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")
+MATRICES = ("MatMul",)
 OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 STATIC = {"resnet", "yolov5"}  # clients of images
 KEEPS_HEAD = {"yolov5"}  # clients whose models' last convolutions stay in fp32
@@ -38,12 +39,13 @@ def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared = Path(scratch) / "prepared.onnx"
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        client = client_of(model_spec, folder)
-        if client and model_spec.client in STATIC:
+        client, image = client_of(model_spec, folder), model_spec.client in STATIC
+        if client and (image or engine == OPENVINO):
             batches = calibration_batches(client, model_spec.client, request)
-            _static(prepared, target, batches, model_spec.client in KEEPS_HEAD, OPERATORS[engine])
+            operators = OPERATORS[engine] if image else MATRICES
+            _static(prepared, target, batches, model_spec.client in KEEPS_HEAD, operators)
         elif engine == OPENVINO:
-            raise BuildError("OpenVINO has no fast kernel for dynamic INT8, and is faster in fp32 and BF16")
+            raise BuildError("INT8 for OpenVINO is calibrated on instances that a client reads: name one with --client")
         else:
             _dynamic(prepared, target)
     _tidy(target)
@@ -56,8 +58,9 @@ def _static(
 ) -> None:
     """Of one kind of operators alone only the inputs are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
-    if not any(node.op_type == "Conv" for node in graph.node):
-        raise BuildError("INT8 of an image model is that of its convolutions, and this one has none")
+    if not any(node.op_type == operators[0] for node in graph.node):
+        what = "an image model is that of its convolutions" if operators[0] == "Conv" else "texts is that of matrices"
+        raise BuildError(f"INT8 of {what}, and this one has none")
     quantize_static(
         str(source),
         str(target),
@@ -68,7 +71,10 @@ def _static(
         nodes_to_exclude=heads(graph) if keeps_head else [],
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
-        extra_options={"OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []},
+        extra_options={
+            "OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else [],
+            "MatMulConstBOnly": True,  # not those of attention, whose factors are both computed
+        },
     )
 
 
