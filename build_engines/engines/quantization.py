@@ -71,10 +71,7 @@ def _static(
         nodes_to_exclude=heads(graph) if keeps_head else [],
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
-        extra_options={
-            "OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else [],
-            "MatMulConstBOnly": True,  # not those of attention, whose factors are both computed
-        },
+        extra_options={"OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []},
     )
 
 
