@@ -12,11 +12,12 @@ from pathlib import Path
 
 from build_engines.building.provenance import made_from, up_to_date
 from build_engines.building.references import keep_reference
+from build_engines.building.settings import check_settings
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import measured, onnx_runtime, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
-from build_engines.families import bert, onnx_file, resnet, torchscript_file, yolov5
+from build_engines.families import bert, onnx_file, resnet, table, torchscript_file, yolov5
 from build_engines.model_folder.config import difference, model_config, render
 from build_engines.model_folder.publish import check, keep_users_files, publish, scratch_folder
 from build_engines.model_folder.record import write_record
@@ -39,7 +40,10 @@ ENGINES = {"cpu": onnx_runtime, "openvino": openvino_runtime, "tensorrt": tensor
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     """The model's folder, and whether it had to be made; BuildError."""
-    weights, engine_builder = sources.find(request), ENGINES[request.target]
+    weights = sources.find(request)
+    if table.is_table(request, weights):
+        request = replace(request, target="cpu")  # no GPU computes its operators
+    engine_builder = ENGINES[request.target]
     asked = made_from(request, weights, engine_builder.bound_to())
     if not force and (there := up_to_date(request, asked)):
         return there, False
@@ -61,16 +65,25 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
     """Fills the folder with the fp32 model and what belongs to it."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
+    if client := onnx_file.client_of(request):
+        check_settings(client, request.settings)
+    model_spec = _exported(request, weights, folder)
+    check_settings(model_spec.client, request.settings)
+    return replace(model_spec, settings={**model_spec.settings, **request.settings})
+
+
+def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
+    """By what the weights are."""
+    if weights and table.is_table(request, weights):
+        return table.export(request, weights, folder)
     kind = sources.kind(weights) if weights else ""
     if weights and kind == "onnx":
-        model_spec = onnx_file.export(request, weights, folder)
-    elif weights and kind == "torchscript":
-        model_spec = torchscript_file.export(request, weights, folder)
-    elif weights is None and request.model in DEMOS:
-        model_spec = DEMOS[request.model](request, folder)
-    else:
-        model_spec = FAMILIES[_family(request, weights, kind)](request, weights, folder)
-    return replace(model_spec, settings={**model_spec.settings, **request.settings})
+        return onnx_file.export(request, weights, folder)
+    if weights and kind == "torchscript":
+        return torchscript_file.export(request, weights, folder)
+    if weights is None and request.model in DEMOS:
+        return DEMOS[request.model](request, folder)
+    return FAMILIES[_family(request, weights, kind)](request, weights, folder)
 
 
 def _family(request: Request, weights: Path | None, kind: str) -> str:

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,16 @@ def _static(
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         op_types_to_quantize=list(operators),
-        nodes_to_exclude=heads(graph) if keeps_head else [],
+        nodes_to_exclude=[*preparation(graph, operators[0]), *(heads(graph) if keeps_head else [])],
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
         extra_options={"OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []},
     )
+
+
+def preparation(graph: Any, first: str = "Conv") -> list[str]:
+    """The names of the nodes before the first convolution, which normalize pixels: they are cheap, and would round."""
+    return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
 def heads(graph: Any) -> list[str]:

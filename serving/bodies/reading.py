@@ -12,16 +12,18 @@ from typing import Any
 
 import orjson
 
+from serving.bodies.csv_rows import CSV, read_csv
 from serving.bodies.flat import SHAPES, FlatBody
 from serving.bodies.instances import Instances
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
 from serving.bodies.kserve import BINARY_TYPE, TensorBody
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
+from serving.bodies.values import an_object, check_keys
 from serving.budget import MOST_INSTANCES, MOST_MEMBERS, check_count, read_json
 from serving.codecs import describe
 from serving.decoding import Item
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from serving.request import Body, Target
+from serving.request import RESERVED, Body, Target
 
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # gzip's header or zlib's
@@ -97,11 +99,13 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
     if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
         return NpyBody(data)
     if not data:
-        raise InvalidRequest(f"the body is empty; send an image, a text, or JSON: {SHAPES}")
+        raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
     if kind.endswith("json") or OBJECT.match(data):
-        document = _parse_text(data) if kind == "text/plain" else parse_object(data, "the body", f" ({SHAPES})")
+        document = _parse_text(data) if kind in ("text/plain", CSV) else parse_object(data, "the body", f" ({SHAPES})")
         if document is not None:
             return read_document(document, len(data), generates)
+    if kind == CSV:
+        return read_csv(data, params.get("header", ""))
     return Instances([Item("body", raw=data)], media_type=kind)
 
 
@@ -152,11 +156,13 @@ def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
 
 
 def _instances(document: Mapping[str, Any]) -> Instances:
-    parameters = document.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise InvalidRequest(f"'parameters' must be an object, got {describe(parameters)}")
+    """One of the two: a body with both has a key too many."""
+    shape = "instances" if "instances" in document else "payload"
+    known = (shape, "parameters", *RESERVED)
+    check_keys(document, known, f"the body with '{shape}' (a model's parameters stand in 'parameters')")
+    parameters = an_object(document, "parameters")
     named = Target.within("the body", document)
-    if "instances" not in document:
+    if shape == "payload":
         return Instances([_payload(document["payload"])], parameters, sample_shape=True, named=named)
     values = document["instances"]
     if not isinstance(values, list) or not values:
@@ -167,5 +173,6 @@ def _instances(document: Mapping[str, Any]) -> Instances:
 
 def _payload(payload: Any) -> Item:
     if isinstance(payload, dict) and "img" in payload:
+        check_keys(payload, ("img",), "'payload'")
         return Item("payload.img", value={"b64": payload["img"]})
     return Item("payload", value=payload)

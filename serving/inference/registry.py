@@ -9,7 +9,7 @@ import logging
 import pkgutil
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any
 
 import clients
 from clients.base import Model, ModelClient, TensorSpec
-from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
+from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
 from serving.repository.engines import REASON
 from serving.repository.model_config import backend_of
@@ -105,8 +105,7 @@ class Registry:
         if name not in index:
             raise ModelNotFound(name, index)
         if not self._ready_versions(name):
-            reasons = "; ".join(sorted({f"{e.state} {e.reason}".strip() for e in index[name].values()}))
-            raise ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
+            raise why_not_ready(name, index[name].values())
 
     def _ready_versions(self, name: str) -> list[str]:
         return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
@@ -157,6 +156,15 @@ class Registry:
             return None
 
 
+def why_not_ready(name: str, versions: Iterable[IndexEntry]) -> ServingError:
+    """Of a model without a version that is ready."""
+    entries = list(versions)
+    if entries and all(entry.has_failed for entry in entries):
+        return ModelFailed(name, "; ".join(sorted({entry.reason for entry in entries})))
+    reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
+    return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
+
+
 def describe_model(name: str, folder: Path, config: Any) -> Model:
     """A ModelConfig as clients see it."""
     return Model(
@@ -204,6 +212,12 @@ def families() -> list[str]:
     """The names of the clients that this project brings: the modules of clients/, but its base."""
     names = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def family(name: str) -> type[ModelClient]:
+    """The class of one of these clients."""
+    client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
+    return client
 
 
 def _import_file(name: str, path: Path) -> ModuleType:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.host.tritonserver import backend_directory, python_backends
+from serving.preparation.findings import at_start
 from serving.repository.differences import contradiction
 from serving.repository.engines import Choice, Engines, told
 from serving.repository.facts import Facts, ModelFacts
@@ -43,6 +44,7 @@ def survey(settings: Settings, backends: Path) -> Facts:
     facts = with_configs(facts, settings, Engines(settings, backends))
     if facts.unreadable:
         return facts
+    facts = replace(facts, hopeless=at_start(settings, found.models, found.configs))
     plans = repositories_with_plans(settings)
     return replace(facts, plans=plans, complete=not plans and all_complete(settings, backends))
 

@@ -28,7 +28,8 @@ class Facts:
     `plans` are the numbers of the repositories whose TensorRT plans must be looked at before Triton starts; `complete`
     says that Triton need not complete any configuration. `configs` has, by a model's folder, the config.pbtxt that
     Triton gets in place of the model's own; `engines` says which engines were chosen and why. With `mistakes` a start
-    ends; `unreadable` are those of configurations, which `serve --check` tells with all others.
+    ends; `unreadable` are those of configurations, and `hopeless` other mistakes of models that Triton could not load:
+    they end a start too, and `serve --check` tells them with all others.
     """
 
     folders: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Facts:
     engines: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    hopeless: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

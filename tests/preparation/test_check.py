@@ -143,7 +143,7 @@ def test_only_the_versions_that_are_loaded_count(repository: Path) -> None:
 
 
 def test_a_backend_that_this_machine_does_not_have(repository: Path) -> None:
-    (repository / "sleeper/1/model.plan").touch()
+    (repository / "sleeper/1/model.plan").write_text("a plan")
     change(repository / "sleeper" / CONFIG, 'backend: "python"', 'platform: "tensorrt_plan"')
     assert re.search(
         r"there is no backend 'tensorrt' in .*; install it, or use one of dali, onnxruntime, ",
@@ -162,7 +162,7 @@ def test_a_model_of_openvino_needs_both_its_files_unless_it_is_an_onnx_file(repo
     change(repository / "scale" / CONFIG, 'platform: "onnxruntime_onnx"', 'backend: "openvino"')
     assert "lay model.xml there" in "\n".join(findings(repository, "scale"))
     for version in ("1", "2"):
-        (repository / f"scale/{version}/model.xml").touch()
+        (repository / f"scale/{version}/model.xml").write_text("<net></net>")
     assert "model.xml is without its weights; lay model.bin there" in "\n".join(findings(repository, "scale"))
     config = repository / "scale" / CONFIG
     config.write_text(config.read_text() + 'default_model_filename: "model.onnx"\n')
@@ -232,7 +232,10 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, told:
 
 def test_a_client_that_there_is_not(repository: Path) -> None:
     change(repository / "resnet" / CONFIG, 'string_value: "resnet"', 'string_value: "resnext"')
-    assert "there is no client 'resnext'; the clients are: bert, resnet, yolov5" in findings(repository, "resnet")[0]
+    assert (
+        "there is no client 'resnext'; the clients are: bert, resnet, table, yolov5"
+        in findings(repository, "resnet")[0]
+    )
 
 
 def test_an_example_that_is_not_decoded(repository: Path) -> None:
