@@ -44,7 +44,7 @@ RUN .venv/bin/python -m backends.install .venv/triton/backends && \
 FROM builder AS cpu-environment
 COPY requirements/serving.lock requirements/
 COPY scripts/image/environment /opt/steps/
-RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton
+RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton openvino
 
 FROM cpu-environment AS bill-of-materials
 RUN python3 -m venv /opt/cyclonedx && \

@@ -75,7 +75,7 @@ lint: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-# The lock files from the .in files beside them. torch and openvino are in none (requirements/dev.in says why).
+# The lock files from the .in files beside them. torch is in none (requirements/dev.in says why).
 lock: .venv/.dev
 	$(PIP) uv
 	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
@@ -95,7 +95,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.serving: requirements/build.lock requirements/artifacts.lock $(BACKENDS) | .venv/bin/python
-	@echo "installing what serves (about 400 MB) into .venv …"
+	@echo "installing what serves (about 450 MB) into .venv …"
 	@$(PIP) --require-hashes -r requirements/build.lock
 	@$(PIP) --require-hashes --no-deps -r requirements/artifacts.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
@@ -105,10 +105,10 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openvino.txt .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@$(PIP) --require-hashes -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/openvino.txt
+	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

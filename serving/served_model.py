@@ -14,7 +14,8 @@ class ServedModel:
     """A model that Triton has loaded, and its client; without a client it serves tensors only.
 
     `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
-    requests belong to sequences, and `parts` names the models that an ensemble is made of.
+    requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
+    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py).
     """
 
     model: Model
@@ -22,6 +23,8 @@ class ServedModel:
     client_error: str = ""
     sequencing: Sequencing | None = None
     parts: tuple[str, ...] = ()
+    engine: str = ""
+    engine_reason: str = ""
 
     @property
     def name(self) -> str:
@@ -56,6 +59,8 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """What GET /models says of it."""
         described: dict[str, Any] = {
+            "engine": self.engine,
+            **({"engine_reason": self.engine_reason} if self.engine_reason else {}),
             "client": _client_name(self.client),
             "max_batch_size": self.model.max_batch_size,
             "inputs": [asdict(spec) for spec in self.model.inputs],

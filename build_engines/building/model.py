@@ -15,17 +15,18 @@ from build_engines.building.references import keep_reference
 from build_engines.building.settings import check_settings
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
-from build_engines.engines import onnx_runtime, tensorrt
+from build_engines.engines import measured, onnx_runtime, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
 from build_engines.families import bert, onnx_file, resnet, table, torchscript_file, yolov5
 from build_engines.families.text_folder import is_text
-from build_engines.model_folder.config import model_config, render
+from build_engines.model_folder.config import difference, model_config, render
 from build_engines.model_folder.publish import check, keep_users_files, publish, scratch_folder
 from build_engines.model_folder.record import write_record
 from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request, ServingOptions
 from build_engines.weights import sources
 from build_engines.weights.digests import digest
+from serving.repository.engines import AUTO, PARAMETER
 
 FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "resnet": resnet.export,
@@ -33,7 +34,9 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "bert": bert.export,
 }
 DEMOS: dict[str, Callable[[Request, Path], ModelSpec]] = {"resnet": demo_resnet.export, "yolov5": demo_yolov5.export}
-ENGINES = {"cpu": onnx_runtime, "tensorrt": tensorrt}  # by target
+# Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
+ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
+ENGINES = {"cpu": onnx_runtime, "openvino": openvino_runtime, "tensorrt": tensorrt, "auto": measured}  # by target
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
@@ -100,19 +103,22 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
 
 
 def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: ServingOptions) -> None:
-    """config.pbtxt for a GPU and configs/cpu.pbtxt for a machine without; an engine for a CPU has the first only."""
+    """config.pbtxt for a GPU, configs/cpu.pbtxt for what differs without one; an engine for a CPU has the first."""
     if not serving.preferred_batch_sizes:
         serving = replace(serving, preferred_batch_sizes=engine.preferred_batch_sizes)
     cpu = model_config(
         model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, serving=serving
     )
+    open_to_all = {PARAMETER: AUTO} if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX else {}
+    for name, value in (open_to_all | dict(engine.cpu_parameters) | dict(model_spec.settings)).items():
+        cpu.parameters[name].string_value = value
     if engine.cpu_only:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
     gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, serving=serving)
     (folder / "config.pbtxt").write_text(render(gpu, model_spec.note))
     (folder / "configs").mkdir()
-    (folder / "configs" / "cpu.pbtxt").write_text(render(cpu, model_spec.note))
+    (folder / "configs" / "cpu.pbtxt").write_text(render(difference(gpu, cpu)))
 
 
 def _usual_name(request: Request, engine: Engine) -> str:

@@ -56,8 +56,17 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
     add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; default: the first in `list`")
-    add("--precision", choices=PRECISIONS, default="fp32", help="auto: the fastest here that keeps the accuracy")
-    add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt with trtexec and a GPU, else cpu")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="auto: the fastest here that keeps the accuracy; default: fp32, with --for auto auto",
+    )
+    add(
+        "--for",
+        dest="target",
+        choices=TARGETS,
+        help="auto: what is measured to be fastest here; default: tensorrt with trtexec and a GPU, else cpu",
+    )
     add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
     add("--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
     add(

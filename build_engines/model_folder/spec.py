@@ -73,6 +73,7 @@ class Engine:
     """What an engine builder made of 1/model.onnx.
 
     `facts` go into build.json as "engine": what the engine is bound to. `cpu_only`: it is for a CPU wherever it runs.
+    `cpu_parameters` go into the configuration for a CPU.
     """
 
     platform: str
@@ -80,3 +81,4 @@ class Engine:
     facts: Mapping[str, str] = field(default_factory=dict)
     preferred_batch_sizes: tuple[int, ...] = ()
     cpu_only: bool = False
+    cpu_parameters: Mapping[str, str] = field(default_factory=dict)

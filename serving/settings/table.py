@@ -95,6 +95,13 @@ class Settings:
         ("auto", "cpu", "gpu"),
         "which configuration of a model Triton takes; auto: gpu where one is found",
     )
+    cpu_engine: str = _choice(
+        "SERVE_CPU_ENGINE",
+        ("auto", "onnxruntime", "openvino"),
+        "which engine runs ONNX models on the processor, where a model's config.pbtxt names none by its parameter "
+        "cpu_engine; auto: OpenVINO where the processor computes in BF16 (AMX, AVX512-BF16) and the model allows it, "
+        "else ONNX Runtime",
+    )
     tensorrt: str = _choice(
         "SERVE_TENSORRT",
         ("auto", "rebuild", "onnxruntime", "onnxruntime_tensorrt", "off"),

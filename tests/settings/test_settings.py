@@ -25,6 +25,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "inference_type": ("generate", "generate", "stream"),
     "model_clients": ("off", False, "maybe"),
     "device": ("gpu", "gpu", "tpu"),
+    "cpu_engine": ("openvino", "openvino", "tensorrt"),
     "tensorrt": ("onnxruntime_tensorrt", "onnxruntime_tensorrt", "tpu"),
     "engine_cache": ("/var/cache/engines", Path("/var/cache/engines"), None),
     "request_timeout": ("2.5", 2.5, "0"),
