@@ -22,6 +22,7 @@ from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
 from serving.front.models import ModelRoutes
 from serving.front.observe import Observer
+from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services
 from serving.front.streams import EVENTS, Format, StreamedReply, stream_reply, wanted_format
@@ -58,6 +59,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
+    if settings.page == "true":
+        add_page(app)
     if settings.kserve == "true":
         KServeRoutes(answer).add_to(app)
     if made.multi_model:

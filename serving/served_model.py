@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from clients.base import Model, ModelClient
+from clients.base import Model, ModelClient, Parameter
 from serving.errors import InvalidRequest, ModelNotReady
 from serving.sessions import Sequencing
 
@@ -45,8 +46,12 @@ class ServedModel:
 
     def example(self) -> bytes:
         """One instance as a caller would post it: the folder's example.*, else the client's own."""
-        own = sorted(self.model.path.glob("example.*"))
-        return own[0].read_bytes() if own else self.require_client().example
+        own = self.example_file()
+        return own.read_bytes() if own else self.require_client().example
+
+    def example_file(self) -> Path | None:
+        """The folder's own."""
+        return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
     def known_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the values that are parameters of the client; the rest is the caller's own."""
@@ -62,12 +67,15 @@ class ServedModel:
             "outputs": [asdict(spec) for spec in self.model.outputs],
         }
         if self.client:
+            described["codec"] = self.client.codec.name
             described["instance"] = self.client.codec.expected
-            described["parameters"] = [
-                {"name": p.name, "default": self.client.defaults[p.name], "expected": p.expected(), "help": p.help}
-                for p in self.client.parameters
-            ]
+            described["parameters"] = [self._describe(self.client.defaults, each) for each in self.client.parameters]
         return described | ({"error": self.client_error} if self.client_error else {})
+
+    def _describe(self, defaults: Mapping[str, Any], parameter: Parameter) -> dict[str, Any]:
+        default = defaults[parameter.name]
+        about = {"name": parameter.name, "default": default, "expected": parameter.expected(), "help": parameter.help}
+        return about | {"schema": parameter.schema()}
 
 
 def _client_name(client: ModelClient | None) -> str | None:

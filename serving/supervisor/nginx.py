@@ -63,6 +63,7 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) ->
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
     opened = {"allow_grpc": settings.allow_grpc, "allow_metrics": settings.allow_metrics}
+    opened["page"] = settings.page == "true"
     template = SECTION.sub(lambda match: match[2] if opened[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
 

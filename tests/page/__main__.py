@@ -1,0 +1,25 @@
+"""`python -m tests.page`: takes the pictures of the page that docs/ has, docs/page.png for the README."""
+
+import tempfile
+from pathlib import Path
+
+from tests.page.browser import PHONE, WIDE, chromium, opened
+from tests.support.harness import ROOT, Server
+
+PICTURES = ((WIDE, "light", "docs/page.png"), (PHONE, "dark", "docs/page-phone.png"))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), ROOT / "model_repository", SERVE_PAGE="true").wait_ready()
+        with chromium() as browser:
+            for width, scheme, file in PICTURES:
+                with opened(browser, server.url, width, scheme) as page:
+                    page.get_by_role("button", name="Use the example").click()
+                    page.locator(".box").first.wait_for()
+                    page.screenshot(path=ROOT / file)
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
