@@ -10,12 +10,12 @@ PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image lint format lock clean
+.PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) $(BIN)/python serve
 
-setup: .venv/.serving .venv/triton/bind.so
+setup: .venv/.serving .venv/triton/preload.so
 
 models: $(MODELS)
 
@@ -64,6 +64,10 @@ soak: setup models .venv/.dev
 image:
 	@$(PYTHON) scripts/image/build.py $(TARGET)
 
+# VERSION=1.2.3: commits and tags it; the image's label, /models and the changelog say it from then on.
+release:
+	@$(PYTHON) scripts/release.py "$(VERSION)"
+
 lint: .venv/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/hadolint Dockerfile
@@ -98,9 +102,9 @@ clean:
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
-.venv/triton/bind.so: backends/bind.c | .venv/.serving
+.venv/triton/preload.so: backends/bind.c backends/stub_wait.c | .venv/.serving
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
-	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
+	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
 
 .venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openvino.txt requirements/generator.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"

@@ -12,6 +12,7 @@ from typing import Any
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
+from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.bodies.json_lines import JsonLines
 from serving.budget import MOST_PARTS
@@ -85,9 +86,10 @@ def ping() -> Response:
 
 
 def models() -> Response:
-    """Every model that Triton knows: versions and states, client, inputs and outputs."""
+    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version."""
     registry = services().registry
-    return json_reply({"models": [_describe(registry, name) for name in sorted(registry.index())]})
+    described = [_describe(registry, name) for name in sorted(registry.index())]
+    return json_reply({"models": described, "version": VERSION})
 
 
 def metrics() -> Response:

@@ -74,7 +74,7 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
             base = environ.get("TRITON_IMAGE") or default("TRITON_IMAGE")
             command += ["--build-arg", f"TRITON_IMAGE={base}"]
         command += base_labels(engine, base)
-        for key, value in labels(tag).items():
+        for key, value in labels().items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
         # With Docker's attestations the image becomes an index of manifests, which SageMaker refuses.
@@ -94,10 +94,11 @@ def building(engine: str, environ: Mapping[str, str]) -> list[str]:
     return [*command, "--timestamp", _epoch()]
 
 
-def labels(tag: str) -> dict[str, str]:
+def labels() -> dict[str, str]:
     """Build arguments of the Dockerfile."""
+    (version,) = re.findall(r'^VERSION = "(.+?)"', (ROOT / "serving/__init__.py").read_text(), re.MULTILINE)
     created = datetime.fromtimestamp(int(_epoch()), UTC).isoformat().replace("+00:00", "Z")
-    return {"VERSION": tag, "REVISION": _git("rev-parse", "HEAD") or "unknown", "CREATED": created}
+    return {"VERSION": version, "REVISION": _git("rev-parse", "HEAD") or "unknown", "CREATED": created}
 
 
 def base_labels(engine: str, base: str) -> list[str]:

@@ -68,7 +68,7 @@ class Services:
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
         places = PROCESSES_PER_WORKER * settings.workers + 1
         self.in_flight = InFlight(settings.max_concurrency, places)
-        self.bulkhead = Bulkhead(settings.model_concurrency, places)
+        self.bulkhead = Bulkhead(settings.max_concurrency, not settings.several_models, places)
         self.beats = settings.gunicorn_beats
         self.door_log = DoorLog(settings.door_log, self.metrics)
         server = Tritonserver(settings.status_file, settings.triton_restart_request)

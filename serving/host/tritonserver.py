@@ -73,16 +73,21 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
-    """`environ` with a library that makes tritonserver's SageMaker endpoint, at `port`, listen on the loopback address
-    only: it has no option for that (backends/bind.c). FileNotFoundError when the library is missing."""
-    library = Path(sys.prefix) / "triton" / "bind.so"
+def preloaded(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with the library that makes tritonserver wait for stubs that live (backends/stub_wait.c) and its
+    SageMaker endpoint listen where it is told (backends/bind.c). FileNotFoundError when it is missing."""
+    library = Path(sys.prefix) / "triton" / "preload.so"
     if not library.is_file():
         raise FileNotFoundError(
-            f"{library} is missing, without which Triton's SageMaker endpoint would listen on every address: "
-            "build it from backends/bind.c (make setup does)"
+            f"{library} is missing, without which callers may get each other's answers after a pause: "
+            "build it from backends/*.c (make setup does)"
         )
-    return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", "")), "BIND_PORT": str(port)}
+    return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
+
+
+def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
+    """`preloaded`, with the SageMaker endpoint, at `port`, on the loopback address: it has no option for that."""
+    return preloaded(environ) | {"BIND_PORT": str(port)}
 
 
 def on_socket(environ: Mapping[str, str], port: int, socket: Path) -> dict[str, str]:

@@ -199,10 +199,11 @@ class Settings:
     max_concurrency: int = _setting(
         "SERVE_MAX_CONCURRENCY",
         0,
-        "requests in work, more get 503; of several models each has at most half of them; 0: 64 per worker, from 128 "
-        "to 1024",
+        "requests in work, more get 503; of several models each has at most as many as are free; 0: 64 per worker, "
+        "from 128 to 1024",
         within=(0, 65536),
     )
+    server_header: bool = _setting("SERVE_SERVER_HEADER", False, "each reply says our version, as X-Server")
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
         "info",
@@ -313,11 +314,14 @@ class Settings:
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
+    def several_models(self) -> bool:
+        """Whether one that hangs must leave others room."""
+        return self.multi_model or len(self.load_models) > 1
+
+    @property
     def model_concurrency(self) -> int:
-        """Requests in work of one model: half of all where there are several, so that one that hangs leaves the others
-        room."""
-        several = self.multi_model or len(self.load_models) > 1
-        return max(1, self.max_concurrency // 2) if several else self.max_concurrency
+        """Requests in work of one model past Python: half of all where there are several."""
+        return max(1, self.max_concurrency // 2) if self.several_models else self.max_concurrency
 
     @property
     def max_body_bytes(self) -> int:

@@ -183,6 +183,7 @@ class LinuxSystem:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
+            pass_fds=[listener.fileno() for listener in process.listeners],
         )
         if child.stdout is None:
             raise OSError("no pipe to read the output from")
@@ -224,6 +225,8 @@ class LinuxSystem:
     def signal(self, pid: int, number: signal.Signals) -> None:
         if pid in self._running:
             os.kill(pid, number)
+            for listener in self._running[pid].process.listeners:
+                listener.close()
 
     def kill_group(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

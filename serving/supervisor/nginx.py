@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from serving import VERSION
 from serving.host.address import bracketed
 from serving.host.machine import cpu_quota
 from serving.repository.facts import ModelFacts
@@ -59,12 +60,13 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) ->
         "default_model": settings.default_model if PLAIN_NAME.fullmatch(settings.default_model) else "",
         "door_models": _door_models(settings, models),
         "program": HERE,
+        "version": VERSION,
         "modules": MODULES,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
-    opened = {"allow_grpc": settings.allow_grpc, "allow_metrics": settings.allow_metrics}
-    opened["page"] = settings.page == "true"
-    template = SECTION.sub(lambda match: match[2] if opened[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
+    wanted = {name: getattr(settings, name) for name in ("allow_grpc", "allow_metrics", "server_header")}
+    wanted["page"] = settings.page == "true"
+    template = SECTION.sub(lambda match: match[2] if wanted[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
 
 

@@ -6,8 +6,9 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,11 @@ TRITON_NOISE = (
 NGINX_NOISE = (r'request: "(GET|POST) /ping HTTP',)
 
 
-def table(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> list[Process]:
-    """The processes in the order of their start; FileNotFoundError names a program that is missing."""
+def table(
+    settings: Settings, facts: Facts, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
+) -> list[Process]:
+    """The processes in the order of their start; FileNotFoundError names a program that is missing. nginx inherits the
+    listeners."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
@@ -60,7 +64,7 @@ def table(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> list[
     server = triton(seen, facts.complete, common)
     if facts.plans:  # may have to be built first, by a process that becomes tritonserver then
         server = replace(server, command=(sys.executable, "-m", "serving.preparation.rebuild", *server.command))
-    needed = [server, gunicorn(settings, front), nginx(settings, facts, common)]
+    needed = [server, gunicorn(settings, front), nginx(settings, facts, common, listeners)]
     return needed + cloudwatch_agent(settings, common)
 
 
@@ -85,7 +89,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
     } | triton_options.addresses(sockets)
-    environ = tritonserver.environment({**SPINNING, **environ})
+    environ = tritonserver.preloaded(tritonserver.environment({**SPINNING, **environ}))
     if settings.multi_model:
         flags |= multi_model(settings)
         environ = tritonserver.on_socket(environ, SAGEMAKER_PORT, sockets.sagemaker)
@@ -174,8 +178,10 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-def nginx(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> Process:
-    """Renders nginx.conf into the run folder."""
+def nginx(
+    settings: Settings, facts: Facts, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
+) -> Process:
+    """Renders nginx.conf into the run folder. The variable NGINX is how nginx hands its listeners to a new binary."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     if not binary or not has_lua():
         raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
@@ -184,14 +190,16 @@ def nginx(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> Proce
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
+    inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
     return Process(
         "nginx",
         command,
-        {**environ, **heap},
+        {**environ, **heap, **inherited},
         settings.run_dir,
         stop_signal=signal.SIGQUIT,
         noise=NGINX_NOISE,
         beats=emptied(settings.nginx_beats),
+        listeners=tuple(listeners),
     )
 
 

@@ -21,6 +21,7 @@ histories with a fake of it.
 import math
 import os
 import signal
+import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Process:
     which others ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving
     goes on without an `optional` one: it is not waited for, and given up where the deaths of another would end
     everything. What works answers a GET at `answers_at` (address and path) whatever else it does; its workers touch a
-    file each in the folder `beats`, named by their pids, every second."""
+    file each in the folder `beats`, named by their pids, every second. It inherits the `listeners`."""
 
     name: str
     command: tuple[str, ...]
@@ -67,6 +68,7 @@ class Process:
     optional: bool = False
     answers_at: tuple[Address, str] | None = None
     beats: Path | None = None
+    listeners: tuple[socket.socket, ...] = ()
 
 
 class System(Protocol):
@@ -85,7 +87,7 @@ class System(Protocol):
         """(pid, exit code as subprocess has it) of all that ended, orphans too; their groups are killed."""
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """To the process alone, not to its group."""
+        """To the process alone, not to its group. It is to end: its listeners are closed."""
 
     def kill_group(self, pid: int) -> None:
         """SIGKILL to the process and all of its group."""

@@ -4,7 +4,9 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -95,6 +97,19 @@ def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
     assert "process 'ends_0_0' died: it was killed by SIGKILL" in running.output()
 
 
+def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -> None:
+    paused = psutil.Process(stub(running))
+    paused.suspend()
+    with ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(ask, running, "ends", x) for x in range(4)]
+        time.sleep(2.5)  # Triton waits one second for a sign of life
+        paused.resume()
+        answers = [reply.result() for reply in replies]
+    answers += [ask(running, "ends", x) for x in range(4, 8)]
+    assert [answer.json()["outputs"][0]["data"] for answer in answers] == [[x, x] for x in range(8)]
+    assert stub(running) == paused.pid
+
+
 def test_an_ensemble_s_part_is_started_again(running: Server) -> None:
     reply = ask(running, "chain", 13)
     assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting"), reply.text
@@ -111,7 +126,9 @@ def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_trie
     assert (reply.status_code, reply.json()["code"]) == (503, "model_refused"), reply.text
     assert int(reply.headers["Retry-After"]) > 100
     assert "exited with status 3" in reply.json()["error"]
-    assert ask(running, "chain").json()["code"] == "model_refused"
+    wait_until(
+        lambda: ask(running, "chain").json()["code"] == "model_refused", "each worker knows the ensemble's parts"
+    )
     listed = {model["name"]: model for model in running.get("/models").json()["models"]}
     assert "exited with status 3" in listed["ends"]["error"]
     wait_until(lambda: running.get("/v2/health/ready").status_code == 200, "the others are ready")

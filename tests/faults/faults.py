@@ -70,7 +70,7 @@ def worker(name: str) -> Callable[[Server], int]:
 
 def stub(server: Server) -> int:
     children = psutil.Process(server.pid("tritonserver")).children()
-    return next(child.pid for child in children if "/scale/2/" in " ".join(child.cmdline()))
+    return next(child.pid for child in children if not is_gone(child.pid) and "/scale/2/" in " ".join(child.cmdline()))
 
 
 def is_gone(pid: int) -> bool:

@@ -53,7 +53,7 @@ def _last(callers: Callers) -> str:
 
 
 def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
-    never = {LATE} if fault.cuts else {LATE, CUT, REFUSED}
+    never = {LATE, REFUSED} if fault.cuts else {LATE, CUT, REFUSED}
     for answer in answers:
         if answer.verdict.startswith(WRONG) or answer.verdict in never:
             yield f"{answer.id} ({answer.kind}): {answer.verdict} after {answer.ended - answer.began:.1f} s"

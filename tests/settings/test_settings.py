@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "workers": ("3", 3, "-1"),
     "inference_threads": ("2", 2, "-2"),
     "max_concurrency": ("64", 64, "-1"),
+    "server_header": ("true", True, "2"),
     "log_level": ("WARNING", "warning", "loud"),
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
     "kserve": ("TRUE", "true", "perhaps"),

@@ -1,4 +1,5 @@
-"""Follows README.md or a page of docs/ as a reader would: writes its files, runs its commands, in a fresh checkout.
+"""Follows README.md or a page of docs/ as a reader would: writes its files, runs its commands and its Python, in a
+fresh checkout.
 
 A block of commands is run unchanged unless the line above it says otherwise:
 
@@ -9,6 +10,7 @@ A block of commands is run unchanged unless the line above it says otherwise:
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -49,8 +51,15 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands, with continued lines joined."""
+        """The commands, with continued lines joined; Python is one."""
+        if self.language == "python":
+            return [f".venv/bin/python -c {shlex.quote(self.text)}"]
         return self.text.replace("\\\n", " ").splitlines()
+
+    @property
+    def runs(self) -> bool:
+        """Whether a reader runs it rather than writes or reads it."""
+        return self.language in ("sh", "python") and not self.file
 
 
 def read_blocks(page: str) -> Iterator[Block]:
@@ -68,7 +77,8 @@ def blocks(page: str = README) -> list[Block]:
 
 
 def shell(page: str = README) -> list[Block]:
-    return [block for block in blocks(page) if block.language == "sh"]
+    """What is run."""
+    return [block for block in blocks(page) if block.runs]
 
 
 def commands(section: str, page: str = README) -> list[str]:
@@ -107,7 +117,7 @@ class Reader:
             path = self.checkout / self.files / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._here(block.text))
-        elif block.language == "sh" and not block.marker:
+        elif block.runs and not block.marker:
             output = "".join(self._run(self._here(command)) for command in block.commands)
             if shown:
                 compare(output, replace(shown, text=self._here(shown.text)))

@@ -1,0 +1,71 @@
+"""Releases: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
+
+Puts the version into serving/__init__.py, gives the changelog's unreleased part its number and day, commits both and
+tags the commit v1.2.3. Nothing is pushed.
+"""
+
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+PLACE, CHANGES = Path("serving/__init__.py"), Path("CHANGELOG.md")
+LINE = re.compile(r'^VERSION = "(\d+\.\d+\.\d+)"', re.MULTILINE)
+UNRELEASED = "## [Unreleased]\n"
+
+
+class ReleaseError(Exception):
+    """The message says what to do first."""
+
+
+def release(version: str, root: Path) -> str:
+    """Commits and tags; the tag. ReleaseError, and nothing is changed then."""
+    place, changes = (root / PLACE).read_text(encoding="utf-8"), (root / CHANGES).read_text(encoding="utf-8")
+    check(version, place, changes, root)
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    (root / PLACE).write_text(LINE.sub(f'VERSION = "{version}"', place), encoding="utf-8")
+    headings = f"{UNRELEASED}\n## [{version}] - {day}\n"
+    (root / CHANGES).write_text(changes.replace(UNRELEASED, headings, 1), encoding="utf-8")
+    git(root, "commit", "--quiet", "--message", f"Release {version}", str(PLACE), str(CHANGES))
+    git(root, "tag", "--annotate", f"v{version}", "--message", f"Release {version}")
+    return f"v{version}"
+
+
+def check(version: str, place: str, changes: str, root: Path) -> None:
+    """ReleaseError."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise ReleaseError(f"'{version}' is no version: three numbers, as in 1.2.3 (make release VERSION=1.2.3)")
+    found = LINE.search(place)
+    if found and _numbers(version) < _numbers(found[1]):
+        raise ReleaseError(f"{version} is older than {found[1]}, which {PLACE} says")
+    if not changes.partition(UNRELEASED)[2].partition("\n## ")[0].strip():
+        raise ReleaseError(f"{CHANGES} says nothing below '{UNRELEASED.strip()}': write what has changed")
+    if git(root, "status", "--porcelain"):
+        raise ReleaseError("there are changes that are not committed: commit them first")
+    if git(root, "tag", "--list", f"v{version}"):
+        raise ReleaseError(f"there is a tag v{version} already")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What it prints; CalledProcessError."""
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    try:
+        tag = release(arguments[0] if arguments else "", Path.cwd())
+    except ReleaseError as err:
+        print(f"error: {err}", file=sys.stderr)
+        return 1
+    print(f"{tag} is committed and tagged; `git push --follow-tags` publishes it, `make image` builds it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

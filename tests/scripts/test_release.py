@@ -1,0 +1,70 @@
+"""A release, in a repository of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving import VERSION
+from tests.support.harness import ROOT
+
+CHANGES = "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A page.\n\n## [0.0.1] - 2026-01-01\n\n- All.\n"
+WHO = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *WHO, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def release(folder: Path, version: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "scripts/release.py"), version]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    (tmp_path / "serving").mkdir()
+    (tmp_path / "serving/__init__.py").write_text('"""Serves."""\n\nVERSION = "0.1.0"  # of everything\n')
+    (tmp_path / "CHANGELOG.md").write_text(CHANGES)
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "config", "user.name", "me")
+    git(tmp_path, "config", "user.email", "me@example.com")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "Begin")
+    return tmp_path
+
+
+def test_the_version_goes_into_the_code_the_changelog_and_a_tag(clone: Path) -> None:
+    assert release(clone, "0.2.0").returncode == 0
+    assert 'VERSION = "0.2.0"  # of everything' in (clone / "serving/__init__.py").read_text()
+    changes = (clone / "CHANGELOG.md").read_text()
+    assert re.search(r"## \[Unreleased\]\n\n## \[0\.2\.0\] - 20\d\d-\d\d-\d\d\n\n### Added\n\n- A page\.", changes)
+    assert git(clone, "describe").strip() == "v0.2.0"
+    assert git(clone, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("1.2", "'1.2' is no version"), ("", "'' is no version"), ("0.0.9", "older than 0.1.0")]
+)
+def test_a_wrong_version_is_refused_and_nothing_is_changed(clone: Path, version: str, said: str) -> None:
+    done = release(clone, version)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert git(clone, "status", "--porcelain") == ""
+
+
+def test_what_is_not_committed_or_not_told_or_tagged_already_is_refused(clone: Path) -> None:
+    (clone / "more").touch()
+    assert "not committed" in release(clone, "0.2.0").stderr
+    (clone / "more").unlink()
+    git(clone, "tag", "v0.2.0")
+    assert "a tag v0.2.0 already" in release(clone, "0.2.0").stderr
+    (clone / "CHANGELOG.md").write_text(CHANGES.replace("### Added\n\n- A page.\n\n", ""))
+    assert "says nothing" in release(clone, "0.3.0").stderr
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
+    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
