@@ -17,6 +17,7 @@ from serving.bodies.flat import FlatBody
 from serving.bodies.json_lines import JsonLines
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.front.api import openapi
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
@@ -59,6 +60,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.register_error_handler(Exception, render_unexpected)
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
+    app.add_url_rule("/openapi.json", view_func=openapi, methods=["GET"])
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
     if settings.page == "true":
         add_page(app)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.implementations import BertWordPieceTokenizer
 
+from clients._schemas import BOOLEAN, CLASSES, INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Parameter, Tensors, read_labels
 from serving.codecs import TEXT
 from serving.errors import DecodingError, InvalidRequest
@@ -232,6 +233,15 @@ class Client(ModelClient):
         if mask in text:
             return f"its {mask} lies beyond the model's limit of {self.tokenizer.max_length} tokens"
         return f"there is nothing to fill in; write {mask} in place of a token"
+
+    def prediction_schema(self) -> dict[str, Any]:
+        word = record(token=STRING, token_id=INTEGER, score=NUMBER, sequence=STRING)
+        results = {
+            "embedding": {"embedding": listed(NUMBER)},
+            "fill-mask": {"masks": listed(listed(word))},
+            "text-classification": {"classes": CLASSES},
+        }
+        return record(**results[self.options["task"]], tokens=INTEGER, truncated=BOOLEAN)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]

@@ -42,6 +42,10 @@ class Codec(ABC):
     part: str = ""
     media_types: tuple[str, ...] = ()
 
+    def schema(self) -> dict[str, Any]:
+        """What `open_json` takes, as JSON Schema."""
+        return {}
+
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         """The instance that these raw bytes hold."""
         return self.load(self.open(data, limits))
@@ -78,6 +82,15 @@ class ImageCodec(Codec):
     expected = '{"b64": "<base64 of an image file>"}'
     part = "b64"
     media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
+
+    def schema(self) -> dict[str, Any]:
+        encoded = {
+            "type": "string",
+            "format": "image-base64",
+            "contentEncoding": "base64",
+            "contentMediaType": "image/*",
+        }
+        return _record({self.part: encoded})
 
     def open(self, data: bytes, limits: Limits) -> Any:
         image = images.read_header(data, limits.max_image_pixels)
@@ -121,6 +134,9 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     media_types = ("text/plain",)
 
+    def schema(self) -> dict[str, Any]:
+        return {"oneOf": [{"type": "string"}, _record({"text": {"type": "string"}})]}
+
     def open(self, data: bytes, limits: Limits) -> str:
         try:
             return data.decode("utf-8")
@@ -152,6 +168,11 @@ class JsonCodec(Codec):
 
 
 IMAGE, ENCODED_IMAGE, TEXT, JSON = ImageCodec(), EncodedImageCodec(), TextCodec(), JsonCodec()
+
+
+def _record(fields: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an object of these fields and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": fields, "required": list(fields)}
 
 
 def decode_base64(text: str) -> bytes:

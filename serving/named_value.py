@@ -61,7 +61,7 @@ class NamedValue:
         of_one: dict[str, Any] = found | ({"enum": list(self.choices)} if self.choices else {})
         kind = type(self.default)
         if issubclass(kind, tuple):
-            return {"type": "array", "items": {"type": "string" if kind is Names else "number"} | of_one}
+            return {"type": "array", "items": {"type": ["string", "integer"] if kind is Names else "number"} | of_one}
         return {"type": _JSON_TYPES.get(kind, "string")} | of_one
 
     def _allows(self, value: Any) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clients.base import Model, ModelClient, Parameter
+from clients.base import Model, ModelClient
 from serving.errors import InvalidRequest, ModelNotReady
 from serving.sessions import Sequencing
 
@@ -69,13 +69,18 @@ class ServedModel:
         if self.client:
             described["codec"] = self.client.codec.name
             described["instance"] = self.client.codec.expected
-            described["parameters"] = [self._describe(self.client.defaults, each) for each in self.client.parameters]
+            schemas = self.client.parameter_schemas()
+            described["parameters"] = [
+                {
+                    "name": p.name,
+                    "default": self.client.defaults[p.name],
+                    "expected": p.expected(),
+                    "help": p.help,
+                    "schema": schemas[p.name],
+                }
+                for p in self.client.parameters
+            ]
         return described | ({"error": self.client_error} if self.client_error else {})
-
-    def _describe(self, defaults: Mapping[str, Any], parameter: Parameter) -> dict[str, Any]:
-        default = defaults[parameter.name]
-        about = {"name": parameter.name, "default": default, "expected": parameter.expected(), "help": parameter.help}
-        return about | {"schema": parameter.schema()}
 
 
 def _client_name(client: ModelClient | None) -> str | None:

@@ -11,7 +11,7 @@ from simulate.calls import NotListening
 from simulate.endpoint import Endpoint
 
 ON = {"SERVE_PAGE": "true"}  # for the container
-GETS = ("/", "/page/<path:_>", "/examples/<_>", "/models", "/metrics", "/ping")
+GETS = ("/", "/page/<path:_>", "/examples/<_>", "/models", "/metrics", "/ping", "/openapi.json", "/docs", "/docs/<_>")
 # What the browser needs of a request, and of its reply.
 SENT = ("Accept", "Content-Type")
 TAKEN = ("Content-Type", "Content-Security-Policy", "Content-Disposition", "Server-Timing", "X-Request-Id")

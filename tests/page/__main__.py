@@ -1,5 +1,6 @@
-"""`python -m tests.page`: takes the pictures of the page that docs/ has, docs/page.png for the README."""
+"""`python -m tests.page`: takes the pictures of the page for docs/ and the README, and the copy of /openapi.json."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ PICTURES = ((WIDE, "light", "docs/page.png"), (PHONE, "dark", "docs/page-phone.p
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), ROOT / "model_repository", SERVE_PAGE="true").wait_ready()
+        document = server.get("/openapi.json").json()
+        (ROOT / "docs/openapi.json").write_text(json.dumps(document, indent=1) + "\n")
         with chromium() as browser:
             for width, scheme, file in PICTURES:
                 with opened(browser, server.url, width, scheme) as page:
