@@ -14,7 +14,6 @@ from werkzeug.exceptions import HTTPException
 
 from serving import VERSION
 from serving.bodies.flat import FlatBody
-from serving.bodies.json_lines import JsonLines
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.front.api import openapi
@@ -143,15 +142,15 @@ def _read_body() -> Body:
 
 
 def _format(source: Incoming, body: Body) -> Format | None:
-    """How the request is streamed; JSON lines are answered line by line without being a stream."""
-    if isinstance(body, JsonLines):
+    """How the request is streamed; lines are answered one by one without being a stream."""
+    if body.by_line(source.accept_mimetypes):
         return None
     default = EVENTS if services().inference_type == "generate_stream" and isinstance(body, FlatBody) else None
     return wanted_format(source.accept_mimetypes) or default
 
 
 def _once(served: ServedModel, asked: Request) -> Reply:
-    if isinstance(asked.body, JsonLines):
+    if asked.body.by_line(asked.accept):
         return transform(services().inference, served, asked)
     return services().inference.once(served, asked)
 

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,17 @@ class Subject:
 
     def predict(self, bodies: Sequence[bytes]) -> list[Any]:
         """One prediction per raw instance (an image file, a text), from one run."""
-        codec = self._required().codec
-        return self._answer([codec.from_bytes(body, LIMITS) for body in bodies])
+        client = self._required()
+        limits = replace(LIMITS, side=client.side)
+        return self._answer([client.codec.from_bytes(body, limits) for body in bodies])
 
     def predict_json(self, instances: Sequence[Any]) -> list[Any]:
         """The same for JSON instances: {"b64": …} or a string; for a model without a client, a row of numbers."""
         if self.client is None:
             rows = np.asarray(instances, dtype=np.float32)
             return [row.tolist() for row in self.session.run(None, {self.input: rows})[0]]
-        codec = self.client.codec
-        return self._answer([codec.from_json(value, LIMITS) for value in instances])
+        limits = replace(LIMITS, side=self.client.side)
+        return self._answer([self.client.codec.from_json(value, limits) for value in instances])
 
     def _answer(self, instances: Sequence[Any]) -> list[Any]:
         client = self._required()

@@ -53,6 +53,7 @@ class Request:
     inputs: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    allow_pickle: bool = False
     serving: ServingOptions = field(default_factory=ServingOptions)
 
     @property

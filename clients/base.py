@@ -64,20 +64,22 @@ class ModelClient(ABC):
     """What one family of models needs around Triton.
 
     Class attributes are the data:
-      codec       reads one instance of a request (serving.codecs.IMAGE, TEXT or JSON)
+      codec       reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
       example     one instance as the bytes that a caller would post; warm-up, /ping's canary and the tests use it.
                   A file `example.*` in the model's folder replaces it.
       settings    what differs between two models of the family; read from config.pbtxt's `parameters`
       parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
     An attribute of each object:
       side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
+      columns     the names of a row's cells, in their order; () where they have none, and for what takes no rows
     """
 
     codec: ClassVar[Codec]
-    example: ClassVar[bytes]
+    example: bytes
     settings: ClassVar[tuple[Parameter, ...]] = ()
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     side: int = 0
+    columns: tuple[str, ...] = ()
 
     def __init__(self, model: Model) -> None:
         """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""
@@ -126,6 +128,11 @@ class ModelClient(ABC):
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
         """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
+
+    def header(self, cells: Sequence[str]) -> Sequence[str] | None:
+        """Of the first line of CSV: the columns that it names, () when it is a header of other names than the model
+        knows, None when it is a row."""
+        return None
 
 
 def labels_of(model: Model, filename: str) -> list[str]:

@@ -115,7 +115,7 @@ class Reply:
 
 class Body:
     """What a caller sent, as data: one class for each kind. JSON lines are asked one by one, and have no batches, reply
-    and line of their own.
+    and line of their own (serving/inference/batch_transform.py).
 
     single_stream: an answer in one piece is the only response of a stream, as Triton's generate has it
     """
@@ -125,6 +125,10 @@ class Body:
     def target(self) -> Target:
         """The model that the body names."""
         return NOBODY
+
+    def by_line(self, accept: MIMEAccept) -> bool:
+        """Whether each of its lines is answered by a line of JSON, and a wrong one spoils no other."""
+        return False
 
     def check_single(self) -> None:
         """Raises InvalidRequest where the body is only good for a stream."""

@@ -69,6 +69,7 @@ class ServedModel:
         if self.client:
             described["codec"] = self.client.codec.name
             described["instance"] = self.client.codec.expected
+            described |= {"columns": self.client.columns} if self.client.columns else {}
             schemas = self.client.parameter_schemas()
             described["parameters"] = [
                 {

@@ -158,7 +158,12 @@ def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
     [
         ((4000, 3000), 300, (500, 375)),
         ((4000, 3000), 700, (1000, 750)),
-        ((4000, 3000), 1501, (4000, 3000)),
+        ((4000, 3000), 1501, (2500, 1875)),
+        ((768, 576), 358, (480, 360)),
+        ((1280, 960), 358, (480, 360)),
+        ((768, 576), 430, (576, 432)),
+        ((768, 576), 440, (768, 576)),
+        ((999, 501), 301, (625, 314)),
         ((4000, 310), 300, (4000, 310)),
         ((4000, 3000), 0, (4000, 3000)),
     ],
@@ -171,8 +176,9 @@ def test_a_large_jpeg_may_be_decoded_smaller_but_no_side_below_the_least(
     assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
 
 
-def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned() -> None:
+@pytest.mark.parametrize(("side", "decoded"), [(200, (200, 400)), (201, (300, 600)), (401, (500, 1000))])
+def test_a_turned_jpeg_that_is_decoded_smaller_is_still_turned(side: int, decoded: tuple[int, int]) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=exif)
-    assert IMAGE.from_bytes(data, Limits(side=200)).size == (200, 400)
+    assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded

@@ -8,7 +8,9 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
@@ -30,16 +32,16 @@ data = sys.stdin.buffer.read()
 before = memory("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
 try:
-    answer = str(IMAGE.from_bytes(data, Limits(int(sys.argv[1]))).size)
+    answer = str(IMAGE.from_bytes(data, Limits(int(sys.argv[1]), int(sys.argv[2]))).size)
 except DecodingError as err:
     answer = str(err)
 print(memory("VmHWM") - before, answer)
 """
 
 
-def measured(data: bytes) -> tuple[int, str]:
+def measured(data: bytes, side: int = 0) -> tuple[int, str]:
     """(the bytes that a process rises by, its answer)"""
-    command = [sys.executable, "-c", MEASURE, str(PIXELS)]
+    command = [sys.executable, "-c", MEASURE, str(PIXELS), str(side)]
     done = subprocess.run(command, cwd=ROOT, input=data, capture_output=True, check=True)
     assert done.stderr == b""  # nothing is logged of a caller's file
     rise, _, answer = done.stdout.decode().strip().partition(" ")
@@ -54,11 +56,14 @@ def test_what_would_take_memory_or_work_is_refused_before(name: str) -> None:
     assert rise < BESIDE
 
 
-@pytest.mark.parametrize("name", LARGEST)
-def test_no_image_takes_more_memory_than_the_limit_says(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [*((name, 0) for name in LARGEST), ("a turned JPEG", 1875), ("a progressive JPEG", 1625)],  # 5/8
+)
+def test_no_image_takes_more_memory_than_the_limit_says(name: str, side: int) -> None:
     data = LARGEST[name]()
-    rise, answer = measured(data)
-    assert answer.startswith("(")
+    rise, answer = measured(data, side)
+    assert answer.startswith(f"({side or ''}")
     assert rise - len(data) < read_header(data, PIXELS).memory + BESIDE < most_memory(PIXELS) + 2 * BESIDE
 
 
@@ -82,6 +87,27 @@ def test_a_reduced_progressive_jpeg_counts_its_coefficients_at_full_size() -> No
     assert 1600 * 1600 * 6 < reduced < IMAGE.memory(IMAGE.open(data, Limits()))
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_between_pillow_s_sizes_is_its_whole_self_but_smaller(mode: str) -> None:
+    """What libjpeg alone cannot turn into RGB, as CMYK, Pillow decodes."""
+    data = encoded(Image.radial_gradient("L").resize((768, 576)).convert(mode), "JPEG", quality=95)
+    whole, reduced = (IMAGE.from_bytes(data, Limits(side=side)) for side in (0, 358))
+    assert reduced.size == ((768, 576) if mode == "CMYK" else (480, 360))
+    assert np.abs(difference(whole.resize(reduced.size), reduced)).max() <= 3
+
+
+def test_a_jpeg_with_junk_that_pillow_reads_over_is_what_pillow_reads() -> None:
+    plain = encoded(Image.radial_gradient("L").resize((768, 576)), "JPEG")
+    at = plain.index(b"\xff\xc0")
+    whole, reduced = (IMAGE.from_bytes(plain[:at] + b"junk" + plain[at:], Limits(side=side)) for side in (0, 358))
+    assert reduced.tobytes() == whole.tobytes()
+    assert IMAGE.from_bytes(plain, Limits(side=358)).size == (480, 360)
+
+
+def difference(one: Image.Image, other: Image.Image) -> NDArray[np.int16]:
+    return np.asarray(one, np.int16) - np.asarray(other, np.int16)
+
+
 def damaged(data: bytes, chance: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(chance.randint(1, 8)):
@@ -97,9 +123,9 @@ def test_whatever_a_damaged_file_makes_pillow_raise_is_the_caller_s_mistake(
     data = encoded(Image.effect_noise((32, 24), 90).convert("RGB"), format, exif=turned())
     refused = 0
     with caplog.at_level(logging.DEBUG):
-        for _ in range(400):
+        for turn in range(400):
             try:
-                IMAGE.from_bytes(damaged(data, chance), Limits(max_image_pixels=10**6))
+                IMAGE.from_bytes(damaged(data, chance), Limits(max_image_pixels=10**6, side=14 * (turn % 2)))
             except DecodingError:
                 refused += 1
     assert refused > 50

@@ -16,7 +16,7 @@ from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import onnx_runtime, tensorrt
 from build_engines.errors import UsageError
-from build_engines.families import bert, onnx_file, resnet, torchscript_file, yolov5
+from build_engines.families import bert, onnx_file, resnet, table, torchscript_file, yolov5
 from build_engines.model_folder.config import model_config, render
 from build_engines.model_folder.publish import check, keep_users_files, publish, scratch_folder
 from build_engines.model_folder.record import write_record
@@ -36,7 +36,10 @@ ENGINES = {"cpu": onnx_runtime, "tensorrt": tensorrt}  # by target
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     """The model's folder, and whether it had to be made; BuildError."""
-    weights, engine_builder = sources.find(request), ENGINES[request.target]
+    weights = sources.find(request)
+    if table.is_table(request, weights):
+        request = replace(request, target="cpu")  # no GPU computes its operators
+    engine_builder = ENGINES[request.target]
     asked = made_from(request, weights, engine_builder.bound_to())
     if not force and (there := up_to_date(request, asked)):
         return there, False
@@ -58,6 +61,9 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
     """Fills the folder with the fp32 model and what belongs to it."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
+    if weights and table.is_table(request, weights):
+        model_spec = table.export(request, weights, folder)
+        return replace(model_spec, settings={**model_spec.settings, **request.settings})
     kind = sources.kind(weights) if weights else ""
     if weights and kind == "onnx":
         model_spec = onnx_file.export(request, weights, folder)

@@ -66,6 +66,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
         inputs=tuple(parsed.input),
         controls=tuple(parsed.sequence_control),
         settings=dict(_pairs(parsed.set)),
+        allow_pickle=parsed.allow_pickle,
         serving=serving,
     )
 

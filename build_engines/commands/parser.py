@@ -60,7 +60,11 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt with trtexec and a GPU, else cpu")
     add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
     add("--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
-    add("--client", default="", help="for your own model: resnet, yolov5 or bert; default: none, it takes tensors")
+    add(
+        "--client",
+        default="",
+        help="for your own model: resnet, yolov5, bert or table; default: none, it takes tensors",
+    )
     add("--task", default="", help="for BERT: embedding, fill-mask or text-classification")
     add("--labels", type=Path, metavar="FILE", help="file with one label per line")
     add(
@@ -84,7 +88,12 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME:]DATATYPE:DIMS",
-        help="for TorchScript, such as FP32:3,224,224",
+        help="for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as age:FP32:1",
+    )
+    add(
+        "--allow-pickle",
+        action="store_true",
+        help="read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
     )
     add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
     add("--force", action="store_true", help="build even if the model is up to date")
@@ -137,7 +146,10 @@ def _build(parsed: argparse.Namespace) -> int:
 def _list(_: argparse.Namespace) -> int:
     for name, recipe in RECIPES.items():
         print(f"{name:<11} {recipe.summary}; weights: {', '.join(recipe.weights)}")
-    print("NAME        your own: --weights PATH (ONNX, TorchScript, a checkpoint) or HUB-ID")
+    print(
+        "NAME        your own: --weights PATH (ONNX, TorchScript, a checkpoint, a model of scikit-learn, XGBoost or "
+        "LightGBM) or HUB-ID"
+    )
     return 0
 
 

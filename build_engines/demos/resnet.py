@@ -6,15 +6,14 @@
 from pathlib import Path
 
 from build_engines.demos.committed import Committed
+from build_engines.errors import UsageError
 from build_engines.families import resnet
 from build_engines.families.resnet import Architecture
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
-from clients.base import Model, TensorSpec
-from clients.resnet import Client
 
 TRAINED = Committed(
-    path=REPOSITORY / "resnet/1/model.onnx", sha256="419e6022ebf70aa44aa9713e2ffb313d415a77ac854bd3b40ef3c194efa20888"
+    path=REPOSITORY / "resnet/1/model.onnx", sha256="ac2ffbdb8ce1bd7fe5e89c8c5417333b6f53dd49a967bd7e70593335eed2e576"
 )
 DIGITS = Architecture(
     side=64,
@@ -28,29 +27,23 @@ def export(request: Request, folder: Path) -> ModelSpec:
     """The model folder's files, from the committed weights or from training."""
     model = folder / "1" / "model.onnx"
     if request.source == "train":
-        _train(folder, model)
+        _train(request, model)
     else:
-        TRAINED.copy(model)
+        _copy_committed(request, model)
     return resnet.finish(request, folder, DIGITS)
 
 
-def _train(folder: Path, model: Path) -> None:
+def _copy_committed(request: Request, model: Path) -> None:
+    if given := [name for name in resnet.IN_NETWORK if name in request.settings]:
+        raise UsageError(f"--set {given[0]}: the network normalizes; build with --weights train")
+    TRAINED.copy(model)
+
+
+def _train(request: Request, model: Path) -> None:
     from build_engines.demos import resnet_training
     from build_engines.families import resnet_network
 
     network = resnet_network.random_network(DIGITS.layers, len(DIGITS.labels))
-    resnet_training.train(network, _client(folder))
-    resnet_network.write_onnx(network, DIGITS.side, model)
-
-
-def _client(folder: Path) -> Client:
-    """The client that will serve the model."""
-    model = Model(
-        name=folder.name,
-        path=folder,
-        inputs=(TensorSpec("input", "FP32", (3, DIGITS.side, DIGITS.side)),),
-        outputs=(TensorSpec("logits", "FP32", (len(DIGITS.labels),)),),
-        max_batch_size=resnet.MAX_BATCH_SIZE,
-        parameters=DIGITS.settings,
-    )
-    return Client(model)
+    client = resnet.client_of(request, DIGITS, len(DIGITS.labels))
+    resnet_training.train(network, client)
+    resnet_network.write_onnx(network, client, model)

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,15 @@ def _static(source: Path, target: Path, batches: CalibrationDataReader, keeps_he
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         op_types_to_quantize=list(BETWEEN),
-        nodes_to_exclude=heads(graph) if keeps_head else [],
+        nodes_to_exclude=[*preparation(graph), *(heads(graph) if keeps_head else [])],
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
     )
+
+
+def preparation(graph: Any) -> list[str]:
+    """The names of the nodes before the first convolution, which normalize pixels: they are cheap, and would round."""
+    return [node.name for node in takewhile(lambda node: node.op_type != "Conv", graph.node)]
 
 
 def heads(graph: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """ResNets (He et al. 2015, arXiv:1512.03385) as model folders, from a checkpoint of transformers or of torchvision.
 
-Random weights are for load tests: nonsense at the true speed. What needs torch is imported late.
+The ONNX file takes pixels (UINT8) and normalizes them itself: a quarter of the bytes on their way to Triton. Random
+weights are for load tests: nonsense at the true speed. What needs torch is imported late.
 """
 
 import json
@@ -15,11 +16,13 @@ from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import sources
-from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD
+from clients.base import Model, TensorSpec
+from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD, Client
 
 MAX_BATCH_SIZE = 32
 HUB_MODEL = "microsoft/resnet-50"
 EXAMPLE = REPOSITORY / "resnet/example.png"
+IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
@@ -29,8 +32,8 @@ def _joined(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One network: the square RGB input (`side` pixels), what its client must know, and transformers' configuration
-    (`layers`) of a network that is made here."""
+    """One network: the square RGB input (`side` pixels), what its client must know of the network alone, and
+    transformers' configuration (`layers`) of a network that is made here."""
 
     side: int = 224
     labels: tuple[str, ...] = ()
@@ -84,9 +87,23 @@ def _write_network(request: Request, path: Path | None, model: Path) -> Architec
         network, architecture = resnet_network.from_checkpoint(path), architecture_of(path)
     else:
         network, architecture = resnet_network.from_torchvision(path), Architecture(settings=TORCHVISION)
-    side = request.size or architecture.side
-    resnet_network.write_onnx(network, side, model, batching=request.max_batch_size != 0)
+    client = client_of(request, architecture, network.config.num_labels)
+    resnet_network.write_onnx(network, client, model, batching=request.max_batch_size != 0)
     return architecture
+
+
+def client_of(request: Request, architecture: Architecture, classes: int) -> Client:
+    """The client of the network alone, which takes images that are normalized."""
+    side = request.size or architecture.side
+    network = Model(
+        name="resnet",
+        path=Path("/nonexistent"),
+        inputs=(TensorSpec("images", "FP32", (3, side, side)),),
+        outputs=(TensorSpec("logits", "FP32", (classes,)),),
+        max_batch_size=MAX_BATCH_SIZE,
+        parameters={**architecture.settings, **request.settings},
+    )
+    return Client(network)
 
 
 def architecture_of(checkpoint: Path) -> Architecture:
@@ -120,7 +137,7 @@ def finish(request: Request, folder: Path, architecture: Architecture) -> ModelS
     model_spec = ModelSpec(
         client="resnet",
         max_batch_size=MAX_BATCH_SIZE,
-        settings=architecture.settings,
+        settings={name: value for name, value in architecture.settings.items() if name not in IN_NETWORK},
         labels=DEFAULT_LABELS if labels else "",
     )
     return with_tensors(request, folder, model_spec)

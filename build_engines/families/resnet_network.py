@@ -11,6 +11,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 from build_engines.errors import BuildError, first_line
 from build_engines.families.torch_checkpoint import load_state, read_state
 from build_engines.families.torch_export import export_onnx
+from clients.resnet import Client
 
 INPUT, OUTPUT = "input", "logits"
 _FIRST = {"conv1": "convolution", "bn1": "normalization"}
@@ -71,17 +72,21 @@ def transformers_name(name: str) -> str:
 
 
 class _Logits(torch.nn.Module):  # type: ignore[misc]
-    """The network as images -> logits, without transformers' result classes."""
+    """The network as RGB pixels UINT8 -> logits, without transformers' result classes."""
 
-    def __init__(self, network: ResNetForImageClassification) -> None:
+    def __init__(self, network: ResNetForImageClassification, client: Client) -> None:
         super().__init__()
         self.network = network
+        self.gain, self.offset = torch.from_numpy(client.gain), torch.from_numpy(client.offset)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        images = pixels.float() * self.gain + self.offset
         logits: torch.Tensor = self.network(images, return_dict=False)[0]
         return logits
 
 
-def write_onnx(network: ResNetForImageClassification, side: int, path: Path, batching: bool = True) -> None:
-    """input [N,3,side,side] -> logits [N,classes]."""
-    export_onnx(_Logits(network), (3, side, side), path, (INPUT, OUTPUT), batching)
+def write_onnx(network: ResNetForImageClassification, client: Client, path: Path, batching: bool = True) -> None:
+    """input UINT8 [N,3,side,side] -> logits [N,classes]; `client` is that of the network alone, and says how the pixels
+    are normalized."""
+    shape = client.input.shape
+    export_onnx(_Logits(network, client), shape, path, (INPUT, OUTPUT), batching, torch.uint8)

@@ -33,7 +33,7 @@ class ModelSpec:
     `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters` tell it;
     `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the most that a dimension of -1
     is. `note` is a comment for config.pbtxt, `controls` are the inputs that sequence batching fills: {kind as Triton
-    names it: input}.
+    names it: input}; `cpu_only`: no GPU computes its operators.
     """
 
     client: str = ""
@@ -46,6 +46,7 @@ class ModelSpec:
     labels: str = ""
     note: str = ""
     controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+    cpu_only: bool = False
 
     @property
     def cpu_instances(self) -> int:

@@ -27,6 +27,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
             except OSError as err:
                 mistakes.append(f"{name}: cannot listen there: {reason(err)}")
             else:
+                listener.setblocking(False)  # two workers of nginx see a connection, and one gets it
                 listeners.append(opened.enter_context(listener))
         if mistakes:
             raise SettingsError(mistakes)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from serving.host.http import LocalConnection
 from serving.triton.connection import PROBE_SECONDS, Connection
 from serving.triton.errors import http_errors, serving_errors, to_stream_error, without_trace
 from serving.triton.repository_call import RepositoryCall
-from serving.triton.shared_memory import SharedMemory
+from serving.triton.shared_memory import Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
 METRICS_SECONDS = 1.0  # a scraper waits for 2
@@ -65,10 +65,15 @@ class Call:
         try:
             message = self._answer()
         except ServingError:
-            self._memory.give_up(self._regions.values())
+            self._give(self._memory.give_up)
             raise
-        self._memory.give_back(self._regions.values())
+        self._give(self._memory.give_back)
         return InferReply.of(message)
+
+    def _give(self, back: Callable[[Iterable[Region]], None]) -> None:
+        """Once: a region that two calls have is the end of right answers."""
+        regions, self._regions = self._regions, {}
+        back(regions.values())
 
     def _answer(self) -> Any:
         try:
@@ -88,7 +93,7 @@ class Call:
         """Tells Triton that nobody waits any more."""
         if self._future:
             self._future.cancel()
-        self._memory.give_up(self._regions.values())
+        self._give(self._memory.give_up)
 
 
 class Responses:

@@ -92,9 +92,8 @@ def bundled_feed(name: str) -> Arrays:
     if name == "bert":
         ids = RANDOM.integers(1000, 20000, (2, 12))
         return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    if name == "yolov5":
-        return {"images": RANDOM.integers(0, 256, (2, 3, 640, 640), dtype=np.uint8)}
-    return {"input": RANDOM.standard_normal((2, 3, 64, 64), dtype=np.float32)}
+    images, side = {"yolov5": ("images", 640), "resnet": ("input", 64)}[name]
+    return {images: RANDOM.integers(0, 256, (2, 3, side, side), dtype=np.uint8)}
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -22,6 +22,7 @@ from clients.base import Model, TensorSpec
 from clients.resnet import Client, softmax
 from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
+from serving.triton.config import datatype_name
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
@@ -64,7 +65,8 @@ def digits() -> tuple[Client, onnxruntime.InferenceSession]:
     """The bundled model as Triton would describe it, and its network."""
     config = text_format.Parse((FOLDER / "config.pbtxt").read_text(), ModelConfig())
     inputs, outputs = (
-        tuple(TensorSpec(t.name, "FP32", tuple(t.dims)) for t in tensors) for tensors in (config.input, config.output)
+        tuple(TensorSpec(t.name, datatype_name(t.data_type), tuple(t.dims)) for t in tensors)
+        for tensors in (config.input, config.output)
     )
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     model = Model("resnet", FOLDER, inputs, outputs, config.max_batch_size, parameters)
@@ -145,20 +147,25 @@ def test_a_batch_gives_what_its_images_give_alone() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("interpolation", ["box", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize(("side", "crop_pct"), [(224, 0.875), (288, 0.95), (64, 1.0)])
-def test_shortest_equals_transformers_image_processor(
+def test_shortest_is_within_a_rounding_of_transformers_image_processor(
     size: tuple[int, int], interpolation: str, side: int, crop_pct: float
 ) -> None:
-    client = client_of((3, side, side), interpolation=interpolation, crop_pct=str(crop_pct))
+    """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by the size."""
     reference = ConvNextImageProcessorPil(
         size={"shortest_edge": side},
         crop_pct=crop_pct,
         resample=Image.Resampling[interpolation.upper()],
-        image_mean=MEAN,
-        image_std=STD,
+        do_rescale=False,
+        do_normalize=False,
     )
-    assert_equal(client, reference(photo(size), return_tensors="np")["pixel_values"], size)
+    expected = reference(photo(size), return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    client = client_of((3, side, side), interpolation=interpolation, crop_pct=str(crop_pct))
+    differences = np.abs(client.fit(photo(size)).astype(np.float32) - expected)
+    assert differences.max() <= 6
+    assert differences.mean() < 0.3
+    assert size[1] > size[0] or np.mean(differences > 0) < 0.005
 
 
 @pytest.mark.parametrize("size", SIZES)

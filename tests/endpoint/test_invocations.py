@@ -110,7 +110,7 @@ def test_several_files_of_a_form_are_several_instances(server: Server, digits: l
 def test_the_answer_is_that_of_onnx_runtime_in_this_process(server: Server, digits: list[tuple[bytes, str]]) -> None:
     described = {m["name"]: m for m in server.get("/models").json()["models"]}["resnet"]
     shape = [1, *described["inputs"][0]["shape"]]
-    array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     body = io.BytesIO()
     np.save(body, array)
     headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}

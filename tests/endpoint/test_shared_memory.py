@@ -15,12 +15,17 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """The least and the greatest of an input's numbers."""
+    """The least and the greatest of an input's numbers, which -1 must not be."""
 
     def execute(self, requests):
-        arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
-        ends = [np.array([array.min(), array.max()], dtype=np.float32) for array in arrays]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("ends", each)]) for each in ends]
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        if array[0] == -1:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("it must not be -1"))
+        ends = np.array([array.min(), array.max()], dtype=np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("ends", ends)])
 '''
 
 CLIENT = '''
@@ -102,6 +107,13 @@ def test_an_idle_worker_gives_the_pages_back(server: Server) -> None:
     ends(server, 1)
     wait_until(lambda: sum(file.stat().st_blocks for file in regions(server)) == 0, "no page is left")
     assert ends(server, 2) == [[2.0, 2.0]]
+
+
+def test_callers_get_them_also_after_calls_that_failed(server: Server) -> None:
+    """A region that is given back twice is lent to two calls at once."""
+    failed = [server.post(json={"instances": [-1]}).status_code for _ in range(8)]
+    assert not {200, 503} & {*failed}
+    test_callers_at_once_get_answers_to_their_own_inputs(server)
 
 
 def test_a_triton_that_was_started_again_gets_its_inputs(server: Server) -> None:

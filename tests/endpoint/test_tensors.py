@@ -146,7 +146,7 @@ def test_a_model_with_a_client_takes_tensors_too(server: Server) -> None:
                 "name": spec["name"],
                 "shape": [1, *spec["shape"]],
                 "datatype": spec["datatype"],
-                "data": [0.5] * int(np.prod(spec["shape"])),
+                "data": [127] * int(np.prod(spec["shape"])),
             }
         ]
     }

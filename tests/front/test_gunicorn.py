@@ -125,6 +125,16 @@ def test_a_body_that_the_app_leaves_unread_does_not_cost_the_caller_his_reply(gu
     assert gunicorn.raw(head + body).startswith(b"HTTP/1.1 200 OK")
 
 
+def test_a_connection_is_closed_at_once_so_that_nobody_waits_for_an_nginx_that_stands_still(gunicorn: Gunicorn) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(gunicorn.folder / "gunicorn.sock"))
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.makefile("rb").read().startswith(b"HTTP/1.1 200 OK")
+        with pytest.raises(BrokenPipeError):
+            connection.sendall(b"more")
+
+
 def test_a_worker_that_can_open_no_more_files_lives_on_and_answers_when_it_can(gunicorn: Gunicorn) -> None:
     wait_until(lambda: gunicorn.log().count(b"Booting worker") == WORKERS, "all workers have begun")
     workers = gunicorn.workers()

@@ -220,7 +220,10 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, told:
 def test_a_client_that_there_is_not(repository: Path) -> None:
     for file in (CONFIG, "configs/cpu.pbtxt"):
         change(repository / "resnet" / file, 'string_value: "resnet"', 'string_value: "resnext"')
-    assert "there is no client 'resnext'; the clients are: bert, resnet, yolov5" in findings(repository, "resnet")[0]
+    assert (
+        "there is no client 'resnext'; the clients are: bert, resnet, table, yolov5"
+        in findings(repository, "resnet")[0]
+    )
 
 
 def test_an_example_that_is_not_decoded(repository: Path) -> None:

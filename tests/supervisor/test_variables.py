@@ -232,6 +232,11 @@ def test_a_port_that_another_has_is_told_before_anything_starts() -> None:
             pass
 
 
+def test_a_worker_of_nginx_never_waits_for_a_connection_that_another_one_took() -> None:
+    with listening(Settings(host="127.0.0.1", port=free_port())) as (listener,), pytest.raises(BlockingIOError):
+        listener.accept()
+
+
 def names(folder: str) -> list[str]:
     """What is in it; nothing when it has just gone."""
     try:

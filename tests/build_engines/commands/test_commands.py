@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from build_engines.__main__ import main
 from build_engines.commands import doctor
@@ -100,7 +99,7 @@ def test_inspect_says_what_a_model_is(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     for part in (
         "client      resnet",
-        "input       input FP32 [3, 64, 64]",
+        "input       input UINT8 [3, 64, 64]",
         "output      logits FP32 [10]",
         "2.8 MB",
         "resnet from pretrained, precision fp32",
@@ -161,7 +160,7 @@ def test_what_is_built_is_served(tmp_path: Path) -> None:
         tensor = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1.0] * 8}
         reply = server.post("/v2/models/scale/infer", json={"inputs": [tensor]})
         assert reply.json()["outputs"][0]["data"] == [2.0] * 8
-        pixels = {"name": "input", "shape": [1, 3, 64, 64], "datatype": "FP32", "data": torch.zeros(12288).tolist()}
+        pixels = {"name": "input", "shape": [1, 3, 64, 64], "datatype": "UINT8", "data": [0] * 12288}
         asked = {"name": "logits", "parameters": {"classification": 1}}
         reply = server.post("/v2/models/resnet_int8/infer", json={"inputs": [pixels], "outputs": [asked]})
         _, index, label = reply.json()["outputs"][0]["data"][0].split(":")

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
-from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import TYPE_FP32, TYPE_UINT8, ModelInstanceGroup
 
 from build_engines.building.model import build
 from build_engines.demos import resnet as demo
@@ -39,7 +39,8 @@ def test_triton_parses_the_configuration_and_it_describes_the_onnx_file(name: st
     config, network = config_of(FOLDER / name), session(WEIGHTS)
     for declared, actual in ((config.input, network.get_inputs()), (config.output, network.get_outputs())):
         assert [(t.name, list(t.dims)) for t in declared] == [(t.name, t.shape[1:]) for t in actual]
-        assert [t.type for t in actual] == ["tensor(float)"]
+    assert [t.type for t in (*network.get_inputs(), *network.get_outputs())] == ["tensor(uint8)", "tensor(float)"]
+    assert (config.input[0].data_type, config.output[0].data_type) == (TYPE_UINT8, TYPE_FP32)
     assert (config.platform, config.max_batch_size) == ("onnxruntime_onnx", 32)
     assert config.HasField("dynamic_batching")
     assert config.parameters["client"].string_value == "resnet"
@@ -70,7 +71,7 @@ def test_triton_24_10s_onnx_runtime_can_read_the_file() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 32])
 def test_any_batch_is_taken(batch: int) -> None:
-    images = np.random.default_rng(0).normal(size=(batch, 3, 64, 64)).astype(np.float32)
+    images = np.random.default_rng(0).integers(0, 256, (batch, 3, 64, 64), dtype=np.uint8)
     network = session(WEIGHTS)
     together = network.run(["logits"], {"input": images})[0]
     alone = np.concatenate([network.run(["logits"], {"input": image[None]})[0] for image in images])

@@ -117,7 +117,7 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
         ({"client": "yolov5"}, "fewer than two dimensions"),
         ({"client": "resnet", "settings": {"mean": "x"}}, "parameter 'mean'"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
-        ({"client": "nobody"}, "the clients are bert, resnet, yolov5"),
+        ({"client": "nobody"}, "the clients are bert, resnet, table, yolov5"),
         ({"client": "bert"}, "tokenizer"),
     ],
 )

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from build_engines.building.model import build, export
 from build_engines.demos.resnet import DIGITS
-from build_engines.errors import BuildError
-from build_engines.families.resnet import RESNET50, architecture_of
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.resnet import RESNET50, architecture_of, client_of
 from build_engines.families.resnet_network import from_torchvision, random_network, write_onnx
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
@@ -36,12 +36,13 @@ def test_an_exported_network_equals_torchs_with_its_statistics_in_use(tmp_path: 
     network = random_network(DIGITS.layers, 10)
     network.train()
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(16, 3, 64, 64, generator=generator)
+    pixels = torch.randint(0, 256, (16, 3, 64, 64), generator=generator, dtype=torch.uint8)
+    images = (pixels / 255 - 0.5) / 0.25
     with torch.no_grad():
         network(images)  # moves the running means of the batch norms away from 0 and 1
         expected = network.eval()(images).logits.numpy()
-    write_onnx(network, 64, tmp_path / "1" / "model.onnx")
-    actual = session(tmp_path / "1" / "model.onnx").run(["logits"], {"input": images.numpy()})[0]
+    write_onnx(network, client_of(Request("resnet"), DIGITS, 10), tmp_path / "1" / "model.onnx")
+    actual = session(tmp_path / "1" / "model.onnx").run(["logits"], {"input": pixels.numpy()})[0]
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["model.onnx"]
 
@@ -58,9 +59,11 @@ def test_resnet50_answers_through_its_client_and_equals_torch(resnet50: Path) ->
     image = IMAGE.from_bytes((resnet50 / "example.png").read_bytes(), Limits())
     inputs = client.preprocess([image, image.rotate(90)])
     assert inputs["input"].shape == (2, 3, 224, 224)
+    assert inputs["input"].dtype == np.uint8
     logits = session(resnet50 / "1" / "model.onnx").run(["logits"], inputs)[0]
+    normalized = client_of(Request("resnet50"), RESNET50, 1000).preprocess([image, image.rotate(90)])["images"]
     with torch.inference_mode():
-        expected = random_network(RESNET50.layers, 1000)(torch.from_numpy(inputs["input"])).logits.numpy()
+        expected = random_network(RESNET50.layers, 1000)(torch.from_numpy(normalized)).logits.numpy()
     np.testing.assert_allclose(logits, expected, atol=1e-3)
     predictions = client.postprocess({"logits": logits}, inputs, [image, image], {"top_k": 5})
     assert [len(p["classes"]) for p in predictions] == [5, 5]
@@ -187,7 +190,26 @@ def test_a_checkpoints_labels_and_preparation_are_read(tmp_path: Path) -> None:
     assert (found.side, found.settings["crop_pct"], found.settings["interpolation"]) == (64, "0.9", "bilinear")
     model_spec = export(Request("own"), tmp_path / "checkpoint", tmp_path / "model")
     assert (model_spec.client, model_spec.inputs[0].shape, model_spec.outputs[0].shape) == ("resnet", (3, 64, 64), (2,))
-    assert model_spec.settings["mean"] == "0.5,0.5,0.5"
+    assert (model_spec.inputs[0].datatype, "mean" in model_spec.settings) == ("UINT8", False)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)
+    network = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint").eval()
+    with torch.inference_mode():
+        expected = network((torch.from_numpy(pixels) / 255 - 0.5) / 0.2).logits.numpy()
+    (actual,) = session(tmp_path / "model/1/model.onnx").run(None, {"input": pixels})
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_a_mean_that_is_set_is_the_networks_and_not_that_of_a_network_with_its_own(tmp_path: Path) -> None:
+    torch.save(torchvision_state(False), tmp_path / "resnet.pth")
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 3, 64, 64), dtype=np.uint8)
+    answers = []
+    for settings in ({}, {"mean": "0.1", "std": "0.5"}):
+        request = Request("own", client="resnet", size=64, settings=settings)
+        export(request, tmp_path / "resnet.pth", tmp_path / "model")
+        answers.append(session(tmp_path / "model/1/model.onnx").run(None, {"input": pixels})[0])
+    assert np.abs(answers[0] - answers[1]).max() > 0.1
+    with pytest.raises(UsageError, match="--set mean: the network normalizes"):
+        build(Request("resnet", settings={"mean": "0.1"}, repository=tmp_path))
 
 
 @pytest.mark.parametrize("content", [{"layer1.0.conv1.weight": torch.zeros(1)}, {"fc.weight": torch.zeros(1)}, 3])

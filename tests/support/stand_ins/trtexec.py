@@ -96,7 +96,7 @@ def run_plan(given: dict[str, str]) -> None:
     session = onnxruntime.InferenceSession(given["loadEngine"], providers=["CPUExecutionProvider"])
     shapes = {name: [int(size) for size in shape.split("x")] for name, shape in pairs(given["shapes"])}
     files = dict(pairs(given.get("loadInputs", "")))
-    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
     feed: dict[str, Any] = {}
     if strangers := files.keys() - {node.name for node in session.get_inputs()}:
         raise SystemExit(f"Cannot find input tensor with name {strangers}")
