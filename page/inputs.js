@@ -92,8 +92,8 @@ function texts({ run }, first) {
 }
 
 // An example that is an object of words and numbers becomes a form, any other value a field of JSON.
-function value({ run, failed }, first) {
-  const parsed = attempt(() => JSON.parse(first));
+function value({ model, run, failed }, first) {
+  const parsed = named(attempt(() => JSON.parse(first)), model.columns);
   const plain = parsed && typeof parsed === "object" && !Array.isArray(parsed) && Object.values(parsed).every(isWord);
   if (!plain) return json("instance", first, failed, (instance) => run({ kind: "instances", values: [instance] }));
   const fields = Object.entries(parsed).map(([name, word]) => [name, word, field(name, word)]);
@@ -101,6 +101,10 @@ function value({ run, failed }, first) {
   return h("div", { class: "ask" }, h("div", { class: "fields" }, fields.map(([, , { element }]) => element)),
     h("div", { class: "row" }, h("button", { type: "button", class: "primary", id: "run", onclick: send }, "Run")));
 }
+
+// A row of a table, by its columns.
+const named = (cells, columns) =>
+  columns && Array.isArray(cells) ? Object.fromEntries(columns.map((name, index) => [name, cells[index]])) : cells;
 
 const isWord = (word) => word === null || typeof word !== "object";
 

@@ -12,7 +12,7 @@ import { showInputAlone, showResult } from "./results.js";
 import { tabs } from "./tabs.js";
 
 const SOON = 120; // milliseconds after the last move of a slider
-const KINDS = { image: "picture", "encoded image": "picture", text: "text", json: "JSON" };
+const KINDS = { image: "picture", "encoded image": "picture", text: "text", json: "JSON", row: "row" };
 
 let models = [];
 let chosen = null; // the model

@@ -2,16 +2,19 @@
 // prediction is a module in views/ with `matches(prediction)` and `render({predictions, input})`, and a line here.
 
 import { fill, find, h } from "./dom.js";
+import * as answers from "./views/answers.js";
 import * as classes from "./views/classes.js";
 import * as detections from "./views/detections.js";
 import * as embeddings from "./views/embeddings.js";
+import * as entities from "./views/entities.js";
 import * as fillMask from "./views/fill_mask.js";
 import * as plain from "./views/plain.js";
 import * as table from "./views/table.js";
 import * as tensors from "./views/tensors.js";
+import * as probabilities from "./views/probabilities.js";
 import { picture } from "./views/picture.js";
 
-const VIEWS = [detections, embeddings, fillMask, classes, table, plain];
+const VIEWS = [detections, embeddings, fillMask, entities, answers, classes, probabilities, table, plain];
 
 // Before the reply: the picture without anything on it.
 export function showInputAlone(input) {

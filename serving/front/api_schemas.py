@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
+
 from clients.base import TensorSpec
 from serving.budget import MOST_INSTANCES
 from serving.codecs import Codec
@@ -131,13 +133,13 @@ class Schemas:
 
     def _request_example(self, name: str) -> Json:
         served = self._models[name]
-        codec = served.require_client().codec
-        if codec.name in PICTURES:
-            instance: Any = {codec.part: base64.b64encode(served.require_client().example).decode()}
-        elif codec.name == "text":
+        client = served.require_client()
+        if client.codec.name in PICTURES:
+            instance: Any = {client.codec.part: base64.b64encode(client.example).decode()}
+        elif client.codec.name == "text":
             instance = served.example().decode().strip()
         else:
-            instance = codec.from_bytes(served.example(), None)  # type: ignore[arg-type]
+            instance = orjson.loads(client.example)
         return {"model_name": name, "instances": [instance]}
 
 

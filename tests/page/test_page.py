@@ -159,6 +159,47 @@ def test_several_sentences_give_a_matrix_of_their_similarity(page: Page, server:
     assert [float(text) for text in cells.all_inner_texts()] == pytest.approx(products, abs=0.0051)
 
 
+SHOWN: dict[str, tuple[Any, str, list[str]]] = {
+    "entities": (
+        {"entities": [{"label": "PER", "score": 0.9, "word": "Ada", "start": 5, "end": 8}]},
+        "mark",
+        ["AdaPER"],
+    ),
+    "masks": ({"masks": [[{"token": "cat", "score": 0.9}]]}, ".bars .name", ["cat"]),
+    "probabilities": ({"prediction": 2, "probabilities": {"1": 0.2, "2": 0.8}}, ".bars .name", ["2", "1"]),
+    "a record": ({"species": "setosa", "score": 0.25}, ".plain tbody td", ["setosa", "0.25000"]),
+    "anything": ({"deep": {"er": [1, 2]}}, "#result pre", ['[{"deep": {"er": [1, 2]}}]']),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_each_kind_of_prediction_has_its_view(page: Page, kind: str) -> None:
+    """The models of these kinds take minutes to make, so their replies are written here."""
+    prediction, place, texts = SHOWN[kind]
+    page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [prediction]}))
+    choose(page, "bert")
+    page.get_by_role("textbox", name="Text 1").fill("\N{GRINNING FACE} is Ada <b>here</b>")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator(place)).to_have_text(texts)
+
+
+def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
+    question = {"question": "Who?", "context": "\N{GRINNING FACE} It is Ada, who wrote the first program of all."}
+    answers = [
+        {"answer": "Ada", "score": 0.9, "start": 8, "end": 11},
+        {"answer": "", "score": 0.1, "start": 0, "end": 0},
+    ]
+    model = {"name": "reader", "versions": [], "client": "bert", "codec": "json", "parameters": []}
+    page.route("**/models", lambda route: route.fulfill(json={"models": [model]}))
+    page.route("**/examples/reader", lambda route: route.fulfill(json=question))
+    page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [{"answers": answers}]}))
+    page.reload()
+    expect(page.get_by_label("question")).to_have_value("Who?")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("mark")).to_have_text("Ada")
+    expect(page.locator(".bars .name")).to_have_text(["Ada", "(no answer)"])
+
+
 def test_a_picture_can_be_dropped_pasted_and_photographed(page: Page) -> None:
     choose(page, "resnet")
     shown = page.locator(".frame img")
