@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serving.codecs import Codec
-from serving.errors import InvalidRequest, NotAcceptable
-from serving.named_value import NamedValue
+from serving.errors import DecodingError, InvalidRequest, NotAcceptable
+from serving.named_value import NamedValue, nearest, unknown
 from serving.named_value import Names as Names
 
 Tensors = dict[str, NDArray[Any]]
@@ -65,6 +65,8 @@ class ModelClient(ABC):
 
     Class attributes are the data:
       codec       reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
+      keys        the keys of an instance that is a JSON object: another one is 400, and these are named. None: those
+                  that the codec reads, which for JSON are all
       example     one instance as the bytes that a caller would post; warm-up, /ping's canary and the tests use it.
                   A file `example.*` in the model's folder replaces it.
       settings    what differs between two models of the family; read from config.pbtxt's `parameters`
@@ -75,6 +77,7 @@ class ModelClient(ABC):
     """
 
     codec: ClassVar[Codec]
+    keys: ClassVar[tuple[str, ...] | None] = None
     example: bytes
     settings: ClassVar[tuple[Parameter, ...]] = ()
     parameters: ClassVar[tuple[Parameter, ...]] = ()
@@ -84,8 +87,24 @@ class ModelClient(ABC):
     def __init__(self, model: Model) -> None:
         """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""
         self.model = model
+        self._check_names()
         self.options = {p.name: self._configured(p) for p in self.settings}
         self.defaults = {p.name: self._configured(p) for p in self.parameters}
+
+    def _check_names(self) -> None:
+        """A parameter of config.pbtxt that is no setting may be the backend's, unless it is one but for a letter."""
+        known = {each.name for each in (*self.settings, *self.parameters)}
+        for name in sorted(self.model.parameters.keys() - known):
+            if near := nearest(name, known):
+                raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
+
+    def check_keys(self, instance: Any) -> None:
+        """Raises DecodingError for a JSON object with a key that nothing would read."""
+        known = self.codec.keys if self.keys is None else self.keys
+        if known is None or not isinstance(instance, dict):
+            return
+        if strange := sorted(instance.keys() - set(known)):
+            raise DecodingError(unknown("key", strange[0], known))
 
     def _configured(self, parameter: Parameter) -> Any:
         raw = self.model.parameters.get(parameter.name)
@@ -94,11 +113,8 @@ class ModelClient(ABC):
     def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every request parameter with its value; raises InvalidRequest for an unknown parameter or a wrong value."""
         known = {p.name: p for p in self.parameters}
-        if unknown := sorted(set(given) - set(known)):
-            raise InvalidRequest(
-                f"unknown parameter '{unknown[0]}'; model '{self.model.name}' takes: "
-                f"{', '.join(sorted(known)) or 'none'}"
-            )
+        if strange := sorted(set(given) - set(known)):
+            raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', strange[0], known)}")
         return self.defaults | {name: known[name].parse(value) for name, value in given.items()}
 
     @abstractmethod

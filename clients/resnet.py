@@ -81,6 +81,8 @@ class Client(ModelClient):
         self.side = int(AMPLE * max(self.frame.size) / self.options["crop_pct"])
         self.gain, self.offset = self._normalization()
         self.labels = labels_of(model, self.options["labels"])
+        if not _is_a_list(self.output.shape):
+            raise InvalidRequest(self._no_list(self.output.shape))
         if mismatch := self._mismatch(_class_count(self.output, model.max_batch_size)):
             raise InvalidRequest(mismatch)
 
@@ -117,7 +119,10 @@ class Client(ModelClient):
 
         Raises InferenceFailed when the output is not finite or its number of classes is not that of the labels.
         """
-        rows = outputs[self.output.name].astype(np.float32).reshape(len(instances), -1)
+        output = outputs[self.output.name]
+        if not _is_a_list(output.shape[1:]):
+            raise InferenceFailed(self._no_list(output.shape[1:]))
+        rows = output.astype(np.float32).reshape(len(instances), -1)
         if not np.isfinite(rows).all():
             raise InferenceFailed(f"output '{self.output.name}' of model '{self.model.name}' is not finite")
         if mismatch := self._mismatch(rows.shape[1]):
@@ -150,6 +155,12 @@ class Client(ModelClient):
                 f"channel{'s' if channels > 1 else ''}: give one value, or one per channel"
             )
         return np.asarray(values, np.float64)
+
+    def _no_list(self, shape: Sequence[int]) -> str:
+        return (
+            f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is no list of scores, one "
+            "for each class: a detector, a segmentation or an encoder takes another client, or none"
+        )
 
     def _mismatch(self, classes: int) -> str:
         """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
@@ -220,6 +231,12 @@ def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) ->
     if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
         raise InvalidRequest(f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}")
     return size
+
+
+def _is_a_list(shape: Sequence[int]) -> bool:
+    """Whether no more than one dimension, beside a batch of its own, is other than 1."""
+    own_batch = shape[0] == -1 if len(shape) > 1 else False
+    return sum(size != 1 for size in shape[int(own_batch) :]) <= 1
 
 
 def _class_count(spec: TensorSpec, max_batch_size: int) -> int:

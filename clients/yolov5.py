@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from clients._boxes import Letterbox, nms
+from clients._heads import AUTO, COLUMNS, ROWS, Head, head_of
 from clients._schemas import INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
@@ -34,7 +35,7 @@ class Client(ModelClient):
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; auto: the longer dimension decides |
+    | `layout` | auto | yolov5: rows of cx, cy, w, h, objectness, class scores, `[N,25200,5+C]`; yolov5u: columns of cx, cy, w, h, class scores, `[N,4+C,8400]`; auto: the longer dimension decides, and what looks like a table after NMS is refused |
     | `size` | 640 | longer side in pixels, when the input's height and width are -1 |
     | `stride` | 32 | height and width are rounded up to a multiple of it, when they are -1 |
     | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
@@ -46,7 +47,7 @@ class Client(ModelClient):
     codec = IMAGE
     example = decode_base64(_EXAMPLE)  # a grey gradient, 8×8
     settings = (
-        Parameter("layout", "auto", "form of the output", choices=("auto", "yolov5", "yolov5u")),
+        Parameter("layout", "auto", "form of the output", choices=(AUTO, ROWS, COLUMNS)),
         Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
         Parameter("stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1),
         Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
@@ -65,7 +66,7 @@ class Client(ModelClient):
         self.input, self.output = model.inputs[0], model.outputs[0]
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        if mismatch := self._mismatch(self._class_count(self.output.shape)):
+        if mismatch := self._mismatch(self._head(self.output.shape)):
             raise InvalidRequest(mismatch)
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
@@ -134,18 +135,24 @@ class Client(ModelClient):
         """
         output = outputs[self.output.name]
         height, width = inputs[self.input.name].shape[-2:]
-        if mismatch := self._mismatch(self._class_count(output.shape)):
+        try:
+            head = self._head(output.shape[1:])
+        except InvalidRequest as err:
+            raise InferenceFailed(f"model '{self.model.name}': {err}") from err
+        if mismatch := self._mismatch(head):
             raise InferenceFailed(mismatch)
         if not np.isfinite(output.sum(dtype=np.float32)):
             raise InferenceFailed(f"output '{self.output.name}' of model '{self.model.name}' is not finite")
         maps = output.reshape(len(instances), *output.shape[-2:])
         return [
-            self._detect(table, Letterbox.fit(*image.size, width, height), parameters)
+            self._detect(table, head.layout, Letterbox.fit(*image.size, width, height), parameters)
             for table, image in zip(maps, instances, strict=True)
         ]
 
-    def _detect(self, table: NDArray[Any], fit: Letterbox, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        boxes, scores, classes = self._candidates(table, parameters["confidence"])
+    def _detect(
+        self, table: NDArray[Any], layout: str, fit: Letterbox, parameters: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        boxes, scores, classes = _candidates(table, layout, parameters["confidence"])
         if parameters["classes"]:
             wanted = np.isin(classes, parameters["classes"])
             boxes, scores, classes = boxes[wanted], scores[wanted], classes[wanted]
@@ -158,21 +165,6 @@ class Client(ModelClient):
             "detections": [self._detection(*each) for each in found],
             "image": {"width": fit.width, "height": fit.height},
         }
-
-    def _candidates(self, table: NDArray[Any], confidence: float) -> Candidates:
-        """The rows with a score above `confidence`: corners in the network's input, scores, best classes."""
-        if self._layout(table.shape) == "yolov5":
-            rows = table[table[:, 4] > confidence].astype(np.float32)  # no score exceeds the objectness
-            spans, merits = rows[:, :4], rows[:, 5:] * rows[:, 4:5]
-        else:
-            rows = table[:, table[4:].max(0) > confidence].T.astype(np.float32)
-            spans, merits = rows[:, :4], rows[:, 4:]
-        classes = merits.argmax(1)
-        scores = merits[np.arange(len(merits)), classes]
-        passed = scores > confidence
-        half = spans[passed, 2:] / 2
-        boxes = np.concatenate((spans[passed, :2] - half, spans[passed, :2] + half), 1)
-        return boxes, scores[passed], classes[passed]
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
@@ -199,31 +191,36 @@ class Client(ModelClient):
             drawing.text((x + 2, y + 1), text, _ink(colour), font)
         return picture
 
-    def _layout(self, shape: Sequence[int]) -> str:
-        """The layout of an output with this shape, or of one image's part of it."""
-        given: str = self.options["layout"]
-        if given != "auto":
-            return given
-        return "yolov5u" if 0 < shape[-2] < shape[-1] else "yolov5"
+    def _head(self, shape: Sequence[int]) -> Head:
+        """That of an output with this shape; raises InvalidRequest."""
+        others = [spec.shape for spec in self.model.outputs[1:]]
+        return head_of(shape, others, self.options["layout"], len(self.labels))
 
-    def _class_count(self, shape: Sequence[int]) -> int:
-        """The number of classes of an output with this shape, -1 when the shape does not say."""
-        if len(shape) < 2:
-            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} has fewer than two dimensions")
-        rows = self._layout(shape) == "yolov5"
-        columns, others = (shape[-1], 5) if rows else (shape[-2], 4)
-        return -1 if columns == -1 else max(columns - others, 0)
-
-    def _mismatch(self, classes: int) -> str:
+    def _mismatch(self, head: Head) -> str:
         """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
-        if classes == 0:
-            return f"output '{self.output.name}' has too few columns for boxes and classes"
+        classes = head.classes
         if not self.labels or classes in (-1, len(self.labels)):
             return ""
         return (
             f"file '{self.options['labels']}' of model '{self.model.name}' has {len(self.labels)} labels, "
             f"output '{self.output.name}' has {classes} classes"
         )
+
+
+def _candidates(table: NDArray[Any], layout: str, confidence: float) -> Candidates:
+    """The rows with a score above `confidence`: corners in the network's input, scores, best classes."""
+    if layout == ROWS:
+        rows = table[table[:, 4] > confidence].astype(np.float32)  # no score exceeds the objectness
+        spans, merits = rows[:, :4], rows[:, 5:] * rows[:, 4:5]
+    else:
+        rows = table[:, table[4:].max(0) > confidence].T.astype(np.float32)
+        spans, merits = rows[:, :4], rows[:, 4:]
+    classes = merits.argmax(1)
+    scores = merits[np.arange(len(merits)), classes]
+    passed = scores > confidence
+    half = spans[passed, 2:] / 2
+    boxes = np.concatenate((spans[passed, :2] - half, spans[passed, :2] + half), 1)
+    return boxes, scores[passed], classes[passed]
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:

@@ -32,7 +32,7 @@ class Limits:
 
 class Codec(ABC):
     """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part` the field of such a
-    value that holds the instance.
+    value that holds the instance, `keys` all fields of it that are read (None: any).
 
     An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory and
     lets the interpreter go on.
@@ -41,6 +41,7 @@ class Codec(ABC):
     name: str
     expected: str
     part: str = ""
+    keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, Any]:
@@ -82,6 +83,7 @@ class ImageCodec(Codec):
     name = "image"
     expected = '{"b64": "<base64 of an image file>"}'
     part = "b64"
+    keys = ("b64",)
     media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
 
     def schema(self) -> dict[str, Any]:
@@ -133,6 +135,7 @@ class TextCodec(Codec):
 
     name = "text"
     expected = 'a string, or {"text": "…"}'
+    keys = ("text",)
     media_types = ("text/plain",)
 
     def schema(self) -> dict[str, Any]:

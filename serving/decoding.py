@@ -27,10 +27,13 @@ class Item:
     raw: bytes | None = None
     value: Any = None
 
-    def open(self, codec: Codec, limits: Limits, index: int) -> Any:
+    def open(self, client: ModelClient, limits: Limits, index: int) -> Any:
         """What `load` makes the instance of; raises DecodingError with its place."""
         with self._placed(index):
-            return codec.open_json(self.value, limits) if self.raw is None else codec.open(self.raw, limits)
+            if self.raw is not None:
+                return client.codec.open(self.raw, limits)
+            client.check_keys(self.value)
+            return client.codec.open_json(self.value, limits)
 
     def load(self, codec: Codec, opened: Any, index: int) -> Any:
         """The instance; raises DecodingError with its place."""
@@ -90,7 +93,7 @@ class Decoder:
         limits = replace(self.limits, side=client.side)
         for at, item in enumerate(items):
             try:
-                one = item.open(client.codec, limits, first + at)
+                one = item.open(client, limits, first + at)
             except DecodingError as err:
                 return opened, err
             left -= client.codec.memory(one)

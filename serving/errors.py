@@ -132,6 +132,17 @@ class ModelNotReady(ServingError):
     retry_after = 1
 
 
+class ModelFailed(ServingError):
+    """The model cannot be loaded, or its client not be made: waiting does not mend it. A start ends with it
+    (serving/supervisor/linux.py)."""
+
+    status = 503
+    code = "model_failed"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model '{name}' cannot be served, and to try again does not help: {reason}")
+
+
 class TritonUnavailable(ServingError):
     status = 503
     code = "triton_unavailable"

@@ -1,13 +1,30 @@
-"""A named value with a default, and bounds or choices: how it is read, checked and described. Standard library only.
+"""A named value with a default, and bounds or choices: how it is read, checked and described; and names that nobody
+knows. Standard library only.
 
 The settings (serving/settings) and the parameters of clients (clients/base.py) are made of it.
 """
 
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """That of the known names which was probably meant; "" where none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=ALIKE)), "")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The text for a name that is none of the known ones: "unknown `what` 'name'", and which there are."""
+    names = sorted(known)
+    near = nearest(name[:100], names)
+    meant = f"; did you mean '{near}'?" if near else ""
+    return f"unknown {what} '{name[:100]}'{meant}{'' if meant else ';'} known: {', '.join(names) or 'none'}"
 
 
 class Names(tuple[str, ...]):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clients.base import Model, ModelClient
-from serving.errors import InvalidRequest, ModelNotReady
+from serving.errors import InvalidRequest, ModelFailed
 from serving.sessions import Sequencing
 
 
@@ -34,9 +34,9 @@ class ServedModel:
         return (self.name, *self.parts)
 
     def require_client(self) -> ModelClient:
-        """The client; raises ModelNotReady or InvalidRequest that says what to send instead."""
+        """The client; raises ModelFailed, or InvalidRequest that says what to send instead."""
         if self.client_error:
-            raise ModelNotReady(self.client_error)
+            raise ModelFailed(self.name, self.client_error)
         if self.client is None:
             raise InvalidRequest(
                 f"model '{self.name}' has no client, so it takes tensors: send KServe v2 JSON "

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from build_engines.building.provenance import made_from, up_to_date
 from build_engines.building.references import keep_reference
+from build_engines.building.settings import check_settings
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import onnx_runtime, tensorrt
@@ -61,19 +62,25 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
     """Fills the folder with the fp32 model and what belongs to it."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
+    if client := onnx_file.client_of(request):
+        check_settings(client, request.settings)
+    model_spec = _exported(request, weights, folder)
+    check_settings(model_spec.client, request.settings)
+    return replace(model_spec, settings={**model_spec.settings, **request.settings})
+
+
+def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
+    """By what the weights are."""
     if weights and table.is_table(request, weights):
-        model_spec = table.export(request, weights, folder)
-        return replace(model_spec, settings={**model_spec.settings, **request.settings})
+        return table.export(request, weights, folder)
     kind = sources.kind(weights) if weights else ""
     if weights and kind == "onnx":
-        model_spec = onnx_file.export(request, weights, folder)
-    elif weights and kind == "torchscript":
-        model_spec = torchscript_file.export(request, weights, folder)
-    elif weights is None and request.model in DEMOS:
-        model_spec = DEMOS[request.model](request, folder)
-    else:
-        model_spec = FAMILIES[_family(request, weights, kind)](request, weights, folder)
-    return replace(model_spec, settings={**model_spec.settings, **request.settings})
+        return onnx_file.export(request, weights, folder)
+    if weights and kind == "torchscript":
+        return torchscript_file.export(request, weights, folder)
+    if weights is None and request.model in DEMOS:
+        return DEMOS[request.model](request, folder)
+    return FAMILIES[_family(request, weights, kind)](request, weights, folder)
 
 
 def _family(request: Request, weights: Path | None, kind: str) -> str:

@@ -6,6 +6,7 @@ order in which ONNX Runtime's optimiser recognises and fuses attention, GELU and
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 8  # opset 17's own: older runtimes read it too
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")  # of BERT's first training, in many checkpoints
 POSITIONS = "masked_lm_positions"  # the name that Google's run_pretraining.py gives it
 
 
@@ -66,6 +68,7 @@ class _Graph:
         self.tensors, self.epsilon = tensors, epsilon
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
+        self.used: set[str] = set()
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{operator}_{len(self.nodes)}"
@@ -90,7 +93,17 @@ class _Graph:
     def tensor(self, key: str) -> Array:
         if key not in self.tensors:
             raise CheckpointError(f"the checkpoint has no tensor '{key}'; was it saved for another task?")
+        self.used.add(key)
         return self.tensors[key]
+
+    def check_all_used(self, task: str) -> None:
+        """Raises CheckpointError where the checkpoint has more than the task and what it was first trained with."""
+        left = sorted(key for key in self.tensors if key not in self.used and not _SPARE.match(key))
+        if left:
+            raise CheckpointError(
+                f"the checkpoint has weights that the task {task} does not use: {', '.join(left[:3])}"
+                f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}; was it saved for another task?"
+            )
 
     def affine(self, x: str, matrix: str, bias: str) -> str:
         """x·Wᵀ + b for a two-dimensional x, with W as in the checkpoint."""
@@ -241,6 +254,7 @@ def bert_model(config: Mapping[str, Any], tensors: Mapping[str, Array], task: st
     shape = BertShape.read(config)
     graph = _Graph(plain_keys(tensors), shape.epsilon)
     output = HEADS[task](graph, _encoder(graph, shape), shape)
+    graph.check_all_used(task)
     inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in INPUTS]
     if task == "fill-mask":
         inputs.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, ["batch", "masks"]))

@@ -1,6 +1,7 @@
 """A user's own ONNX file as a model folder: the configuration follows from its tensors, the client from a flag."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +24,14 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         target = folder / "1" / file.relative_to(path.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    return with_tensors(request, folder, spec_of_flags(request, folder))
+    return with_tensors(request, folder, spec_of_flags(request, folder, onnx_files.names_of(model)))
 
 
-def spec_of_flags(request: Request, folder: Path) -> ModelSpec:
-    """Writes the labels and the client's example; the ModelSpec, still without tensors."""
+def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:
+    """Writes the labels, where no flag names any those of a detector's file, and the client's example; the ModelSpec,
+    still without tensors."""
     client = client_of(request)
-    labels = write_labels(folder / LABELS, (), request.labels)
+    labels = write_labels(folder / LABELS, names if client == "yolov5" else (), request.labels)
     for example in sorted((REPOSITORY / client).glob("example.*")) if client else ():
         shutil.copyfile(example, folder / example.name)
     return ModelSpec(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from build_engines.errors import BuildError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
@@ -23,6 +24,7 @@ MAX_BATCH_SIZE = 32
 HUB_MODEL = "microsoft/resnet-50"
 EXAMPLE = REPOSITORY / "resnet/example.png"
 IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
+CLASSIFIER = "ResNetForImageClassification"
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 
 
@@ -73,6 +75,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     """The model folder's files, from the hub, random weights or a checkpoint at `path`."""
     if path is None and request.source == "pretrained":
         path = sources.from_hub(HUB_MODEL)
+    if path and path.is_dir():
+        check_architecture(path)
     return finish(request, folder, _write_network(request, path, folder / "1" / "model.onnx"))
 
 
@@ -104,6 +108,17 @@ def client_of(request: Request, architecture: Architecture, classes: int) -> Cli
         parameters={**architecture.settings, **request.settings},
     )
     return Client(network)
+
+
+def check_architecture(checkpoint: Path) -> None:
+    """BuildError unless config.json says that it is a ResNet with its classifier."""
+    config = _json(checkpoint / "config.json")
+    kind, names = config.get("model_type"), config.get("architectures") or [CLASSIFIER]
+    if kind != "resnet" or CLASSIFIER not in names:
+        raise BuildError(
+            f"{checkpoint} holds a {names[0] if kind == 'resnet' else kind} by its config.json, and this builds "
+            f"{CLASSIFIER}s: export it to ONNX and build that (--weights model.onnx --client resnet)"
+        )
 
 
 def architecture_of(checkpoint: Path) -> Architecture:

@@ -9,7 +9,7 @@ import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from build_engines.errors import BuildError, first_line
-from build_engines.families.torch_checkpoint import load_state, read_state
+from build_engines.families.torch_checkpoint import check_whole, load_state, read_state
 from build_engines.families.torch_export import export_onnx
 from clients.resnet import Client
 
@@ -26,11 +26,15 @@ def random_network(architecture: Mapping[str, Any], classes: int) -> ResNetForIm
 
 
 def from_checkpoint(folder: Path) -> ResNetForImageClassification:
-    """The network of a folder that save_pretrained wrote; BuildError when it is not a ResNet."""
+    """The network of a folder that save_pretrained wrote; BuildError when it is not a ResNet, or not all of one."""
     try:
-        return ResNetForImageClassification.from_pretrained(folder, local_files_only=True).eval()
+        network, loading = ResNetForImageClassification.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
     except (OSError, ValueError, RuntimeError) as err:
         raise BuildError(f"{folder} cannot be loaded as a ResNet: {first_line(err)}") from err
+    check_whole(folder, loading)
+    return network.eval()
 
 
 def from_torchvision(path: Path) -> ResNetForImageClassification:

@@ -18,6 +18,15 @@ def read_state(path: Path) -> Mapping[str, Any]:
     return state if isinstance(state, Mapping) else {}
 
 
+def check_whole(folder: Path, loading: Mapping[str, Any]) -> None:
+    """`loading` is what from_pretrained says with output_loading_info; BuildError where a weight of the network is not
+    in the folder, which transformers would make up, or one of the folder is not in the network."""
+    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has what the network does not take:")):
+        if names := sorted(loading[kind]):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise BuildError(f"{folder} {what} {', '.join(names[:3])}{more}; was it saved for another task or network?")
+
+
 def load_state(network: torch.nn.Module, state: Mapping[str, Any], path: Path, structure: str) -> None:
     """Puts every tensor into its place; BuildError when one is missing, unknown or of another shape."""
     try:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from build_engines.errors import UsageError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
@@ -29,6 +29,8 @@ CLASSES = 80  # of COCO
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     """The model folder's files, from random weights, the release's checkpoint or one at `path`."""
     side_of(request)  # UsageError before the long work
+    if path and path.is_dir():
+        raise BuildError(f"{path} is a folder, and a YOLOv5 is one file, its checkpoint best.pt or an ONNX file of it")
     network, labels = _network(request, path)
     layout = write_network(request, network, folder / "1" / "model.onnx")
     return finish(request, folder, labels, layout)

@@ -1,5 +1,6 @@
 """What an ONNX file says of its tensors, and which other files hold its weights."""
 
+import ast
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from onnx import TensorProto
 from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
+LONGEST_NAMES = 10**6  # characters
 DATATYPES = {
     TensorProto.FLOAT: "FP32",
     TensorProto.DOUBLE: "FP64",
@@ -63,6 +65,16 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     """The same tensors without their first dimension."""
     return tuple(TensorSpec(spec.name, spec.datatype, spec.shape[1:]) for spec in tensors)
+
+
+def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The class names that Ultralytics' exporter writes into a file, {0: 'person', …}; none where there are none."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == "names"), "")
+    try:
+        found = ast.literal_eval(text[:LONGEST_NAMES])
+        return tuple(str(found[index]) for index in range(len(found)))
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return ()
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

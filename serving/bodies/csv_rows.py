@@ -16,7 +16,7 @@ from clients.base import ModelClient
 from serving.bodies.instances import Instances, check_media_type
 from serving.bodies.json_lines import JSON_LINES
 from serving.budget import MOST_INSTANCES, check_count, in_time
-from serving.codecs import Codec, Limits, read_cells
+from serving.codecs import Limits, read_cells
 from serving.deadline import Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest
@@ -35,7 +35,7 @@ class CsvItem(Item):
 
     columns: Sequence[str] = ()
 
-    def open(self, codec: Codec, limits: Limits, index: int) -> Any:
+    def open(self, client: ModelClient, limits: Limits, index: int) -> Any:
         with self._placed(index):
             cells = read_cells(self.raw or b"")
             if not self.columns:

@@ -4,6 +4,7 @@ n instances give n predictions in the same order; a batch has at most max_batch_
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,9 +13,17 @@ import numpy as np
 import orjson
 
 from clients.base import ModelClient, Tensors
+from serving.budget import read_json
 from serving.codecs import encode_image
 from serving.decoding import Decoder, Item
-from serving.errors import DecodingError, InferenceFailed, NotAcceptable, ServingError, UnsupportedMediaType
+from serving.errors import (
+    DecodingError,
+    InferenceFailed,
+    InvalidRequest,
+    NotAcceptable,
+    ServingError,
+    UnsupportedMediaType,
+)
 from serving.request import NOBODY, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.sessions import SEQUENCE_END, Session
@@ -22,6 +31,7 @@ from serving.timings import Timings
 from serving.triton.tensors import InferReply, Tensor
 
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
+JSON_TYPE = "application/json"
 PICTURES = ("image/jpeg", "image/png")
 Result = TypeVar("Result")
 
@@ -66,6 +76,7 @@ class Instances(Body):
         """In a session one by one, each after the answer to the one before."""
         client = served.require_client()
         check_media_type(client, self.media_type)
+        self._check_not_json(client)
         self._check_picture(request)
         parameters = client.read_parameters(self.given(served, request))
         if served.sequencing and session is None:
@@ -88,6 +99,17 @@ class Instances(Body):
                 goes_on=goes_on and not session,
             )
             first = behind
+
+    def _check_not_json(self, client: ModelClient) -> None:
+        """A body that does not say what it is, and is JSON without being one of our objects, is no text."""
+        raw = self.items[0].raw
+        if raw is None or self.media_type not in UNDECLARED or JSON_TYPE in client.codec.media_types:
+            return
+        if raw[:64].lstrip()[:1] in (b"[", b'"') and _is_json(raw):
+            raise InvalidRequest(
+                f"the body is JSON without 'instances': send {{\"instances\": […]}}, each {client.codec.expected}; "
+                f"what only looks like JSON says what it is: Content-Type: {client.codec.media_types[0]}"
+            )
 
     def _check_picture(self, request: Request) -> None:
         picture = wanted_picture(request)
@@ -116,6 +138,13 @@ class Instances(Body):
     def line(self, served: ServedModel, request: Request, result: Predictions) -> bytes:
         about = {"model_name": served.name, "model_version": result.version}
         return orjson.dumps({**about, "offset": result.first, "predictions": result.predictions})
+
+
+def _is_json(data: bytes) -> bool:
+    with suppress(orjson.JSONDecodeError):
+        read_json(data)
+        return True
+    return False
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:

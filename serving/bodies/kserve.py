@@ -17,6 +17,7 @@ from serving.bodies.values import (
     SIZES,
     an_object,
     check_datatype,
+    check_keys,
     check_shape,
     flat_array,
     json_length,
@@ -29,12 +30,16 @@ from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, NotAcceptable
-from serving.request import Batch, Body, Reply, Request, Target
+from serving.named_value import nearest
+from serving.request import RESERVED, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
-from serving.sessions import Session
+from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Parameters, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
+KEYS = {"id", "parameters", "inputs", "outputs", SEQUENCE_END, *RESERVED}
+INPUT_KEYS = {"name", "shape", "datatype", "parameters", "data"}
+OUTPUT_KEYS = {"name", "parameters"}
 HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how long the JSON header is
 
 
@@ -68,6 +73,8 @@ class TensorBody(Body):
                 raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
             yield Batch([raw_input(served, self.binary)])
             return
+        misspelt = {key: None for key in self.document if nearest(key, KEYS)}  # others Triton passes over
+        check_keys(misspelt, KEYS, "the body with 'inputs'")
         request_id(self.document)
         parameters = dict(an_object(self.document, "parameters"))
         parameters.pop("binary_data_output", None)
@@ -183,6 +190,7 @@ def _described(given: Mapping[str, Any], left: int) -> tuple[str, str, int | Non
     name, datatype = given.get("name"), given.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise InvalidRequest(f"an input needs name, shape and datatype; got {describe(dict(given))}")
+    check_keys(given, INPUT_KEYS, f"input '{name}'")
     check_datatype(name, datatype)
     size = _own_parameters(given).get("binary_data_size")
     if size is not None and not (type(size) is int and 0 <= size <= left):
@@ -224,6 +232,7 @@ def _wanted(document: Mapping[str, Any]) -> dict[str, Parameters]:
     for output in objects(document, "outputs"):
         if not isinstance(name := output.get("name"), str):
             raise InvalidRequest(f"an output needs a name; got {describe(output)}")
+        check_keys(output, OUTPUT_KEYS, f"output '{name}'")
         parameters = {key: value for key, value in _own_parameters(output).items() if key != "binary_data"}
         wanted[name] = request_parameters(parameters)
     return wanted

@@ -18,11 +18,12 @@ from serving.bodies.instances import Instances
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
 from serving.bodies.kserve import BINARY_TYPE, TensorBody
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
+from serving.bodies.values import an_object, check_keys
 from serving.budget import MOST_INSTANCES, MOST_MEMBERS, check_count, read_json
 from serving.codecs import describe
 from serving.decoding import Item
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from serving.request import Body, Target
+from serving.request import RESERVED, Body, Target
 
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # gzip's header or zlib's
@@ -155,11 +156,13 @@ def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
 
 
 def _instances(document: Mapping[str, Any]) -> Instances:
-    parameters = document.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise InvalidRequest(f"'parameters' must be an object, got {describe(parameters)}")
+    """One of the two: a body with both has a key too many."""
+    shape = "instances" if "instances" in document else "payload"
+    known = (shape, "parameters", *RESERVED)
+    check_keys(document, known, f"the body with '{shape}' (a model's parameters stand in 'parameters')")
+    parameters = an_object(document, "parameters")
     named = Target.within("the body", document)
-    if "instances" not in document:
+    if shape == "payload":
         return Instances([_payload(document["payload"])], parameters, sample_shape=True, named=named)
     values = document["instances"]
     if not isinstance(values, list) or not values:
@@ -170,5 +173,6 @@ def _instances(document: Mapping[str, Any]) -> Instances:
 
 def _payload(payload: Any) -> Item:
     if isinstance(payload, dict) and "img" in payload:
+        check_keys(payload, ("img",), "'payload'")
         return Item("payload.img", value={"b64": payload["img"]})
     return Item("payload", value=payload)

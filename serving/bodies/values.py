@@ -1,7 +1,7 @@
 """JSON's values as tensors, and tensors as JSON's values. What was checked here is what is sent on."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, check_coun
 from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
 from serving.errors import InvalidRequest
+from serving.named_value import unknown
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
@@ -111,6 +112,12 @@ def request_parameters(given: Mapping[str, Any]) -> Parameters:
         if isinstance(value, int) and value not in INT64:
             raise InvalidRequest(f"parameter '{name}': {value} is not in the range of INT64")
     return dict(given)
+
+
+def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
+    """Raises InvalidRequest where `what` has a key that nothing would read."""
+    if strange := sorted(given.keys() - set(known)):
+        raise InvalidRequest(f"{what}: {unknown('key', strange[0], known)}")
 
 
 def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]:

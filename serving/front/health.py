@@ -10,18 +10,26 @@ Triton; its success is written beside the sockets, so that every worker knows of
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 
 from serving.bodies.instances import Instances
 from serving.decoding import Item
-from serving.errors import BackendDied, ModelNotReady, NotAcceptable, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import (
+    BackendDied,
+    DecodingError,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotReady,
+    NotAcceptable,
+    ServingError,
+    TritonTimeout,
+    TritonUnavailable,
+)
 from serving.host.status import read_status
-from serving.inference.registry import Registry
+from serving.inference.registry import Registry, why_not_ready
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
-from serving.triton.gateway import IndexEntry
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +42,11 @@ class Health:
         self._lock = threading.Lock()
         self._running = False
         self._passed: int | None = None
-        self._failure = ""
+        self._failure: ServingError | None = None
 
     def check(self) -> None:
-        """Returns when all is well; raises ModelNotReady or TritonUnavailable with the stage. Never waits long."""
+        """Returns when all is well; raises ModelNotReady, ModelFailed or TritonUnavailable with the stage. Never waits
+        long."""
         generation = self._generation()
         try:
             if self._check_models():
@@ -47,7 +56,9 @@ class Health:
         if self._has_passed(generation):
             return
         self._start_canary(generation)
-        raise ModelNotReady(self._failure or "the canary inferences on the models' examples are running")
+        if failure := self._failure:
+            raise failure.with_traceback(None)
+        raise ModelNotReady("the canary inferences on the models' examples are running")
 
     def check_live(self) -> None:
         """Whether Triton lives: in multi-model mode no models is a state as good as any."""
@@ -71,13 +82,14 @@ class Health:
             raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
 
     def _check_models(self) -> bool:
-        """Whether all are served. Raises ModelNotReady, ModelRestarting, ModelRefused."""
+        """Whether all are served. Raises ModelNotReady, ModelFailed, ModelRestarting, ModelRefused."""
         index = self.registry.index()
         troubles = {name: error for name in index if (error := self.registry.trouble(name))}
         if troubles and (len(troubles) == len(index) or not self._was_ready()):
             raise next(iter(troubles.values()))
         for name in index.keys() - troubles.keys():
-            _check_states(name, index[name])
+            if not any(entry.state == "READY" for entry in index[name].values()):
+                raise why_not_ready(name, index[name].values())
         return not troubles
 
     def _stage(self) -> str:
@@ -121,11 +133,14 @@ class Health:
                 marker.touch()
         except TritonUnavailable:
             log.info("canary: tritonserver is not answering yet")
+        except ModelFailed as err:
+            self._failure = err
+            log.error(str(err))
         except Exception as err:
-            self._failure = f"canary inference: {err}"
+            self._failure = ModelNotReady(f"canary inference: {err}")
             log.warning(self._failure, exc_info=not isinstance(err, ServingError))
         else:
-            self._failure = ""
+            self._failure = None
         finally:
             self._running = False
 
@@ -135,8 +150,10 @@ class Health:
         item = Item("example", raw=served.example())
         try:
             self._infer(served, item)
-        except (TritonUnavailable, BackendDied):
+        except (TritonUnavailable, BackendDied, ModelFailed):
             raise
+        except (DecodingError, InvalidRequest) as err:
+            raise ModelFailed(served.name, f"its example is refused: {err}") from err
         except ServingError as err:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
 
@@ -146,11 +163,3 @@ class Health:
             self.inference.once(served, request)
         except NotAcceptable:  # the model only streams
             deque(self.inference.stream(served, request).lines, maxlen=0)
-
-
-def _check_states(name: str, versions: Mapping[str, IndexEntry]) -> None:
-    """Raises ModelNotReady."""
-    states = {entry.state for entry in versions.values()}
-    if "READY" not in states:
-        reasons = "; ".join(sorted({entry.reason for entry in versions.values() if entry.reason}))
-        raise ModelNotReady(f"model '{name}' is {'/'.join(sorted(states))}: {reasons or 'not loaded'}")

@@ -107,7 +107,8 @@ def _read_form(form: Incoming) -> Instances:
     files = [Item(name, raw=upload.read()) for name, uploads in form.files.lists() for upload in uploads]
     if not files:
         raise InvalidRequest("the form has no file; send one or more, as curl -F image=@picture.jpg does")
-    parameters = {key: value for key, value in form.form.items() if key not in RESERVED}
+    # a part without a name has None for one
+    parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
     return Instances(files, parameters, media_type="multipart/form-data", named=named)
 

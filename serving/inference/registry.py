@@ -9,7 +9,7 @@ import logging
 import pkgutil
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import clients
 from clients.base import Model, ModelClient, TensorSpec
-from serving.errors import InvalidRequest, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
+from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
@@ -102,8 +102,7 @@ class Registry:
         if name not in index:
             raise ModelNotFound(name, index)
         if not self._ready_versions(name):
-            reasons = "; ".join(sorted({f"{e.state} {e.reason}".strip() for e in index[name].values()}))
-            raise ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
+            raise why_not_ready(name, index[name].values())
 
     def _ready_versions(self, name: str) -> list[str]:
         return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
@@ -150,6 +149,15 @@ class Registry:
             return self._sequencing(self.gateway.config(name))
         except InvalidRequest:  # several archives have a part of that name, and Triton cannot tell which is meant
             return None
+
+
+def why_not_ready(name: str, versions: Iterable[IndexEntry]) -> ServingError:
+    """Of a model without a version that is ready."""
+    entries = list(versions)
+    if entries and all(entry.has_failed for entry in entries):
+        return ModelFailed(name, "; ".join(sorted({entry.reason for entry in entries})))
+    reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
+    return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:
@@ -199,6 +207,12 @@ def families() -> list[str]:
     """The names of the clients that this project brings: the modules of clients/, but its base."""
     names = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def family(name: str) -> type[ModelClient]:
+    """The class of one of these clients."""
+    client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
+    return client
 
 
 def _import_file(name: str, path: Path) -> ModuleType:

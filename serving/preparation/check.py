@@ -10,36 +10,25 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec, read_labels
 from serving.codecs import Limits
 from serving.host import tritonserver
+from serving.host.machine import memory_limit
 from serving.inference.registry import describe_model, make_client
-from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, versions
-from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, read_file
-from serving.repository.plans import OFF, Abilities, PlanModel, abilities, decide, plan_model
+from serving.preparation.findings import Candidate, here, on_any_machine, onnx_files, plan_model_of
+from serving.preparation.onnx_versions import refusal
+from serving.repository.layout import CONFIG, config_file
+from serving.repository.model_config import Unreadable, read_file
+from serving.repository.plans import Abilities, abilities, decide
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.triton.tensors import numpy_dtype
 
-DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A model and one of its configurations (the ModelConfig protobuf)."""
-
-    folder: Path
-    file: Path
-    config: Any
-
-    def found(self, what: str, remedy: str, file: str = "") -> str:
-        """One mistake in a line: model, file, what is wrong, what to do."""
-        place = file or self.file.relative_to(self.folder)
-        return f"{self.folder.name}: {place}: {' '.join(what.split())}; {remedy}"
+LOAD_SHARE = 8  # of the memory: a larger file is not loaded to look at it
 
 
 def main() -> int:
@@ -58,25 +47,33 @@ def main() -> int:
 
 def plan_warnings(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """What a start would say of the TensorRT plans."""
-    models = [model for folder in folders.values() if (model := _plan_model(folder, settings))]
+    models = [model for folder in folders.values() if (model := plan_model_of(folder, settings))]
     here = abilities(settings) if models else Abilities(gpu=False, hardware=None)
     for model in models:
         yield model.told(decide(model.versions(), here, settings.tensorrt))
 
 
-def _plan_model(folder: Path, settings: Settings) -> PlanModel | None:
-    with suppress(Unreadable):  # check_files says it
-        return plan_model(folder, settings.device) if settings.tensorrt != OFF else None
-    return None
-
-
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """All that is wrong with them, a model after the other."""
-    yield from check_files(settings, folders)
+    found = list(check_files(settings, folders))
+    yield from found
     for folder in folders.values():
         with suppress(Unreadable):
             file = config_file(folder, settings.device)
-            yield from _check_here(Candidate(folder, file, read_file(file)), settings)
+            candidate = Candidate(folder, file, read_file(file))
+            wrong = list(here(candidate, settings))
+            yield from wrong
+            if not any(line.startswith(f"{folder.name}: ") for line in (*found, *wrong)):
+                yield from _loads(candidate)
+
+
+def _loads(candidate: Candidate) -> Iterator[str]:
+    """Asks ONNX Runtime, where it is one of Python's; a load takes about twice the file in memory."""
+    backend = tritonserver.backend_directory() / "onnxruntime" / "model.py"
+    for file in onnx_files(candidate) if backend.is_file() else ():
+        if file.stat().st_size < memory_limit() / LOAD_SHARE and (problem := refusal(file)):
+            place = f"{file.parent.name}/{file.name}"
+            yield candidate.found(problem, "export it again, with operators of ONNX itself", file=place)
 
 
 def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
@@ -88,88 +85,16 @@ def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str
             parsed[name] = [Candidate(folder, file, read_file(file)) for file in files]
         except Unreadable as err:
             yield Candidate(folder, err.file, None).found(f"it cannot be read: {err.reason}", "correct it there")
-    for candidates in parsed.values():
-        for candidate in candidates:
-            yield from _check(candidate, settings, parsed)
+    found = (_check(each, settings, parsed) for candidates in parsed.values() for each in candidates)
+    yield from dict.fromkeys(chain.from_iterable(found))  # of a file each configuration says the same
 
 
 def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[Candidate]]) -> Iterator[str]:
-    config, folder = candidate.config, candidate.folder
-    if config.name and config.name != folder.name:
-        yield candidate.found(f"it says name: '{config.name}'", f"leave it out, or name the folder {config.name}")
-    yield from _check_weights(candidate)
-    yield from _check_steps(candidate, parsed)
+    config = candidate.config
+    yield from on_any_machine(candidate, parsed)
     # without inputs and outputs Triton completes them, by the model's own file
     wrong = list(_check_client(candidate, settings)) if config.input and config.output else []
     yield from wrong or _check_label_files(candidate)  # the client says the same of its labels
-
-
-def _check_here(candidate: Candidate, settings: Settings) -> Iterator[str]:
-    """What only counts on this machine: backend and device."""
-    plans = _plan_model(candidate.folder, settings)
-    if settings.device == "cpu" and plans and all((path / plans.onnx).is_file() for path in plans.loaded):
-        return  # these are served instead
-    directory, backend = tritonserver.backend_directory(), backend_of(candidate.config)
-    if directory.is_dir() and backend not in ("", ENSEMBLE) and not (directory / backend).is_dir():
-        there = ", ".join(sorted(path.name for path in directory.iterdir() if path.is_dir()))
-        yield candidate.found(f"there is no backend '{backend}' in {directory}", f"install it, or use one of {there}")
-    gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
-    if settings.device == "cpu" and gpu:
-        remedy = "lay a configs/cpu.pbtxt beside it that says KIND_CPU, as the bundled models do"
-        yield candidate.found("a model of kind KIND_GPU does not load on a machine without a GPU", remedy)
-
-
-def _check_weights(candidate: Candidate) -> Iterator[str]:
-    if backend_of(candidate.config) == ENSEMBLE:
-        return
-    for version in _loaded_versions(candidate):
-        if not version.is_dir():
-            yield candidate.found(f"its version_policy names version {version.name}, which is not there", "add it")
-            continue
-        names = _expected_files(candidate.config)
-        if names and not any((version / name).exists() for name in names):
-            inside = ", ".join(sorted(path.name for path in version.iterdir())[:5]) or "nothing"
-            yield candidate.found(f"found {inside}", f"lay {' or '.join(names)} there", file=version.name)
-        for path in (version / name for name in names if name.endswith(".xml")):
-            if path.is_file() and not (weights := path.with_suffix(".bin")).is_file():
-                yield candidate.found(f"{path.name} is without its weights", f"lay {weights.name} there", version.name)
-
-
-def _loaded_versions(candidate: Candidate) -> list[Path]:
-    """Those that Triton loads: the latest one when config.pbtxt does not say."""
-    policy, there = candidate.config.version_policy, versions(candidate.folder)
-    if policy.WhichOneof("policy_choice") == "specific":
-        return [candidate.folder / str(number) for number in policy.specific.versions]
-    if policy.WhichOneof("policy_choice") == "all":
-        return there
-    return there[-max(1, policy.latest.num_versions) :]
-
-
-def _expected_files(config: Any) -> tuple[str, ...]:
-    """One of these must be there; none for a backend that nothing is known of."""
-    if config.default_model_filename:
-        return (config.default_model_filename,)
-    if config.platform in PLATFORMS:
-        backend, file = PLATFORMS[config.platform]
-        return (file, "model.onnx") if backend == "tensorrt" else (file,)  # a plan is built from its ONNX file
-    if config.backend == "dali":
-        return (FILES["dali"], DALI_SOURCE)
-    if config.backend:
-        return (FILES[config.backend],) if config.backend in FILES else ()
-    return () if config.platform else (*WEIGHTS, FILES["python"])
-
-
-def _check_steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Iterator[str]:
-    """Is an ensemble called one, and do its steps name tensors that their models have?"""
-    if backend_of(candidate.config) == ENSEMBLE and not candidate.config.platform:
-        yield candidate.found("it has steps and no platform", 'say platform: "ensemble"')
-    for step in candidate.config.ensemble_scheduling.step:
-        for part in parsed.get(step.model_name, [])[:1]:
-            for way in ("input", "output"):
-                names = [tensor.name for tensor in getattr(part.config, way)]
-                for name in sorted(set(getattr(step, f"{way}_map")) - set(names)) if names else ():
-                    what = f"its step '{step.model_name}' maps the {way} '{name}', which that model does not have"
-                    yield candidate.found(what, f"it has {', '.join(names)}")
 
 
 def _check_label_files(candidate: Candidate) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.host.tritonserver import backend_directory, python_backends
+from serving.preparation.findings import at_start
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import LayoutError, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, is_complete, read_config
@@ -38,6 +39,7 @@ def survey(settings: Settings, backends: Path) -> Facts:
     if facts.unreadable:
         return facts
     settings = replace(settings, model_repositories=found.folders, load_models=tuple(found.models))
+    facts = replace(facts, hopeless=at_start(settings, found.models, found.configs))
     plans = repositories_with_plans(settings)
     return replace(facts, plans=plans, complete=not plans and all_complete(settings, backends))
 

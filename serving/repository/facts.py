@@ -27,7 +27,8 @@ class Facts:
 
     `plans` are the numbers of the repositories whose TensorRT plans must be looked at before Triton starts; `complete`
     says that Triton need not complete any configuration. With `mistakes` a start ends; `unreadable` are those of
-    configurations, which `serve --check` tells with all others.
+    configurations, and `hopeless` other mistakes of models that Triton could not load: they end a start too, and
+    `serve --check` tells them with all others.
     """
 
     folders: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class Facts:
     complete: bool = False
     mistakes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    hopeless: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

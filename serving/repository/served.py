@@ -116,7 +116,7 @@ def _mistakes_at_root(folder: Path) -> Iterator[str]:
         yield f"there is no model repository {folder}"
     elif is_model(folder):
         files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
-        name = _config_or_empty(folder, "", []).name or "MODEL"
+        name = _config_or_empty(folder, "", []).name or folder.resolve().name or "MODEL"
         yield (
             f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in "
             f"a folder of its own, whose name is the model's: mkdir {name} && mv {files} {name}/"

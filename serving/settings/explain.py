@@ -1,16 +1,15 @@
 """The settings told to people: each value and where it came from, and variables that nothing reads."""
 
-import difflib
 import shlex
 from collections.abc import Iterable, Mapping
 
+from serving.named_value import nearest
 from serving.settings.handed_on import HANDED_ON
 from serving.settings.setting import Setting
 from serving.settings.table import ROWS, TABLE, Settings
 
 PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
-ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
 REMOVED = (  # CHANGELOG.md says what to do instead
     "SERVE_CLOUDWATCH_AGENT SERVE_DIRECT_TENSORS SERVE_MANAGEMENT SERVE_NGINX_WORKERS SERVE_REDUCED_DECODING "
     "SERVE_THREADS SERVE_TRITON_GRPC_PORT SERVE_TRITON_HTTP_PORT SERVE_TRITON_METRICS_PORT "
@@ -34,8 +33,8 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
 def _stranger(name: str, known: list[str]) -> str:
     if name in REMOVED.split():
         return f"{name} is no longer read; CHANGELOG.md says what to do instead"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
-    return f"{name} is no variable that is read here" + (f"; did you mean {near[0]}?" if near else "")
+    near = nearest(name, known)
+    return f"{name} is no variable that is read here" + (f"; did you mean {near}?" if near else "")
 
 
 def _line(row: Setting, value: object, environ: Mapping[str, str]) -> str:

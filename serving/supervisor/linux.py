@@ -18,10 +18,11 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.http import Address, get
 from serving.supervisor.signs import Signs, groups
-from serving.supervisor.supervisor import STOP_SIGNALS, Process
+from serving.supervisor.supervisor import STOP_SIGNALS, Hopeless, Process
 
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the size of a pipe's buffer
@@ -244,7 +245,7 @@ class LinuxSystem:
             status, body = get(self._ping_address, "/ping", PING_TIMEOUT)
         except OSError as err:
             return f"/ping: {err}"
-        return "" if status == 200 else f"/ping: {status} {_reason(body)}"
+        return "" if status == 200 else _reason(status, body)
 
     def say(self, text: str) -> None:
         self._output.write("serve", text)
@@ -255,8 +256,10 @@ class LinuxSystem:
             pump.join(max(0.0, deadline - self.now()))
 
 
-def _reason(body: bytes) -> str:
+def _reason(status: int, body: bytes) -> str:
     try:
-        return str(json.loads(body)["error"])
+        said = json.loads(body)
+        text = f"/ping: {status} {said['error']}"
+        return Hopeless(text) if said.get("code") == ModelFailed.code else text
     except (ValueError, KeyError, TypeError):
-        return body.decode("utf-8", "replace").strip()
+        return f"/ping: {status} {body.decode('utf-8', 'replace').strip()}"

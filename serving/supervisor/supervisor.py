@@ -12,7 +12,7 @@ What ends everything, with its reason in the log:
 - more than five deaths of one process in a minute, or more than ten restarts that were asked for. Processes that the
   kernel kills because memory is short are not counted: they are sound, and their callers ask too much;
 - a process that says that another try would not help (EX_CONFIG of sysexits.h);
-- a start that is not ready in time.
+- a start that is not ready in time, or whose /ping says that no waiting helps.
 
 The policy touches the world only through a System (linux.py has the real one) and two files, so tests replay
 histories with a fake of it.
@@ -112,10 +112,16 @@ class System(Protocol):
         """Waits a little until all that the processes wrote is in the log."""
 
     def ping(self) -> str:
-        """Why /ping does not answer 200; empty when it does."""
+        """Why /ping does not answer 200, Hopeless where no waiting mends it; empty when it does."""
 
     def say(self, text: str) -> None:
         """One line of our own in the log."""
+
+
+class Hopeless(str):
+    """A reason that stays."""
+
+    __slots__ = ()
 
 
 class Failure(Exception):
@@ -306,6 +312,8 @@ class Supervisor:
             self._write_status()
             self._next_report = REPORT_INTERVAL
             self._announce(took)
+        elif isinstance(reason, Hopeless) and not self._has_been_ready:
+            raise Failure(f"this cannot start: {reason}")
         elif took > self._start_timeout:
             raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
         elif took > self._next_report:

@@ -41,6 +41,11 @@ class IndexEntry:
     state: str
     reason: str
 
+    @property
+    def has_failed(self) -> bool:
+        """Triton gave it up; what nobody loaded has no reason."""
+        return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
+
 
 class Call:
     """An inference: `send` puts it on its way, so that something else can be done meanwhile; `result` waits for it.

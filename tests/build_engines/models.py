@@ -1,6 +1,6 @@
 """Small ONNX files and model folders that the tests build from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,22 @@ def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
         weights,
     )
     return save(graph, path)
+
+
+def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = "", side: int = 640) -> Path:
+    """images [batch,3,side,side] -> outputs of these shapes behind the batch, as a file says them: it cannot run.
+    `names` are its classes as Ultralytics' exporter writes them."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["images"], [name]) for name in outputs],
+        "ports",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", *shape]) for n, shape in outputs.items()],
+    )
+    model = onnx.load(save(graph, path))
+    if names:
+        model.metadata_props.add(key="names", value=names)
+    onnx.save(model, path)
+    return path
 
 
 def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:

@@ -408,7 +408,7 @@ def test_a_wrong_top_k_is_refused(value: Any) -> None:
 
 
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidRequest, match=r"unknown parameter 'topk'.*takes: top_k"):
+    with pytest.raises(InvalidRequest, match=r"unknown parameter 'topk'.*known: top_k"):
         client_of().read_parameters({"topk": 3})
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from PIL import Image
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
-from serving.codecs import IMAGE, TEXT, ImageCodec, Limits
+from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, TooLate
@@ -124,8 +124,9 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
 def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Echo, what: str) -> None:
-    document = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-    document[what] = [{**document["inputs"][0], "name": f"x{n}"} for n in range(2)]
+    one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    document: dict[str, Any] = {"inputs": [one]}
+    document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
     request = Request("id", TensorBody(document, memoryview(b""), length=1000))
     with pytest.raises(InvalidRequest, match=f"model 'm' has 1 {what}, and the request names 2"):
         list(Inference(echo, Decoder(Limits())).results(client_of(4), request))
@@ -204,7 +205,7 @@ def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> N
 class Length(ModelClient):
     """A text's, sent to the same model."""
 
-    codec = TEXT
+    codec: ClassVar[Codec] = TEXT
     example = b""
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:

@@ -130,7 +130,7 @@ def test_only_the_versions_that_are_loaded_count(repository: Path) -> None:
 
 
 def test_a_backend_that_this_machine_does_not_have(repository: Path) -> None:
-    (repository / "sleeper/1/model.plan").touch()
+    (repository / "sleeper/1/model.plan").write_text("a plan")
     change(repository / "sleeper" / CONFIG, 'backend: "python"', 'platform: "tensorrt_plan"')
     assert re.search(
         r"there is no backend 'tensorrt' in .*; install it, or use one of dali, onnxruntime, ",
@@ -149,7 +149,7 @@ def test_a_model_of_openvino_needs_both_its_files_unless_it_is_an_onnx_file(repo
     change(repository / "scale" / CONFIG, 'platform: "onnxruntime_onnx"', 'backend: "openvino"')
     assert "lay model.xml there" in "\n".join(findings(repository, "scale"))
     for version in ("1", "2"):
-        (repository / f"scale/{version}/model.xml").touch()
+        (repository / f"scale/{version}/model.xml").write_text("<net></net>")
     assert "model.xml is without its weights; lay model.bin there" in "\n".join(findings(repository, "scale"))
     config = repository / "scale" / CONFIG
     config.write_text(config.read_text() + 'default_model_filename: "model.onnx"\n')

@@ -149,6 +149,8 @@ def test_a_model_at_the_root_is_told_with_the_commands_that_mend_it(tmp_path: Pa
     assert f"at the root of the model repository {tmp_path} (found 1/, config.pbtxt)" in message
     assert "mkdir resnet && mv 1 config.pbtxt resnet/" in message
     assert f"  {tmp_path}/\n    resnet/\n      config.pbtxt\n      1/\n        model.onnx\n" in message
+    (tmp_path / "config.pbtxt").write_text('platform: "onnxruntime_onnx"')
+    assert f"mkdir {tmp_path.name} && mv 1 config.pbtxt {tmp_path.name}/" in told(tmp_path)
 
 
 def test_a_default_that_is_not_there_is_told_with_what_is(repository: Path) -> None:

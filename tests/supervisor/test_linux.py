@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from serving.supervisor.linux import LINE_LIMIT, LinuxSystem, Output, Pump, read_lines
+from serving.supervisor.supervisor import Hopeless
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
@@ -353,6 +354,7 @@ def test_a_reader_that_stops_reading_stops_nobody_and_is_told_later_how_much_it_
     [
         (200, b"", ""),
         (503, b'{"error": "resnet is loading", "code": "model_not_ready"}', "/ping: 503 resnet is loading"),
+        (503, b'{"error": "resnet is damaged", "code": "model_failed"}', "/ping: 503 resnet is damaged"),
         (502, b"<html>", "/ping: 502 <html>"),
     ],
 )
@@ -368,7 +370,8 @@ def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> 
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert LinuxSystem(("127.0.0.1", server.server_address[1]), Output(1)).ping() == reason
+        said = LinuxSystem(("127.0.0.1", server.server_address[1]), Output(1)).ping()
+        assert (said, isinstance(said, Hopeless)) == (reason, "damaged" in reason)
         server.shutdown()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.supervisor.supervisor import Process, Supervisor, describe_exit
+from serving.supervisor.supervisor import Hopeless, Process, Supervisor, describe_exit
 
 SIGCHLD = 17
 
@@ -327,6 +327,20 @@ def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(
     assert 30 < system.clock < 31
     assert system.stops() == IN_ORDER
     assert system.said[-1] == "not ready within 30 s: /ping: 503 model 'resnet' is not ready"
+
+
+def test_a_start_that_no_waiting_helps_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.down = lambda: Hopeless("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
+    assert supervisor.run() == 1
+    assert 5 < system.clock < 6
+    assert system.said[-1] == "this cannot start: /ping: 503 a damaged model"
+
+
+def test_what_was_ready_once_is_given_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
+    system.down = lambda: Hopeless("/ping: 503") if 50 < system.clock < 70 else ""
+    system.at(60, system.die("tritonserver", -SIGSEGV))
+    system.at(90, system.send(SIGTERM))
+    assert supervisor.run() == 0
 
 
 def test_a_restart_that_is_not_ready_in_time_ends_everything_too(supervisor: Supervisor, system: FakeSystem) -> None:

@@ -173,6 +173,16 @@ sys.exit(code or "torch" in sys.modules)
         assert (ROOT / "model_repository/bert" / name).read_text() == (tmp_path / "bert" / name).read_text()
 
 
+def test_weights_that_the_graph_does_not_use_end_the_build(tmp_path: Path) -> None:
+    random_model("embedding").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(
+        BuildError, match=r"weights that the task embedding does not use: encoder\.layer\.1\..* and 13 m"
+    ):
+        build_checkpoint(tmp_path, "embedding", tmp_path / "model")
+
+
 @pytest.mark.parametrize("task", MODELS)
 def test_the_draft_names_the_graphs_tensors(task: str, tmp_path: Path) -> None:
     random_model(task).save_pretrained(tmp_path / "checkpoint")

@@ -19,7 +19,7 @@ from build_engines.request import Request
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
-from tests.build_engines.models import save, save_classifier, save_scale
+from tests.build_engines.models import save, save_classifier, save_ports, save_scale
 
 
 def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
@@ -114,8 +114,13 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "yolov5"}, "fewer than two dimensions"),
+        ({"client": "yolov5"}, "is no table of boxes"),
         ({"client": "resnet", "settings": {"mean": "x"}}, "parameter 'mean'"),
+        (
+            {"client": "resnet", "settings": {"means": "1"}},
+            "--set means: unknown setting .*; did you mean 'mean'.*crop_",
+        ),
+        ({"settings": {"means": "1"}}, "name the --client for its own"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
         ({"client": "nobody"}, "the clients are bert, resnet, table, yolov5"),
         ({"client": "bert"}, "tokenizer"),
@@ -125,6 +130,59 @@ def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_p
     with pytest.raises(BuildError, match=message):
         made(tmp_path, save_classifier(tmp_path / "c.onnx"), **options)
     assert not (tmp_path / "models").exists() or list((tmp_path / "models").iterdir()) == []
+
+
+COCO = str({number: f"class {number}" for number in range(80)})
+HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
+    ({"output0": (116, 8400), "output1": (32, 160, 160)}, COCO, "prototypes of masks: it is a segmentation head"),
+    ({"output0": (116, 8400)}, COCO, "32 values beside 80 classes: mask coefficients of a segmentation head"),
+    ({"output0": (116, 8400)}, "", "looks like 80 classes and 32 mask coefficients: a segmentation head"),
+    ({"output0": (25200, 117)}, "", "looks like 80 classes and 32 mask coefficients"),
+    ({"output0": (56, 8400)}, "{0: 'person'}", "52 classes for 1 labels, or 51 values of a pose head's keypoints"),
+    ({"output0": (56, 8400)}, "", "looks like a person and 17 keypoints: a pose head"),
+    ({"output0": (300, 6)}, COCO, "looks like boxes after NMS: it is an end-to-end head"),
+    ({"output0": (300, 6)}, "{0: 'one'}", "looks like boxes after NMS"),
+    ({"output0": (300, 38)}, COCO, "looks like boxes after NMS"),
+    ({"output0": (20, 21504)}, str(dict.fromkeys(range(15), "a")), "the angle of an oriented box"),
+    ({"logits": (100, 92), "pred_boxes": (100, 4)}, "", "has its boxes and its scores in two outputs, as DETR"),
+    ({"output0": (1000,)}, COCO, "is no table of boxes: a classifier's"),
+    ({"output0": (21, 512, 512)}, "", "is no table of boxes"),
+]
+
+
+@pytest.mark.parametrize(("outputs", "names", "told"), HEADS)
+def test_a_head_that_the_detector_s_client_does_not_serve_is_named(
+    outputs: dict[str, tuple[int, ...]], names: str, told: str, tmp_path: Path
+) -> None:
+    file = save_ports(tmp_path / "net.onnx", outputs, names)
+    with pytest.raises(BuildError) as raised:
+        made(tmp_path, file, client="yolov5")
+    assert told in str(raised.value)
+    assert "this client serves boxes with class scores; export " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names", "classes"),
+    [
+        ({"output0": (84, 8400)}, COCO, 80),
+        ({"output0": (25200, 85)}, COCO, 80),
+        ({"output0": (25200, 85), "a": (3, 80, 80, 85), "b": (3, 40, 40, 85)}, COCO, 80),
+        ({"output0": (25200, 6)}, "{0: 'one'}", 1),
+        ({"output0": (84, -1)}, "", 80),
+    ],
+)
+def test_a_detection_head_is_served_with_the_labels_of_its_file(
+    outputs: dict[str, tuple[int, ...]], names: str, classes: int, tmp_path: Path
+) -> None:
+    stored = made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
+    client = stored.client()
+    assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
+
+
+def test_a_map_is_no_list_of_scores(tmp_path: Path) -> None:
+    file = save_ports(tmp_path / "unet.onnx", {"mask": (21, 64, 64)}, side=64)
+    with pytest.raises(BuildError, match=r"output 'mask' \[21, 64, 64\] .* is no list of scores, one for each class"):
+        made(tmp_path, file, client="resnet")
 
 
 def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from build_engines.building.model import build, export
 from build_engines.demos.resnet import DIGITS
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.resnet import RESNET50, architecture_of, client_of
-from build_engines.families.resnet_network import from_torchvision, random_network, write_onnx
+from build_engines.families.resnet_network import from_checkpoint, from_torchvision, random_network, write_onnx
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from clients.resnet import Client
@@ -210,6 +211,43 @@ def test_a_mean_that_is_set_is_the_networks_and_not_that_of_a_network_with_its_o
     assert np.abs(answers[0] - answers[1]).max() > 0.1
     with pytest.raises(UsageError, match="--set mean: the network normalizes"):
         build(Request("resnet", settings={"mean": "0.1"}, repository=tmp_path))
+
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+OTHERS = [
+    (transformers.ViTForImageClassification, transformers.ViTConfig(**SHAPE, image_size=32), "holds a vit by its"),
+    (transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SHAPE, vocab_size=50), "holds a roberta by its"),
+    (transformers.BertModel, transformers.BertConfig(**SHAPE, vocab_size=50), "holds a bert by its"),
+    (transformers.ResNetModel, transformers.ResNetConfig(**SMALL), "holds a ResNetModel by its"),
+]
+
+
+@pytest.mark.parametrize(("network", "config", "told"), OTHERS, ids=["vit", "roberta", "bert", "headless"])
+def test_the_architecture_in_config_json_decides_and_another_one_is_refused(
+    network: Any, config: Any, told: str, tmp_path: Path
+) -> None:
+    network(config).save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(BuildError, match=rf"{told} config.json, and this builds ResNetForImageClassifications: export"):
+        build(Request("own", str(tmp_path / "checkpoint"), client="resnet", repository=tmp_path / "models"))
+    with pytest.raises(BuildError, match="is a folder, and a YOLOv5 is one file"):
+        build(Request("own", str(tmp_path / "checkpoint"), client="yolov5", repository=tmp_path / "models"))
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: tensors.pop("classifier.1.bias"), "lacks classifier.1.bias; was it saved for another"),
+        (lambda tensors: tensors.update(more=torch.zeros(1)), "has what the network does not take: more;"),
+    ],
+)
+def test_a_weight_that_is_missing_or_left_over_ends_the_build(change: Any, told: str, tmp_path: Path) -> None:
+    transformers.ResNetForImageClassification(transformers.ResNetConfig(**SMALL)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BuildError, match=told):
+        from_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("content", [{"layer1.0.conv1.weight": torch.zeros(1)}, {"fc.weight": torch.zeros(1)}, 3])
