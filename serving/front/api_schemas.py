@@ -191,7 +191,8 @@ def _tensors(model: ServedModel) -> Json:
     tensors = {"type": "array", "minItems": max(least, 1), "maxItems": max(most, 1), "items": items}
     names = {"type": "string", "enum": [spec.name for spec in model.model.outputs]}
     outputs = {"type": "array", "items": _object({"name": names}, ["name"])}
-    return _object({"id": {"type": "string"}, "inputs": tensors, "outputs": outputs}, ["inputs"])
+    properties = {"id": {"type": "string"}, "inputs": tensors, "outputs": outputs}
+    return {"type": "object", "properties": properties, "required": ["inputs"]}  # further keys are passed over
 
 
 def _input(model: ServedModel, spec: TensorSpec) -> Json:
