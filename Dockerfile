@@ -56,6 +56,7 @@ RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
 FROM scratch AS program
 COPY serve wsgi.py predictor.py nginx.conf door.lua arrivals.lua LICENSE /opt/program/
 COPY clients /opt/program/clients
+COPY page /opt/program/page
 COPY serving /opt/program/serving
 
 FROM cpu-base AS cpu-program

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PORT ?= 8080
 HOST ?= $(or $(SERVE_HOST),127.0.0.1)
+PAGE := $(or $(SERVE_PAGE),auto)
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
@@ -12,7 +13,7 @@ MODELS := model_repository/bert/1/model.onnx
 .PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
-	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
+	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) $(BIN)/python serve
 
 setup: .venv/.serving .venv/triton/preload.so
 
@@ -22,7 +23,7 @@ dev: .venv/.dev
 
 # Two processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 test: setup models $(if $(FILE),,lint)
-	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2
+	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
 AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -105,10 +106,10 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@$(PIP) --require-hashes -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt
+	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/generator.txt
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

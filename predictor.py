@@ -16,12 +16,14 @@ from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.front.api import openapi
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
 from serving.front.models import ModelRoutes
 from serving.front.observe import Observer
+from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services
 from serving.front.streams import EVENTS, Format, StreamedReply, stream_reply, wanted_format
@@ -57,7 +59,10 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.register_error_handler(Exception, render_unexpected)
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
+    app.add_url_rule("/openapi.json", view_func=openapi, methods=["GET"])
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
+    if settings.page == "true":
+        add_page(app)
     if settings.kserve == "true":
         KServeRoutes(answer).add_to(app)
     if made.multi_model:

@@ -142,6 +142,14 @@ class ModelClient(ABC):
         `inputs` is what preprocess returned, `parameters` what read_parameters returned.
         """
 
+    def parameter_schemas(self) -> dict[str, dict[str, Any]]:
+        """The JSON Schema of each parameter, for /openapi.json and the page."""
+        return {parameter.name: parameter.schema() for parameter in self.parameters}
+
+    def prediction_schema(self) -> dict[str, Any]:
+        """The JSON Schema of one prediction, for /openapi.json; nothing is said of it by {}."""
+        return {}
+
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
         """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")

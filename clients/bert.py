@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from clients._schemas import BOOLEAN, INTEGER, record
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification
 from clients._text.embedding import Embedding
@@ -70,6 +71,9 @@ class Client(ModelClient):
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """input_ids, attention_mask, token_type_ids INT64 [rows, longest], and what the task needs besides."""
         return self.task.tokens(instances, parameters)
+
+    def prediction_schema(self) -> dict[str, Any]:
+        return record(**self.task.fields, tokens=INTEGER, truncated=BOOLEAN)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

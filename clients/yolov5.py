@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from clients._boxes import Letterbox, nms
 from clients._heads import AUTO, COLUMNS, ROWS, Head, head_of
+from clients._schemas import INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
@@ -111,6 +112,19 @@ class Client(ModelClient):
         height = math.ceil(max(fit.new_height for fit in fits) / stride) * stride
         width = math.ceil(max(fit.new_width for fit in fits) / stride) * stride
         return self.height if self.height > 0 else height, self.width if self.width > 0 else width
+
+    def parameter_schemas(self) -> dict[str, dict[str, Any]]:
+        schemas = super().parameter_schemas()
+        if self.labels:
+            ids = range(len(self.labels))
+            names = {"type": "string", "enum": list(dict.fromkeys([*self.labels, *map(str, ids)]))}
+            schemas["classes"]["items"] = {"anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]}
+        return schemas
+
+    def prediction_schema(self) -> dict[str, Any]:
+        box = record(xmin=NUMBER, ymin=NUMBER, xmax=NUMBER, ymax=NUMBER)
+        detection = record(label=STRING, class_id=INTEGER, score=NUMBER, box=box)
+        return record(detections=listed(detection), image=record(width=INTEGER, height=INTEGER))
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]

@@ -44,6 +44,10 @@ class Codec(ABC):
     keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
 
+    def schema(self) -> dict[str, Any]:
+        """What `open_json` takes, as JSON Schema."""
+        return {}
+
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         """The instance that these raw bytes hold."""
         return self.load(self.open(data, limits))
@@ -81,6 +85,15 @@ class ImageCodec(Codec):
     part = "b64"
     keys = ("b64",)
     media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
+
+    def schema(self) -> dict[str, Any]:
+        encoded = {
+            "type": "string",
+            "format": "image-base64",
+            "contentEncoding": "base64",
+            "contentMediaType": "image/*",
+        }
+        return _record({self.part: encoded})
 
     def open(self, data: bytes, limits: Limits) -> Any:
         image = images.read_header(data, limits.max_image_pixels)
@@ -124,6 +137,9 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     keys = ("text",)
     media_types = ("text/plain",)
+
+    def schema(self) -> dict[str, Any]:
+        return {"oneOf": [{"type": "string"}, _record({"text": {"type": "string"}})]}
 
     def open(self, data: bytes, limits: Limits) -> str:
         try:
@@ -191,6 +207,11 @@ def read_cells(row: bytes) -> list[str]:
     except (UnicodeDecodeError, csv.Error) as err:
         raise DecodingError(f"the row is no CSV in UTF-8: {err}") from err
     return cells
+
+
+def _record(fields: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an object of these fields and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": fields, "required": list(fields)}
 
 
 def decode_base64(text: str) -> bytes:

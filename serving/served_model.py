@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from clients.base import Model, ModelClient
@@ -48,8 +49,12 @@ class ServedModel:
 
     def example(self) -> bytes:
         """One instance as a caller would post it: the folder's example.*, else the client's own."""
-        own = sorted(self.model.path.glob("example.*"))
-        return own[0].read_bytes() if own else self.require_client().example
+        own = self.example_file()
+        return own.read_bytes() if own else self.require_client().example
+
+    def example_file(self) -> Path | None:
+        """The folder's own."""
+        return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
     def known_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the values that are parameters of the client; the rest is the caller's own."""
@@ -67,10 +72,18 @@ class ServedModel:
             "outputs": [asdict(spec) for spec in self.model.outputs],
         }
         if self.client:
+            described["codec"] = self.client.codec.name
             described["instance"] = self.client.codec.expected
             described |= {"columns": self.client.columns} if self.client.columns else {}
+            schemas = self.client.parameter_schemas()
             described["parameters"] = [
-                {"name": p.name, "default": self.client.defaults[p.name], "expected": p.expected(), "help": p.help}
+                {
+                    "name": p.name,
+                    "default": self.client.defaults[p.name],
+                    "expected": p.expected(),
+                    "help": p.help,
+                    "schema": schemas[p.name],
+                }
                 for p in self.client.parameters
             ]
         return described | ({"error": self.client_error} if self.client_error else {})

@@ -233,6 +233,13 @@ class Settings:
         "the port; auto: when no variable is set whose name begins with SAGEMAKER_",
         parser=str.lower,
     )
+    page: str = _choice(
+        "SERVE_PAGE",
+        ("false", "auto", "true"),
+        "whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when no "
+        "variable is set whose name begins with SAGEMAKER_",
+        parser=str.lower,
+    )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
         False,
@@ -435,7 +442,7 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     """What is left open and depends on who runs the container."""
     given = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in given)
-    settled = {"kserve": values["kserve"].replace("auto", str(not sagemaker).lower())}
+    settled = {name: values[name].replace("auto", str(not sagemaker).lower()) for name in ("kserve", "page")}
     times = next(each for each in TABLE if each.name == "request_timeout").variables
     return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not given & set(times) else {})
 

@@ -51,6 +51,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "log_level": ("WARNING", "warning", "loud"),
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
     "kserve": ("TRUE", "true", "perhaps"),
+    "page": ("TRUE", "true", "perhaps"),
     "cloudwatch": ("true", True, "perhaps"),
     "cloudwatch_log_group": ("/mine", "/mine", None),
     "cloudwatch_namespace": ("Mine", "Mine", None),
