@@ -23,7 +23,7 @@ dev: .venv/.dev
 
 # Two processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 test: setup models $(if $(FILE),,lint)
-	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium
+	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
 AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
