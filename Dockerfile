@@ -44,7 +44,7 @@ RUN .venv/bin/python -m backends.install .venv/triton/backends && \
 FROM builder AS cpu-environment
 COPY requirements/serving.lock requirements/
 COPY scripts/image/environment /opt/steps/
-RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton
+RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton openvino
 
 FROM cpu-environment AS bill-of-materials
 RUN python3 -m venv /opt/cyclonedx && \
@@ -56,6 +56,7 @@ RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
 FROM scratch AS program
 COPY serve wsgi.py predictor.py nginx.conf door.lua arrivals.lua LICENSE /opt/program/
 COPY clients /opt/program/clients
+COPY page /opt/program/page
 COPY serving /opt/program/serving
 
 FROM cpu-base AS cpu-program

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PORT ?= 8080
 HOST ?= $(or $(SERVE_HOST),127.0.0.1)
+PAGE := $(or $(SERVE_PAGE),auto)
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
@@ -12,7 +13,7 @@ MODELS := model_repository/bert/1/model.onnx
 .PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
-	@PORT=$(PORT) SERVE_HOST=$(HOST) $(BIN)/python serve
+	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) $(BIN)/python serve
 
 setup: .venv/.serving .venv/triton/preload.so
 
@@ -22,7 +23,7 @@ dev: .venv/.dev
 
 # Two processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 test: setup models $(if $(FILE),,lint)
-	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2
+	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
 AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -75,7 +76,7 @@ lint: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-# The lock files from the .in files beside them. torch and openvino are in none (requirements/dev.in says why).
+# The lock files from the .in files beside them. torch is in none (requirements/dev.in says why).
 lock: .venv/.dev
 	$(PIP) uv
 	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
@@ -95,7 +96,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.serving: requirements/build.lock requirements/artifacts.lock $(BACKENDS) | .venv/bin/python
-	@echo "installing what serves (about 400 MB) into .venv …"
+	@echo "installing what serves (about 450 MB) into .venv …"
 	@$(PIP) --require-hashes -r requirements/build.lock
 	@$(PIP) --require-hashes --no-deps -r requirements/artifacts.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
@@ -105,10 +106,10 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/openvino.txt .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@$(PIP) --require-hashes -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/openvino.txt
+	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/generator.txt
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

@@ -14,15 +14,16 @@ from werkzeug.exceptions import HTTPException
 
 from serving import VERSION
 from serving.bodies.flat import FlatBody
-from serving.bodies.json_lines import JsonLines
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.front.api import openapi
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
 from serving.front.models import ModelRoutes
 from serving.front.observe import Observer
+from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services
 from serving.front.streams import EVENTS, Format, StreamedReply, stream_reply, wanted_format
@@ -58,7 +59,10 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.register_error_handler(Exception, render_unexpected)
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
+    app.add_url_rule("/openapi.json", view_func=openapi, methods=["GET"])
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
+    if settings.page == "true":
+        add_page(app)
     if settings.kserve == "true":
         KServeRoutes(answer).add_to(app)
     if made.multi_model:
@@ -138,15 +142,15 @@ def _read_body() -> Body:
 
 
 def _format(source: Incoming, body: Body) -> Format | None:
-    """How the request is streamed; JSON lines are answered line by line without being a stream."""
-    if isinstance(body, JsonLines):
+    """How the request is streamed; lines are answered one by one without being a stream."""
+    if body.by_line(source.accept_mimetypes):
         return None
     default = EVENTS if services().inference_type == "generate_stream" and isinstance(body, FlatBody) else None
     return wanted_format(source.accept_mimetypes) or default
 
 
 def _once(served: ServedModel, asked: Request) -> Reply:
-    if isinstance(asked.body, JsonLines):
+    if asked.body.by_line(asked.accept):
         return transform(services().inference, served, asked)
     return services().inference.once(served, asked)
 

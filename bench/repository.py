@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from clients.base import Model
 from serving.inference.registry import describe_model
-from serving.repository.model_config import parse_config
+from serving.repository.model_config import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "bench"
@@ -85,8 +85,6 @@ def _build(name: str, folder: Path) -> None:
 
 
 def _describe(folder: Path) -> None:
-    configurations = (folder / "configs" / "cpu.pbtxt", folder / "config.pbtxt")
-    text = next(path for path in configurations if path.is_file()).read_text()
-    model: Model = describe_model(folder.name, folder, parse_config(text))
+    model: Model = describe_model(folder.name, folder, read_config(folder, "cpu"))
     facts = asdict(model) | {"path": str(folder)}
     (folder / "subject.json").write_text(json.dumps(facts, indent=1))

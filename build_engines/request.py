@@ -8,7 +8,7 @@ from build_engines.recipes import RECIPES, Recipe
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("auto", "fp32", "fp16", "int8")
-TARGETS = ("auto", "cpu", "tensorrt")
+TARGETS = ("auto", "cpu", "openvino", "tensorrt")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ServingOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be built. `target` is cpu or tensorrt; `name` is the model's folder, "" for the usual one.
+    """What is to be built. `target` is one of TARGETS; `name` is the model's folder, "" for the usual one.
 
     `boxes` is how many leave a detector's network, 0 for all and -1 for the usual number; `calibration` is a folder of
     images, or a file of texts, for INT8; `tokenizer` is the folder that an ONNX file of texts goes with; `settings` are
@@ -54,6 +54,7 @@ class Request:
     inputs: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    allow_pickle: bool = False
     serving: ServingOptions = field(default_factory=ServingOptions)
 
     @property

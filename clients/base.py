@@ -63,8 +63,8 @@ class Parameter(NamedValue):
 class ModelClient(ABC):
     """What one family of models needs around Triton.
 
-    Class attributes are the data (an object may have a codec and parameters of its own, before __init__ is called):
-      codec       reads one instance of a request (serving.codecs.IMAGE, TEXT or JSON)
+    Class attributes are the data:
+      codec       reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
       keys        the keys of an instance that is a JSON object: another one is 400, and these are named. None: those
                   that the codec reads, which for JSON are all
       example     one instance as the bytes that a caller would post; warm-up, /ping's canary and the tests use it.
@@ -73,14 +73,16 @@ class ModelClient(ABC):
       parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
     An attribute of each object:
       side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
+      columns     the names of a row's cells, in their order; () where they have none, and for what takes no rows
     """
 
-    codec: Codec
+    codec: ClassVar[Codec]
     keys: ClassVar[tuple[str, ...] | None] = None
-    example: ClassVar[bytes]
+    example: bytes
     settings: ClassVar[tuple[Parameter, ...]] = ()
-    parameters: tuple[Parameter, ...] = ()
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
     side: int = 0
+    columns: tuple[str, ...] = ()
 
     def __init__(self, model: Model) -> None:
         """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""
@@ -140,9 +142,22 @@ class ModelClient(ABC):
         `inputs` is what preprocess returned, `parameters` what read_parameters returned.
         """
 
+    def parameter_schemas(self) -> dict[str, dict[str, Any]]:
+        """The JSON Schema of each parameter, for /openapi.json and the page."""
+        return {parameter.name: parameter.schema() for parameter in self.parameters}
+
+    def prediction_schema(self) -> dict[str, Any]:
+        """The JSON Schema of one prediction, for /openapi.json; nothing is said of it by {}."""
+        return {}
+
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
         """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
+
+    def header(self, cells: Sequence[str]) -> Sequence[str] | None:
+        """Of the first line of CSV: the columns that it names, () when it is a header of other names than the model
+        knows, None when it is a row."""
+        return None
 
 
 def labels_of(model: Model, filename: str) -> list[str]:

@@ -6,8 +6,9 @@ those of transformers' own pipelines with the same weights. clients/_text has a 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from clients._schemas import BOOLEAN, INTEGER, record
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification
 from clients._text.embedding import Embedding
@@ -36,7 +37,7 @@ TASK = Parameter("task", "embedding", "what the model's output is", choices=tupl
 class Client(ModelClient):
     """One task of texts; which parameters a caller may set, and what an instance is, depend on the task."""
 
-    codec: Codec = TEXT
+    codec: ClassVar[Codec] = TEXT
     example = b"Paris is the [MASK] of France."
     settings = (
         TASK,
@@ -50,7 +51,7 @@ class Client(ModelClient):
 
     def __init__(self, model: Model) -> None:
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
-        self.codec, self.parameters = kind.codec, kind.parameters
+        self.codec, self.parameters = kind.codec, kind.parameters  # type: ignore[misc]  # this object's, by its task
         super().__init__(model)
         self.tokenizer = TextTokenizer(self._folder(), self.options["max_length"], kind.truncation)
         self.task = kind(model, self.tokenizer, self.options)
@@ -70,6 +71,9 @@ class Client(ModelClient):
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         """input_ids, attention_mask, token_type_ids INT64 [rows, longest], and what the task needs besides."""
         return self.task.tokens(instances, parameters)
+
+    def prediction_schema(self) -> dict[str, Any]:
+        return record(**self.task.fields, tokens=INTEGER, truncated=BOOLEAN)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from clients._schemas import CLASSES, record
 from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
@@ -113,6 +114,9 @@ class Client(ModelClient):
             values += self.offset
             values = values.astype(FLOAT_TYPES[self.input.datatype], copy=False)
         return values[:, None] if self.frame.own_batch else values
+
+    def prediction_schema(self) -> dict[str, Any]:
+        return record(classes=CLASSES)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

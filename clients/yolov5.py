@@ -15,6 +15,7 @@ from clients._boxes import Letterbox, nms
 from clients._drawing import draw
 from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
 from clients._masks import outlines
+from clients._schemas import INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
@@ -123,6 +124,25 @@ class Client(ModelClient):
         height = math.ceil(max(fit.new_height for fit in fits) / stride) * stride
         width = math.ceil(max(fit.new_width for fit in fits) / stride) * stride
         return self.height if self.height > 0 else height, self.width if self.width > 0 else width
+
+    def parameter_schemas(self) -> dict[str, dict[str, Any]]:
+        schemas = super().parameter_schemas()
+        if self.labels:
+            ids = range(len(self.labels))
+            names = {"type": "string", "enum": list(dict.fromkeys([*self.labels, *map(str, ids)]))}
+            schemas["classes"]["items"] = {"anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]}
+        return schemas
+
+    def prediction_schema(self) -> dict[str, Any]:
+        box = record(xmin=NUMBER, ymin=NUMBER, xmax=NUMBER, ymax=NUMBER)
+        fields = {"label": STRING, "class_id": INTEGER, "score": NUMBER, "box": box}
+        if self.keypoints[0]:
+            values = dict.fromkeys(("x", "y", "score")[: self.keypoints[1]], NUMBER)
+            fields["keypoints"] = listed(record(**values))
+        detection = record(**fields)
+        if self.prototypes:  # not required: `masks` may be none
+            detection["properties"]["polygons"] = listed(listed(NUMBER))
+        return record(detections=listed(detection), image=record(width=INTEGER, height=INTEGER))
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]

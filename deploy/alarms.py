@@ -1,4 +1,5 @@
-"""The CloudWatch alarms that roll back an update."""
+"""The CloudWatch alarms that roll back an update, and the one that starts the first instance of an asynchronous
+endpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +14,12 @@ METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "5xx": ("Invocation5XXErrors", {"Statistic": "Average"}),
     "latency": ("ModelLatency", {"ExtendedStatistic": "p99"}),
 }
+BACKLOG = "backlog"  # the suffix of the other one
 
 
 def alarm_name(name: str, suffix: str) -> str:
     """The name of one of the stack's alarms."""
-    return f"{name}-rollback-{suffix}"
+    return f"{name}-{suffix}" if suffix == BACKLOG else f"{name}-rollback-{suffix}"
 
 
 def make(context: Context, thresholds: Mapping[str, float]) -> list[str]:
@@ -52,6 +54,26 @@ def parameters(name: str, suffix: str, threshold: float) -> dict[str, Any]:
     }
 
 
+def of_backlog(context: Context, policy: str) -> dict[str, Any]:
+    """PutMetricAlarm's parameters: two minutes with waiting requests and no instance call the scaling policy."""
+    return {
+        "AlarmName": alarm_name(context.name, BACKLOG),
+        "AlarmDescription": f"starts the first instance of the endpoint {context.name}",
+        "Namespace": "AWS/SageMaker",
+        "MetricName": "HasBacklogWithoutCapacity",
+        "Dimensions": [{"Name": "EndpointName", "Value": context.name}],
+        "Statistic": "Average",
+        "Period": PERIOD,
+        "EvaluationPeriods": 2,
+        "DatapointsToAlarm": 2,
+        "Threshold": 1.0,
+        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
+        "TreatMissingData": "missing",
+        "AlarmActions": [policy],
+        "Tags": tags(context.name),
+    }
+
+
 def describe(context: Context, names: list[str], assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The alarms with these names that exist."""
     return context.calls.pages("cloudwatch", "DescribeAlarms", {"AlarmNames": names}, "MetricAlarms", assumed)
@@ -59,14 +81,14 @@ def describe(context: Context, names: list[str], assumed: list[dict[str, Any]]) 
 
 def owned(context: Context) -> list[str]:
     """Names of the stack's alarms."""
-    names = [alarm_name(context.name, suffix) for suffix in METRICS]
-    assumed = [{"AlarmName": each, "AlarmArn": _assumed_arn(context, each)} for each in names]
+    names = [alarm_name(context.name, suffix) for suffix in (*METRICS, BACKLOG)]
+    assumed = [{"AlarmName": each, "AlarmArn": _assumed_arn(context, each)} for each in names[: len(METRICS)]]
     found = describe(context, names, assumed)
     return [alarm["AlarmName"] for alarm in found if _has_tags(context, alarm["AlarmArn"])]
 
 
 def _assumed_arn(context: Context, alarm: str) -> str:
-    return f"arn:aws:cloudwatch:{context.region}:123456789012:alarm:{alarm}"
+    return f"arn:{context.partition.id}:cloudwatch:{context.region}:123456789012:alarm:{alarm}"
 
 
 def _has_tags(context: Context, arn: str) -> bool:

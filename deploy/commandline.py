@@ -5,23 +5,25 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy import costs, create, delete, invoke, logs, push, scaling, status, transform, update
+from deploy import costs, create, delete, invoke, logs, push, scaling, status, tagging, transform, update, variants
 from deploy.calls import RUNTIME, LiveCalls, PrintedCalls
 from deploy.context import Context
 from deploy.engine import LocalEngine, PrintedEngine
 from deploy.errors import DeployError, UsageError, explain
+from deploy.regions import guessed, partition_of
 from deploy.stack import ACCOUNT, ASSUMED_DIGEST, PROJECT, check_name
 
 COMMANDS: dict[str, ModuleType] = {
     "push": push,
     "create": create,
     "update": update,
+    "variant": variants,
     "autoscale": scaling,
     "invoke": invoke,
     "transform": transform,
@@ -111,8 +113,10 @@ def _context(arguments: argparse.Namespace, host: Host) -> Context:
     region = region or (SIMULATED_REGION if without_aws else "")
     if not region:
         raise DeployError("no AWS region is set: give --region, or set AWS_REGION")
+    partition = guessed(region) if without_aws else partition_of(region)
+    own = tagging.read(getattr(arguments, "own_tags", ()))
     if arguments.dry_run:
-        return _dry_context(arguments.name, region, host)
+        return replace(_dry_context(arguments.name, region, host), partition=partition, tags=own)
     calls = LiveCalls(session, region, {RUNTIME: runtime} if runtime else {})
     return Context(
         calls=calls,
@@ -124,6 +128,8 @@ def _context(arguments: argparse.Namespace, host: Host) -> Context:
         confirm=host.confirm,
         clock=host.clock,
         sleep=host.sleep,
+        partition=partition,
+        tags=own,
     )
 
 

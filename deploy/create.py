@@ -4,17 +4,16 @@ import argparse
 import re
 from typing import Any
 
-from deploy import specification
+from deploy import specification, tagging
 from deploy.calls import Reply
 from deploy.context import Context
 from deploy.endpoint import PENDING, assumed_repository, describe, require_ours, settle
 from deploy.environment import warnings
 from deploy.errors import DeployError, UsageError
-from deploy.stack import CONFIG, ENDPOINT, MODEL, PROJECT, Kind, remove, tags
+from deploy.stack import CONFIG, ENDPOINT, MODEL, PROJECT, Kind, remove
 from deploy.waiting import wait
 
 HELP = "create the model, the endpoint configuration and the endpoint"
-S3_FOLDER = r"s3://[^/]+(/.*)?"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +42,14 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     for line in warnings(container.get("Environment", {})):
         context.say(f"warning: {line}")
     settings = {"ExecutionRoleArn": role_arn(context, arguments.role), **_network(arguments)}
-    model = specification.model(context.name, container, settings)
+    model = specification.model(context, container, settings)
     ensure(context, MODEL, model)
     if arguments.model_only:
         context.out(f"model {model['ModelName']}")
         return
     variant = specification.variant(arguments, {}, model["ModelName"])
-    config = specification.config(context.name, variant, _asynchronous(arguments))
+    kept = specification.settings(arguments, _asynchronous(arguments))
+    config = specification.config(context, [variant], kept)
     ensure(context, CONFIG, config)
     _ensure_endpoint(context, config["EndpointConfigName"])
     _finish(arguments, context, config["EndpointConfigName"])
@@ -60,7 +60,7 @@ def check(options: argparse.Namespace) -> None:
     specification.check(options)
     for name in ("multi_model", "output", "async_failures"):
         value = getattr(options, name)
-        if value is not None and not re.fullmatch(S3_FOLDER, value):
+        if value is not None and not re.fullmatch(specification.S3_FOLDER, value):
             raise UsageError(f"'{value}' is not an S3 folder: s3://BUCKET/PREFIX/")
     if options.multi_model and not options.multi_model.endswith("/"):
         raise UsageError(f"--multi-model '{options.multi_model}' must end with /: it is the folder of the archives")
@@ -102,7 +102,7 @@ def role_arn(context: Context, role: str) -> str:
     """The ARN of a role, given its name or its ARN."""
     if role.startswith("arn:"):
         return role
-    assumed = {"Role": {"Arn": f"arn:aws:iam::123456789012:role/{role}"}}
+    assumed = {"Role": {"Arn": f"arn:{context.partition.id}:iam::123456789012:role/{role}"}}
     found = context.calls.find("iam", "GetRole", {"RoleName": role}, assumed)
     if not found:
         raise DeployError(f"there is no role '{role}': docs/deploy.md says how to make it; --role names another")
@@ -140,7 +140,7 @@ def _ensure_endpoint(context: Context, config: str) -> None:
             pending=(*PENDING, "Failed"),
         )
     context.say(f"creating endpoint {context.name}")
-    parameters = {"EndpointName": context.name, "EndpointConfigName": config, "Tags": tags(context.name)}
+    parameters = {"EndpointName": context.name, "EndpointConfigName": config, "Tags": tagging.all_tags(context)}
     context.calls.call("sagemaker", "CreateEndpoint", parameters)
 
 

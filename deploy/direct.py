@@ -12,6 +12,7 @@ from deploy.request import Request
 HEADERS = {
     "Accept": "Accept",
     "CustomAttributes": "X-Amzn-SageMaker-Custom-Attributes",
+    "TargetVariant": "X-Amzn-SageMaker-Target-Variant",
     "TargetModel": "X-Amzn-SageMaker-Target-Model",
     "InferenceId": "X-Amzn-SageMaker-Inference-Id",
 }

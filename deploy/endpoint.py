@@ -38,13 +38,13 @@ def assumed_config(context: Context) -> Reply:
 
 def assumed_model(context: Context) -> Reply:
     """The model that a dry run assumes."""
-    role = "arn:aws:iam::123456789012:role/" + PROJECT
+    role = f"arn:{context.partition.id}:iam::123456789012:role/{PROJECT}"
     return {"PrimaryContainer": {"Image": assumed_repository(context) + ":current"}, "ExecutionRoleArn": role}
 
 
 def assumed_repository(context: Context) -> str:
     """The ECR repository that a dry run assumes."""
-    return f"123456789012.dkr.ecr.{context.region}.amazonaws.com/{PROJECT}"
+    return f"123456789012.dkr.ecr.{context.region}.{context.partition.suffix}/{PROJECT}"
 
 
 def describe(context: Context, assumed: Reply | None) -> Reply | None:

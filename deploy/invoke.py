@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--parameter", action="append", default=[], metavar="NAME=VALUE", help="parameter of the model, such as top_k=2"
     )
     parser.add_argument("--target-model", metavar="ARCHIVE", help="model of a multi-model endpoint: NAME.tar.gz")
+    parser.add_argument("--target-variant", metavar="NAME", help="AllTraffic, or Candidate while there is one")
     parser.add_argument("--content-type", metavar="TYPE", help="type of the body; default: by the file's name")
     parser.add_argument("--accept", metavar="TYPE", help="type of the reply")
     parser.add_argument("--inference-id", metavar="ID", help="the request's id in the logs")

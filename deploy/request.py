@@ -43,6 +43,7 @@ def read(options: argparse.Namespace) -> Request:
     body, content_type = _body(options)
     fields = {"CustomAttributes": attributes(options), "Accept": _accept(options)}
     fields |= {"TargetModel": options.target_model or "", "InferenceId": options.inference_id or ""}
+    fields |= {"TargetVariant": options.target_variant or ""}
     return Request(body, options.content_type or content_type, {key: text for key, text in fields.items() if text})
 
 

@@ -5,14 +5,22 @@ Every function takes the current state as its base, so that `update` changes onl
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deploy import tagging
+from deploy.context import Context
 from deploy.endpoint import DEFAULT_INSTANCE_TYPE
 from deploy.environment import read_environment
 from deploy.errors import UsageError
-from deploy.stack import VARIANT, content_name, tags
+from deploy.stack import VARIANT, content_name
 
+S3_FOLDER = r"s3://[^/]+(/.*)?"
+OFF = "off"
+CAPTURED_AS_TEXT = {  # other types are kept as base64
+    "JsonContentTypes": ["application/json", "application/jsonlines"],
+    "CsvContentTypes": ["text/csv"],
+}
 SERVERLESS_MEMORY = range(1024, 6145, 1024)  # MB
 MAX_SERVERLESS_CONCURRENCY = 200
 TIMEOUTS = range(60, 3601)  # seconds
@@ -34,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--health-timeout", type=int, metavar="S", help="time until /ping is 200: 60 to 3600 seconds")
     parser.add_argument("--download-timeout", type=int, metavar="S", help="time for the model data: 60 to 3600 seconds")
     parser.add_argument("--inference-ami", metavar="NAME", help="host image, which decides the GPU driver's version")
+    parser.add_argument(
+        "--data-capture", metavar="S3", help="keep requests and answers in s3://…/; off: keep them no longer"
+    )
+    parser.add_argument("--capture-percent", type=int, metavar="P", help="of the requests; default: 100")
+    parser.add_argument("--kms-key", metavar="KEY", help="KMS key for the instances' disks, captured and async results")
+    tagging.configure(parser)
     parser.add_argument("--no-wait", action="store_true", help="return before AWS has finished")
 
 
@@ -51,10 +65,21 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--instance-type '{options.instance_type}': SageMaker's names begin with ml., such as ml.c5.xlarge"
         )
+    _check_capture(options)
     if options.serverless is not None:
         _check_serverless(options)
     elif options.max_concurrency is not None:
         raise UsageError("--max-concurrency is for --serverless; the container limits a real-time instance's requests")
+
+
+def _check_capture(options: argparse.Namespace) -> None:
+    where, percent = options.data_capture, options.capture_percent
+    if where not in (None, OFF) and not re.fullmatch(S3_FOLDER, where):
+        raise UsageError(f"--data-capture '{where}' is not an S3 folder: s3://BUCKET/PREFIX/, or {OFF}")
+    if percent is not None and (where in (None, OFF) or not 1 <= percent <= 100):
+        raise UsageError("--capture-percent is 1 to 100, and needs --data-capture")
+    if where not in (None, OFF) and options.serverless is not None:
+        raise UsageError("--data-capture does not work with --serverless: SageMaker captures on instances only")
 
 
 def _check_serverless(options: argparse.Namespace) -> None:
@@ -109,13 +134,13 @@ def _data(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, Any
     return {"ModelDataSource": {"S3DataSource": source}}
 
 
-def model(name: str, container: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def model(context: Context, container: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """CreateModel's parameters. `settings` holds the role and the network."""
     parameters = {
         "PrimaryContainer": dict(container),
         **{key: settings[key] for key in KEPT_OF_MODEL if settings.get(key)},
     }
-    return {"ModelName": content_name(name, parameters), **parameters, "Tags": tags(name)}
+    return {"ModelName": content_name(context.name, parameters), **parameters, "Tags": tagging.all_tags(context)}
 
 
 def variant(options: argparse.Namespace, base: Mapping[str, Any], model_name: str) -> dict[str, Any]:
@@ -146,8 +171,44 @@ def _serverless(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[st
     }
 
 
-def config(name: str, variant: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def config(
+    context: Context, variants: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], shadows: Sequence[Any] = ()
+) -> dict[str, Any]:
     """CreateEndpointConfig's parameters. `settings` is for asynchronous inference, data capture and encryption."""
     kept = {key: settings[key] for key in KEPT_OF_CONFIG if settings.get(key)}
-    parameters = {"ProductionVariants": [dict(variant)], **kept}
-    return {"EndpointConfigName": content_name(name, parameters), **parameters, "Tags": tags(name)}
+    copies = {"ShadowProductionVariants": list(shadows)} if shadows else {}
+    parameters = {"ProductionVariants": list(map(dict, variants)), **copies, **kept}
+    name = content_name(context.name, parameters)
+    return {"EndpointConfigName": name, **parameters, "Tags": tagging.all_tags(context)}
+
+
+def settings(options: argparse.Namespace, base: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration has beside its variants: those of `base`, with what the options change."""
+    made = {key: base[key] for key in KEPT_OF_CONFIG if base.get(key)}
+    if options.data_capture == OFF:
+        made.pop("DataCaptureConfig", None)
+    elif options.data_capture:
+        made["DataCaptureConfig"] = _capture(options, made.get("KmsKeyId"))
+    return _encrypted(made, options.kms_key) if options.kms_key else made
+
+
+def _capture(options: argparse.Namespace, key: str | None) -> dict[str, Any]:
+    return {
+        "EnableCapture": True,
+        "InitialSamplingPercentage": options.capture_percent or 100,
+        "DestinationS3Uri": options.data_capture,
+        "CaptureOptions": [{"CaptureMode": "Input"}, {"CaptureMode": "Output"}],
+        "CaptureContentTypeHeader": CAPTURED_AS_TEXT,
+        **({"KmsKeyId": key} if key else {}),
+    }
+
+
+def _encrypted(made: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """With the key for disks, captured requests and asynchronous results."""
+    found = {**made, "KmsKeyId": key}
+    if "DataCaptureConfig" in made:
+        found["DataCaptureConfig"] = {**made["DataCaptureConfig"], "KmsKeyId": key}
+    if "AsyncInferenceConfig" in made:
+        there = made["AsyncInferenceConfig"]
+        found["AsyncInferenceConfig"] = {**there, "OutputConfig": {**there["OutputConfig"], "KmsKeyId": key}}
+    return found

@@ -58,7 +58,7 @@ def content_name(name: str, parameters: dict[str, Any]) -> str:
 
 def arn(context: Context, kind: Kind, name: str) -> str:
     """The ARN that a dry run assumes."""
-    return f"arn:aws:sagemaker:{context.region}:{ACCOUNT}:{kind.arn}/{name}"
+    return f"arn:{context.partition.id}:sagemaker:{context.region}:{ACCOUNT}:{kind.arn}/{name}"
 
 
 def has_tags(context: Context, resource: str) -> bool:

@@ -8,6 +8,7 @@ from deploy.context import Context
 from deploy.endpoint import assumed_model, only_variant, read_config, require
 from deploy.environment import masked
 from deploy.errors import one_line
+from deploy.variants import candidate_of
 
 HELP = "print the endpoint's state and what runs on it"
 
@@ -25,6 +26,10 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
         "sagemaker", "DescribeModel", {"ModelName": variant["ModelName"]}, assumed_model(context)
     )
     rows = _endpoint(endpoint) + _capacity(endpoint, variant) + _model(variant["ModelName"], model)
+    if candidate := candidate_of(config):
+        share = f"{candidate['InitialVariantWeight']:.0%} of the calls"
+        kind = f"a copy of {share}" if config.get("ShadowProductionVariants") else share
+        rows.append(("candidate", f"{candidate['ModelName']}, {kind}"))
     rows += _scaling(scaling.targets(context, []))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -5,19 +5,20 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from deploy import tagging
 from deploy.calls import Reply
 from deploy.context import Context
 from deploy.endpoint import CLOCK_SKEW, DEFAULT_INSTANCE_TYPE
 from deploy.environment import read_environment
 from deploy.errors import DeployError, UsageError, one_line
 from deploy.logs import TRANSFORM_LOGS, show_last
-from deploy.stack import MODEL, owned, tags
+from deploy.stack import MODEL, owned
 from deploy.waiting import wait
 
 HELP = "run a batch transform job: from files in S3 to results in S3"
 S3 = r"s3://[^/]+(/.*)?"
 STRATEGIES = {"multi": "MultiRecord", "single": "SingleRecord"}
-LINES = "application/jsonlines"
+LINES, CSV = "application/jsonlines", "text/csv"
 PENDING = ("InProgress", "Stopping")
 
 
@@ -29,9 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--content-type", default=LINES, metavar="TYPE", help="type of the files (default: %(default)s)"
     )
     parser.add_argument(
-        "--accept", metavar="TYPE", help="type of the results; default: JSON lines for lines, else JSON"
+        "--accept", metavar="TYPE", help="type of the results; default: JSON lines for lines (also of CSV), else JSON"
     )
-    parser.add_argument("--split", choices=("line", "none"), help="default: line for JSON lines, else none")
+    parser.add_argument("--split", choices=("line", "none"), help="default: line for JSON lines and CSV, else none")
     parser.add_argument("--strategy", choices=STRATEGIES, help="lines per request: many or one (default: multi)")
     parser.add_argument("--max-payload", type=int, metavar="MB", help="size of a request; default: the container's")
     parser.add_argument(
@@ -40,6 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the container")
     parser.add_argument("--instance-type", default=DEFAULT_INSTANCE_TYPE, metavar="TYPE", help="default: %(default)s")
     parser.add_argument("--instances", type=int, default=1, metavar="N", help="number of instances; default: 1")
+    parser.add_argument("--kms-key", metavar="KEY", help="KMS key for the results and the instances' disks")
+    tagging.configure(parser)
     parser.add_argument("--no-wait", action="store_true", help="return before the job has ended")
 
 
@@ -53,7 +56,7 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     job = f"{context.name}-{datetime.fromtimestamp(context.clock(), UTC):%Y%m%d-%H%M%S}"
     context.say(f"starting transform job {job}")
     parameters = request(arguments, job, models[0], environment)
-    context.calls.call("sagemaker", "CreateTransformJob", parameters | {"Tags": tags(context.name)})
+    context.calls.call("sagemaker", "CreateTransformJob", parameters | {"Tags": tagging.all_tags(context)})
     if arguments.no_wait:
         context.out(f"transform job {job} is running; its log: 'logs --transform {job}'")
         return
@@ -86,18 +89,19 @@ def request(options: argparse.Namespace, job: str, model: str, environment: dict
         "MaxConcurrentTransforms": options.max_concurrent,
         "Environment": environment or None,
     }
+    key, disks = ({name: options.kms_key} if options.kms_key else {} for name in ("KmsKeyId", "VolumeKmsKeyId"))
     return {
         "TransformJobName": job,
         "ModelName": model,
         "TransformInput": {"DataSource": source, "ContentType": options.content_type, "SplitType": split},
-        "TransformOutput": {"S3OutputPath": options.output, "Accept": accept, "AssembleWith": split},
-        "TransformResources": {"InstanceType": options.instance_type, "InstanceCount": options.instances},
+        "TransformOutput": {"S3OutputPath": options.output, "Accept": accept, "AssembleWith": split, **key},
+        "TransformResources": {"InstanceType": options.instance_type, "InstanceCount": options.instances, **disks},
         **{key: value for key, value in optional.items() if value is not None},
     }
 
 
 def _split(options: argparse.Namespace) -> str:
-    lines = options.split == "line" if options.split else options.content_type == LINES
+    lines = options.split == "line" if options.split else options.content_type.partition(";")[0] in (LINES, CSV)
     return "Line" if lines else "None"
 
 

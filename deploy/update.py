@@ -1,9 +1,10 @@
 """update: changes image, models or settings by a blue/green deployment; alarms roll it back."""
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
-from deploy import alarms, scaling, specification
+from deploy import alarms, scaling, specification, tagging, variants
 from deploy.calls import Reply
 from deploy.context import Context
 from deploy.create import ensure
@@ -14,6 +15,7 @@ from deploy.stack import CONFIG, MODEL, owned, remove
 
 HELP = "change image, models or settings by a blue/green deployment; alarms roll it back"
 ROUTING = {"all-at-once": "ALL_AT_ONCE", "canary": "CANARY", "linear": "LINEAR"}
+COMPARED = ("ProductionVariants", *specification.KEPT_OF_CONFIG)
 MICROSECONDS = 1000  # in a millisecond
 
 
@@ -37,11 +39,13 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     """Creates a new model and configuration if something changes, updates the endpoint, removes the old ones."""
     check(arguments)
     current = require(context)
+    context = _tagged(context, current["EndpointArn"])
     _refuse_unsettled(context, current["EndpointStatus"])
     old = read_config(context, current["EndpointConfigName"])
     _refuse_scaled(arguments, context, only_variant(old))
+    _refuse_candidate(context, old)
     model, config = _wanted(arguments, context, old)
-    if config["ProductionVariants"] == old["ProductionVariants"]:
+    if all((config.get(key) or {}) == (old.get(key) or {}) for key in COMPARED):
         context.out(f"endpoint {context.name} has these settings already, nothing to do")
         return
     if "PrimaryContainer" in model:
@@ -65,6 +69,22 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError("--alarm and --no-alarms exclude each other")
     if not 0 <= options.max_5xx <= 100 or options.max_latency <= 0:
         raise UsageError("--max-5xx is a percentage, --max-latency a number of milliseconds above 0")
+
+
+def _tagged(context: Context, endpoint: str) -> Context:
+    """With the endpoint's own tags for what is made anew; the tags of --tag are added to it."""
+    there = tagging.own_tags(context, endpoint)
+    if context.tags:
+        given = [{"Key": key, "Value": value} for key, value in context.tags]
+        context.calls.call("sagemaker", "AddTags", {"ResourceArn": endpoint, "Tags": given})
+    return replace(context, tags=tuple((dict(there) | dict(context.tags)).items()))
+
+
+def _refuse_candidate(context: Context, old: Reply) -> None:
+    if variants.candidate_of(old):
+        raise DeployError(
+            f"the endpoint '{context.name}' has a candidate beside it: 'variant --promote' or 'variant --remove' first"
+        )
 
 
 def _refuse_unsettled(context: Context, status: str) -> None:
@@ -96,9 +116,9 @@ def _wanted(options: argparse.Namespace, context: Context, old: Reply) -> tuple[
     for line in warnings(container.get("Environment", {})):
         context.say(f"warning: {line}")
     same = container == specification.creatable(current)
-    model = there if same else specification.model(context.name, container, described)
+    model = there if same else specification.model(context, container, described)
     new_variant = specification.variant(options, variant, model["ModelName"])
-    return model, specification.config(context.name, new_variant, old)
+    return model, specification.config(context, [new_variant], specification.settings(options, old))
 
 
 def _update(options: argparse.Namespace, context: Context, config: Reply) -> dict[str, Any]:
@@ -111,8 +131,15 @@ def _update(options: argparse.Namespace, context: Context, config: Reply) -> dic
     return {
         **parameters,
         "RetainAllVariantProperties": options.instances is None,
+        **_not_retained(options),
         "DeploymentConfig": {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": _routing(options)}, **guard},
     }
+
+
+def _not_retained(options: argparse.Namespace) -> dict[str, Any]:
+    """What AWS would else take from the old configuration."""
+    changed = options.data_capture is not None and options.instances is None
+    return {"ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DataCaptureConfig"}]} if changed else {}
 
 
 def _thresholds(options: argparse.Namespace) -> dict[str, float]:

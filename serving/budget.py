@@ -22,6 +22,8 @@ MOST_JSON_PARTS = 2_000_000
 MOST_INSTANCES = 100_000
 # Of strings in a tensor: each takes four bytes in a body and about 60 as a Python object, here and in Python models.
 MOST_STRINGS = 1_000_000
+# In one row of CSV: a cell is a Python string of about 50 bytes. Tables have at most some thousands of columns.
+MOST_CELLS = 100_000
 # Of inputs, of outputs, of parameters, that a tensor request names: models have at most a few hundred.
 MOST_NAMED = 10_000
 # numpy 1 has no more, nor has Triton's Python backend.

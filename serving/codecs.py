@@ -1,14 +1,15 @@
-"""How one instance of a request is read: an image, a text, or any JSON value.
+"""How one instance of a request is read: an image, a text, a row of a table, or any JSON value.
 
 A codec reads an instance either from raw bytes (a body, a part of a form) or from its place in a JSON body,
 and raises DecodingError that says what was expected.
 """
 
 import binascii
+import csv
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, StringIO
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ import orjson
 from PIL import Image
 
 from serving import images
-from serving.budget import read_json
+from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 
 
@@ -42,6 +43,10 @@ class Codec(ABC):
     part: str = ""
     keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, Any]:
+        """What `open_json` takes, as JSON Schema."""
+        return {}
 
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         """The instance that these raw bytes hold."""
@@ -80,6 +85,15 @@ class ImageCodec(Codec):
     part = "b64"
     keys = ("b64",)
     media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
+
+    def schema(self) -> dict[str, Any]:
+        encoded = {
+            "type": "string",
+            "format": "image-base64",
+            "contentEncoding": "base64",
+            "contentMediaType": "image/*",
+        }
+        return _record({self.part: encoded})
 
     def open(self, data: bytes, limits: Limits) -> Any:
         image = images.read_header(data, limits.max_image_pixels)
@@ -124,6 +138,9 @@ class TextCodec(Codec):
     keys = ("text",)
     media_types = ("text/plain",)
 
+    def schema(self) -> dict[str, Any]:
+        return {"oneOf": [{"type": "string"}, _record({"text": {"type": "string"}})]}
+
     def open(self, data: bytes, limits: Limits) -> str:
         try:
             return data.decode("utf-8")
@@ -154,7 +171,47 @@ class JsonCodec(Codec):
         return value
 
 
-IMAGE, ENCODED_IMAGE, TEXT, JSON = ImageCodec(), EncodedImageCodec(), TextCodec(), JsonCodec()
+class RowCodec(Codec):
+    """A row of a table -> its cells in order, a list, or by their columns, an object."""
+
+    name = "row"
+    expected = "a list of cells, or an object {column: cell}"
+    media_types = ("text/csv", "application/json")
+
+    def open(self, data: bytes, limits: Limits) -> Any:
+        """JSON, or one line of CSV."""
+        if data.lstrip()[:1] not in (b"[", b"{"):
+            return read_cells(data)
+        try:
+            return self.open_json(read_json(data), limits)
+        except orjson.JSONDecodeError as err:
+            raise DecodingError(f"not JSON: {err}") from err
+
+    def open_json(self, value: Any, limits: Limits) -> Any:
+        if not isinstance(value, list | dict):
+            raise DecodingError(f"expected {self.expected}, got {describe(value)}")
+        return value
+
+
+IMAGE, ENCODED_IMAGE, TEXT, JSON, ROW = ImageCodec(), EncodedImageCodec(), TextCodec(), JsonCodec(), RowCodec()
+
+
+def read_cells(row: bytes) -> list[str]:
+    """The cells of one row of CSV (RFC 4180, UTF-8). Raises DecodingError, PayloadTooLarge."""
+    check_count(row.count(b","), MOST_CELLS, "cells in one row")
+    try:
+        rows = csv.reader(StringIO(row.decode("utf-8-sig"), newline=""), strict=True)
+        cells = next(rows, [])
+        if next(rows, None) is not None:
+            raise DecodingError("expected one row of CSV: send several with Content-Type: text/csv")
+    except (UnicodeDecodeError, csv.Error) as err:
+        raise DecodingError(f"the row is no CSV in UTF-8: {err}") from err
+    return cells
+
+
+def _record(fields: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an object of these fields and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": fields, "required": list(fields)}
 
 
 def decode_base64(text: str) -> bytes:

@@ -71,6 +71,16 @@ class NamedValue:
             return f"{words} from {low} to {high}"
         return words + (f" at least {low}" if low else "") + (f" at most {high}" if high else "")
 
+    def schema(self) -> dict[str, Any]:
+        """What a value must be, as JSON Schema."""
+        bounds = {"minimum": self.minimum, "maximum": self.maximum}
+        found = {name: value for name, value in bounds.items() if value is not None}
+        of_one: dict[str, Any] = found | ({"enum": list(self.choices)} if self.choices else {})
+        kind = type(self.default)
+        if issubclass(kind, tuple):
+            return {"type": "array", "items": {"type": ["string", "integer"] if kind is Names else "number"} | of_one}
+        return {"type": _JSON_TYPES.get(kind, "string")} | of_one
+
     def _allows(self, value: Any) -> bool:
         low, high = self.minimum, self.maximum
         chosen = not self.choices or value in self.choices
@@ -80,6 +90,7 @@ class NamedValue:
         return ValueError(f"{value!r} is not {self.expected()}")
 
 
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number"}
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 

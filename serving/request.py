@@ -116,7 +116,7 @@ class Reply:
 
 class Body:
     """What a caller sent, as data: one class for each kind. JSON lines are asked one by one, and have no batches, reply
-    and line of their own.
+    and line of their own (serving/inference/batch_transform.py).
 
     single_stream: an answer in one piece is the only response of a stream, as Triton's generate has it
     """
@@ -130,6 +130,10 @@ class Body:
     def meant_for(self, served: ServedModel) -> "Body":
         """What the body is for this model: itself, unless the model decides. Raises InvalidRequest."""
         return self
+
+    def by_line(self, accept: MIMEAccept) -> bool:
+        """Whether each of its lines is answered by a line of JSON, and a wrong one spoils no other."""
+        return False
 
     def check_single(self) -> None:
         """Raises InvalidRequest where the body is only good for a stream."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from clients.base import Model, ModelClient
@@ -14,7 +15,8 @@ class ServedModel:
     """A model that Triton has loaded, and its client; without a client it serves tensors only.
 
     `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
-    requests belong to sequences, and `parts` names the models that an ensemble is made of.
+    requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
+    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py).
     """
 
     model: Model
@@ -22,6 +24,8 @@ class ServedModel:
     client_error: str = ""
     sequencing: Sequencing | None = None
     parts: tuple[str, ...] = ()
+    engine: str = ""
+    engine_reason: str = ""
 
     @property
     def name(self) -> str:
@@ -45,8 +49,12 @@ class ServedModel:
 
     def example(self) -> bytes:
         """One instance as a caller would post it: the folder's example.*, else the client's own."""
-        own = sorted(self.model.path.glob("example.*"))
-        return own[0].read_bytes() if own else self.require_client().example
+        own = self.example_file()
+        return own.read_bytes() if own else self.require_client().example
+
+    def example_file(self) -> Path | None:
+        """The folder's own."""
+        return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
     def known_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the values that are parameters of the client; the rest is the caller's own."""
@@ -56,15 +64,26 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """What GET /models says of it."""
         described: dict[str, Any] = {
+            "engine": self.engine,
+            **({"engine_reason": self.engine_reason} if self.engine_reason else {}),
             "client": _client_name(self.client),
             "max_batch_size": self.model.max_batch_size,
             "inputs": [asdict(spec) for spec in self.model.inputs],
             "outputs": [asdict(spec) for spec in self.model.outputs],
         }
         if self.client:
+            described["codec"] = self.client.codec.name
             described["instance"] = self.client.codec.expected
+            described |= {"columns": self.client.columns} if self.client.columns else {}
+            schemas = self.client.parameter_schemas()
             described["parameters"] = [
-                {"name": p.name, "default": self.client.defaults[p.name], "expected": p.expected(), "help": p.help}
+                {
+                    "name": p.name,
+                    "default": self.client.defaults[p.name],
+                    "expected": p.expected(),
+                    "help": p.help,
+                    "schema": schemas[p.name],
+                }
                 for p in self.client.parameters
             ]
         return described | ({"error": self.client_error} if self.client_error else {})

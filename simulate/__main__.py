@@ -19,6 +19,7 @@ from simulate.inplace import InPlace, can_isolate
 from simulate.instance import Plan
 from simulate.journal import Journal
 from simulate.options import AUTO, Options, parse
+from simulate.page import ON
 from simulate.runner import CannotStart, Runner
 from simulate.s3 import Folder
 
@@ -70,7 +71,7 @@ def make_endpoint(options: Options, journal: Journal, folder: Path) -> Endpoint:
     plan = Plan(
         endpoint=options.endpoint_name,
         runner=runner,
-        environment=options.environment,
+        environment={**({} if options.models else ON), **options.environment},
         folder=folder,
         memory=options.memory,
         model=model,

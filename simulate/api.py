@@ -22,6 +22,7 @@ from simulate.asynchronous import Queue
 from simulate.calls import Call, Exchange
 from simulate.endpoint import VARIANT, Endpoint
 from simulate.errors import ACCOUNT, REGION, NoSuchEndpoint, PlatformError, ValidationError
+from simulate.page import add_page
 from simulate.service_model import ASYNC, INVOKE, PASSED_ON, STREAM
 
 DESCRIBE = "SageMaker.DescribeEndpoint"
@@ -42,6 +43,7 @@ class Api:
         app.add_url_rule("/endpoints/<name>/invocations-response-stream", view_func=self.stream, methods=["POST"])
         app.add_url_rule("/endpoints/<name>/async-invocations", view_func=self.invoke_async, methods=["POST"])
         app.add_url_rule("/", view_func=self.describe, methods=["POST"])
+        add_page(app, self._endpoint)
         app.register_error_handler(PlatformError, self._failed)
         app.register_error_handler(404, _unknown)
         app.register_error_handler(405, _unknown)

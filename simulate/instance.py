@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import urllib3
+
 from simulate.calls import Call, Exchange, NotListening, send
 from simulate.chaos import Chaos
 from simulate.container import Container
@@ -82,6 +84,15 @@ class Instance:
             raise
         exchange.stack.callback(self._count, -1)
         return exchange
+
+    def hand_on(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], deadline: float
+    ) -> urllib3.BaseHTTPResponse:
+        """The container's answer to what is no call of the platform's API. Raises NotListening, urllib3's errors."""
+        container = self._container
+        if container is None:
+            raise NotListening
+        return container.client.send(method, path, body, headers, deadline)
 
     def _count(self, number: int) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ IMAGE = "tests/image/"
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every program that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by timeout(1): what was started is ended too
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]

@@ -15,18 +15,19 @@ from build_engines.building.references import keep_reference
 from build_engines.building.settings import check_settings
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
-from build_engines.engines import onnx_runtime, tensorrt
+from build_engines.engines import measured, onnx_runtime, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
-from build_engines.families import bert, onnx_file, resnet, torchscript_file, yolov5
+from build_engines.families import bert, onnx_file, resnet, table, torchscript_file, yolov5
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
-from build_engines.model_folder.config import model_config, render
+from build_engines.model_folder.config import difference, model_config, render
 from build_engines.model_folder.publish import check, keep_users_files, publish, scratch_folder
 from build_engines.model_folder.record import write_record
 from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request, ServingOptions
 from build_engines.weights import sources
 from build_engines.weights.digests import digest
+from serving.repository.engines import AUTO, PARAMETER
 
 FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "resnet": resnet.export,
@@ -34,12 +35,17 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "bert": bert.export,
 }
 DEMOS: dict[str, Callable[[Request, Path], ModelSpec]] = {"resnet": demo_resnet.export, "yolov5": demo_yolov5.export}
-ENGINES = {"cpu": onnx_runtime, "tensorrt": tensorrt}  # by target
+# Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
+ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
+ENGINES = {"cpu": onnx_runtime, "openvino": openvino_runtime, "tensorrt": tensorrt, "auto": measured}  # by target
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     """The model's folder, and whether it had to be made; BuildError."""
-    weights, engine_builder = sources.find(request), ENGINES[request.target]
+    weights = sources.find(request)
+    if table.is_table(request, weights):
+        request = replace(request, target="cpu")  # no GPU computes its operators
+    engine_builder = ENGINES[request.target]
     asked = made_from(request, weights, engine_builder.bound_to())
     if not force and (there := up_to_date(request, asked)):
         return there, False
@@ -63,17 +69,23 @@ def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
     (folder / "1").mkdir(parents=True, exist_ok=True)
     if client := onnx_file.client_of(request):
         check_settings(client, request.settings)
-    kind = sources.kind(weights) if weights else ""
-    if weights and kind == "onnx":
-        model_spec = onnx_file.export(request, weights, folder)
-    elif weights and kind == "torchscript":
-        model_spec = torchscript_file.export(request, weights, folder)
-    elif weights is None and request.model in DEMOS:
-        model_spec = DEMOS[request.model](request, folder)
-    else:
-        model_spec = FAMILIES[_family(request, weights, kind)](request, weights, folder)
+    model_spec = _exported(request, weights, folder)
     check_settings(model_spec.client, request.settings)
     return replace(model_spec, settings={**model_spec.settings, **request.settings})
+
+
+def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
+    """By what the weights are."""
+    if weights and table.is_table(request, weights):
+        return table.export(request, weights, folder)
+    kind = sources.kind(weights) if weights else ""
+    if weights and kind == "onnx":
+        return onnx_file.export(request, weights, folder)
+    if weights and kind == "torchscript":
+        return torchscript_file.export(request, weights, folder)
+    if weights is None and request.model in DEMOS:
+        return DEMOS[request.model](request, folder)
+    return FAMILIES[_family(request, weights, kind)](request, weights, folder)
 
 
 def _family(request: Request, weights: Path | None, kind: str) -> str:
@@ -93,19 +105,22 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
 
 
 def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: ServingOptions) -> None:
-    """config.pbtxt for a GPU and configs/cpu.pbtxt for a machine without; an engine for a CPU has the first only."""
+    """config.pbtxt for a GPU, configs/cpu.pbtxt for what differs without one; an engine for a CPU has the first."""
     if not serving.preferred_batch_sizes:
         serving = replace(serving, preferred_batch_sizes=engine.preferred_batch_sizes)
     cpu = model_config(
         model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, serving=serving
     )
+    open_to_all = {PARAMETER: AUTO} if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX else {}
+    for name, value in (open_to_all | dict(engine.cpu_parameters) | dict(model_spec.settings)).items():
+        cpu.parameters[name].string_value = value
     if engine.cpu_only:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
     gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, serving=serving)
     (folder / "config.pbtxt").write_text(render(gpu, model_spec.note))
     (folder / "configs").mkdir()
-    (folder / "configs" / "cpu.pbtxt").write_text(render(cpu, model_spec.note))
+    (folder / "configs" / "cpu.pbtxt").write_text(render(difference(gpu, cpu)))
 
 
 def _usual_name(request: Request, engine: Engine) -> str:

@@ -9,7 +9,7 @@ from serving.named_value import unknown
 ONNXRUNTIME = (
     "intra_op_thread_count inter_op_thread_count execution_mode enable_mem_arena enable_mem_pattern separate_runs "
     "memory.enable_memory_arena_shrinkage cudnn_conv_algo_search gpu_mem_limit arena_extend_strategy "
-    "cudnn_conv_use_max_workspace do_copy_in_default_stream"
+    "cudnn_conv_use_max_workspace do_copy_in_default_stream cpu_engine"
 )
 OPENVINO = (
     "PERFORMANCE_HINT NUM_STREAMS INFERENCE_NUM_THREADS INFERENCE_PRECISION_HINT HINT_BF16 RESHAPE_IO_LAYERS "

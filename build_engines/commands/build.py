@@ -53,7 +53,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
     return Request(
         model=parsed.model,
         weights=parsed.weights,
-        precision=parsed.precision,
+        precision=parsed.precision or ("auto" if parsed.target == "auto" else "fp32"),
         target=_target(parsed.target),
         repository=parsed.out.resolve(),
         name=parsed.name,
@@ -68,6 +68,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
         inputs=tuple(parsed.input),
         controls=tuple(parsed.sequence_control),
         settings=dict(_pairs(parsed.set)),
+        allow_pickle=parsed.allow_pickle,
         serving=serving,
     )
 
@@ -80,7 +81,8 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _target(target: str) -> str:
-    if target != "auto":
-        return target
-    return "tensorrt" if find_trtexec(os.environ) and has_gpu() else "cpu"
+def _target(target: str | None) -> str:
+    """A GPU's plan is faster than anything on a processor."""
+    if target not in (None, "auto"):
+        return str(target)
+    return "tensorrt" if find_trtexec(os.environ) and has_gpu() else target or "cpu"

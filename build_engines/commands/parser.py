@@ -56,14 +56,23 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
     add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; default: the first in `list`")
-    add("--precision", choices=PRECISIONS, default="fp32", help="auto: the fastest here that keeps the accuracy")
-    add("--for", dest="target", choices=TARGETS, default="auto", help="auto: tensorrt with trtexec and a GPU, else cpu")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="auto: the fastest here that keeps the accuracy; default: fp32, with --for auto auto",
+    )
+    add(
+        "--for",
+        dest="target",
+        choices=TARGETS,
+        help="auto: what is measured to be fastest here; default: tensorrt with trtexec and a GPU, else cpu",
+    )
     add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
     add("--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
     add(
         "--client",
         default="",
-        help="for your own model: image-classification (or resnet), yolov5 or bert; default: none, it takes tensors",
+        help="for your own model: image-classification (resnet), yolov5, bert or table; default: none, it takes tensors",
     )
     add("--task", default="", help="for texts, where config.json does not decide: one of those in docs/texts.md")
     add("--tokenizer", type=Path, metavar="FOLDER", help="for an ONNX file of texts: its tokenizer's files")
@@ -89,7 +98,12 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME:]DATATYPE:DIMS",
-        help="for TorchScript, such as FP32:3,224,224",
+        help="for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as age:FP32:1",
+    )
+    add(
+        "--allow-pickle",
+        action="store_true",
+        help="read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
     )
     add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
     add("--force", action="store_true", help="build even if the model is up to date")
@@ -142,7 +156,10 @@ def _build(parsed: argparse.Namespace) -> int:
 def _list(_: argparse.Namespace) -> int:
     for name, recipe in RECIPES.items():
         print(f"{name:<11} {recipe.summary}; weights: {', '.join(recipe.weights)}")
-    print("NAME        your own: --weights PATH (ONNX, TorchScript, a checkpoint) or HUB-ID")
+    print(
+        "NAME        your own: --weights PATH (ONNX, TorchScript, a checkpoint, a model of scikit-learn, XGBoost or "
+        "LightGBM) or HUB-ID"
+    )
     return 0
 
 

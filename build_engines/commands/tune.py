@@ -12,7 +12,7 @@ def run(parsed: argparse.Namespace) -> int:
     stored = open_model(parsed.model, parsed.repository.resolve())
     measure.check(stored)
     limit = measure.in_process(stored)
-    found = measure.measure(stored, choice.candidates(threads()), parsed.callers)
+    found = measure.measure(stored, choice.candidates(threads(), measure.engines(stored)), parsed.callers)
     for line in choice.table(found, limit, parsed.callers):
         print(line)
     chosen = choice.choose(found)

@@ -7,8 +7,9 @@ from pathlib import Path
 from build_engines.building.references import reference_folder
 from build_engines.errors import BuildError
 from build_engines.measurement.comparison import Score, compare, compare_tensors
+from build_engines.measurement.isolated import served_runner
 from build_engines.measurement.plan_runner import plan_latency
-from build_engines.measurement.runners import Runner, onnx_runner, runner_of
+from build_engines.measurement.runners import Runner, onnx_runner
 from build_engines.measurement.timing import example_feed, latencies, latency
 from build_engines.model_folder.spec import PLAN
 from build_engines.model_folder.stored import StoredModel, open_model
@@ -25,7 +26,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 def verify(stored: StoredModel, reference: Path | None, source: Path | None, count: int) -> list[Score]:
     """The scores of a built model against `reference`, by default the fp32 model that its build kept."""
-    engine, fp32 = runner_of(stored), onnx_runner(reference or _reference(stored))
+    engine, fp32 = served_runner(stored), onnx_runner(reference or _reference(stored))
     speed = _speed(stored, engine, fp32)
     return [*_scores(stored, engine, fp32, count, source), speed]
 

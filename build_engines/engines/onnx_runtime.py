@@ -32,6 +32,8 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
         model = quantized(model_spec, folder, request)
         model.replace(folder / "1" / "model.onnx")
         return Engine(ONNX, "int8", facts, cpu_only=True)
+    if model_spec.cpu_only:
+        return Engine(ONNX, "fp32", cpu_only=True)
     if request.precision == "auto":
         return _faster(model_spec, folder, request, facts)
     return Engine(ONNX, "fp32")

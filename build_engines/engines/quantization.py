@@ -1,14 +1,16 @@
 """INT8 for a CPU, by ONNX Runtime's quantiser.
 
-Images: static INT8 (QDQ, per channel, calibrated) of the convolutions and of what lies between them. A detector's last
-convolutions and the decoding behind them stay in fp32: boxes and scores share one tensor there, and one scale for both
-costs 0.05 of mAP50-95. Texts: dynamic INT8 of the matrices.
+Images: static INT8 (QDQ, per channel, calibrated) of the convolutions. A detector's last convolutions and the decoding
+behind them stay in fp32: boxes and scores share one tensor there, and one scale for both costs 0.05 of mAP50-95.
+What lies between the convolutions is INT8 too for ONNX Runtime, and must not be for OpenVINO: that joins a convolution,
+the activation behind it and the rounding for the next one to one step, unless something is rounded between them.
+Texts: dynamic INT8 of the matrices for ONNX Runtime. OpenVINO has no fast kernel for that: static INT8, calibrated.
 """
 
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -23,22 +25,28 @@ from build_engines.errors import BuildError
 from build_engines.measurement.runners import onnx_runner
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
+from serving.repository.engines import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")
+MATRICES = ("MatMul",)
+OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 STATIC = {"resnet", "yolov5"}  # clients of images
 KEEPS_HEAD = {"yolov5"}  # clients whose models' last convolutions stay in fp32
 
 
-def quantized(model_spec: ModelSpec, folder: Path, request: Request) -> Path:
-    """1/model.int8.onnx, made from 1/model.onnx."""
-    source, target = folder / "1" / "model.onnx", folder / "1" / "model.int8.onnx"
+def quantized(model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME) -> Path:
+    """1/model.int8.ENGINE.onnx, made from 1/model.onnx."""
+    source, target = folder / "1" / "model.onnx", folder / "1" / f"model.int8.{engine}.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared = Path(scratch) / "prepared.onnx"
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        client = client_of(model_spec, folder)
-        if client and model_spec.client in STATIC:
+        client, image = client_of(model_spec, folder), model_spec.client in STATIC
+        if client and (image or engine == OPENVINO):
             batches = calibration_batches(client, model_spec.client, request)
-            _static(prepared, target, batches, keeps_head=model_spec.client in KEEPS_HEAD)
+            operators = OPERATORS[engine] if image else MATRICES
+            _static(prepared, target, batches, model_spec.client in KEEPS_HEAD, operators)
+        elif engine == OPENVINO:
+            raise BuildError("INT8 for OpenVINO is calibrated on instances that a client reads: name one with --client")
         else:
             _dynamic(prepared, target)
     _tidy(target)
@@ -46,26 +54,31 @@ def quantized(model_spec: ModelSpec, folder: Path, request: Request) -> Path:
     return target
 
 
-def _static(source: Path, target: Path, batches: CalibrationDataReader, keeps_head: bool) -> None:
+def _static(
+    source: Path, target: Path, batches: CalibrationDataReader, keeps_head: bool, operators: Sequence[str]
+) -> None:
+    """Of one kind of operators alone only the inputs are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
-    if not any(node.op_type == "Conv" for node in graph.node):
-        raise BuildError("INT8 of an image model is that of its convolutions, and this one has none")
+    if not any(node.op_type == operators[0] for node in graph.node):
+        what = "an image model is that of its convolutions" if operators[0] == "Conv" else "texts is that of matrices"
+        raise BuildError(f"INT8 of {what}, and this one has none")
     quantize_static(
         str(source),
         str(target),
         batches,
         quant_format=QuantFormat.QDQ,
         per_channel=True,
-        op_types_to_quantize=list(BETWEEN),
-        nodes_to_exclude=[*preparation(graph), *(heads(graph) if keeps_head else [])],
+        op_types_to_quantize=list(operators),
+        nodes_to_exclude=[*preparation(graph, operators[0]), *(heads(graph) if keeps_head else [])],
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
+        extra_options={"OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []},
     )
 
 
-def preparation(graph: Any) -> list[str]:
+def preparation(graph: Any, first: str = "Conv") -> list[str]:
     """The names of the nodes before the first convolution, which normalize pixels: they are cheap, and would round."""
-    return [node.name for node in takewhile(lambda node: node.op_type != "Conv", graph.node)]
+    return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
 def heads(graph: Any) -> list[str]:

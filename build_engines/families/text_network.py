@@ -37,6 +37,7 @@ SPARE = re.compile(
 )
 TRIED = ((1, 3), (3, 12), (2, 21))  # (rows, tokens) that the file is compared on
 CLOSE = 1e-3
+LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
@@ -72,6 +73,8 @@ def _load(checkpoint: Path, task: str) -> Any:
     if network.config.is_encoder_decoder:
         raise BuildError(f"{checkpoint} is a {type(network).__name__}, which is no encoder alone")
     _check_whole(checkpoint, task, found)
+    if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
+        raise BuildError(f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2")
     return network
 
 

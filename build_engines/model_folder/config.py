@@ -14,7 +14,7 @@ from build_engines.errors import UsageError
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import ServingOptions
 from clients.base import TensorSpec
-from serving.repository.model_config import parse_config
+from serving.repository.model_config import is_map, is_whole, merged, parse_config
 from serving.triton.config import datatype_name
 
 HEADER = "# Written by python -m build_engines.\n"
@@ -118,6 +118,19 @@ def render(config: Any, note: str = "") -> str:
     comment = "".join(f"# {line}\n" for line in note.splitlines())
     text: str = text_format.MessageToString(config, use_short_repeated_primitives=True)
     return HEADER + comment + text
+
+
+def difference(base: Any, other: Any) -> Any:
+    """What a configs/NAME.pbtxt says so that `serve` makes `other` of config.pbtxt, `base`: what differs, or all."""
+    own = model_config_pb2.ModelConfig()
+    for field, value in other.ListFields():
+        there = getattr(base, field.name)
+        if is_map(field):
+            for key in (key for key in value if key not in there or there[key] != value[key]):
+                getattr(own, field.name)[key].CopyFrom(value[key])
+        elif value != there:
+            own.MergeFrom(type(other)(**{field.name: value}))
+    return own if not is_whole(own) and merged(base, own, render(own)) == other else other
 
 
 def read_config(folder: Path) -> Any:

@@ -33,7 +33,7 @@ class ModelSpec:
     `client` is a module of clients/, "" for none; `settings` are what config.pbtxt's `parameters` tell it;
     `max_batch_size` 0 means no batch dimension; `lengths` are the least, the usual and the most that a dimension of -1
     is. `note` is a comment for config.pbtxt, `controls` are the inputs that sequence batching fills: {kind as Triton
-    names it: input}.
+    names it: input}; `cpu_only`: no GPU computes its operators.
     """
 
     client: str = ""
@@ -46,6 +46,7 @@ class ModelSpec:
     labels: str = ""
     note: str = ""
     controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+    cpu_only: bool = False
 
     @property
     def cpu_instances(self) -> int:
@@ -72,6 +73,7 @@ class Engine:
     """What an engine builder made of 1/model.onnx.
 
     `facts` go into build.json as "engine": what the engine is bound to. `cpu_only`: it is for a CPU wherever it runs.
+    `cpu_parameters` go into the configuration for a CPU.
     """
 
     platform: str
@@ -79,3 +81,4 @@ class Engine:
     facts: Mapping[str, str] = field(default_factory=dict)
     preferred_batch_sizes: tuple[int, ...] = ()
     cpu_only: bool = False
+    cpu_parameters: Mapping[str, str] = field(default_factory=dict)

@@ -8,11 +8,10 @@ from build_engines.errors import BuildError
 from build_engines.model_folder.record import read_record
 from build_engines.model_folder.spec import MODEL_FILES
 from clients.base import Model, ModelClient
-from serving.errors import InvalidRequest
 from serving.inference.registry import describe_model, make_client
 from serving.repository.fingerprint import this_hardware
 from serving.repository.layout import CONFIG, config_file, versions
-from serving.repository.model_config import parse_config
+from serving.repository.model_config import Unreadable, read_merged
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,9 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         )
     file = config_file(folder, config_name)
     try:
-        config = parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")
-    except (OSError, UnicodeDecodeError, InvalidRequest) as err:
-        raise BuildError(f"{file} cannot be read: {err}") from err
+        config = read_merged(folder, file)
+    except Unreadable as err:
+        raise BuildError(str(err)) from err
     if not file.is_file():
         raise BuildError(f"{folder} has no {CONFIG}")
     return StoredModel(

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +20,8 @@ from google.protobuf import json_format
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from build_engines.errors import BuildError
+from build_engines.measurement import comparison
+from build_engines.measurement.isolated import IsolatedRunner, Way
 from build_engines.measurement.runners import onnx_runner
 from build_engines.measurement.timing import example_feed, threads
 from build_engines.model_folder.spec import ONNX
@@ -27,7 +30,11 @@ from build_engines.progress import over
 from build_engines.tuning.choice import Candidate, Figures
 from build_engines.tuning.tritonserver import Triton, started
 from clients.base import Tensors
+from serving.host import tritonserver
+from serving.repository.engines import NAMES, ONNX_RUNTIME, OPENVINO, Engines
+from serving.settings.table import Settings
 
+ENGINES = Engines(Settings(device="cpu"), tritonserver.backend_directory())
 LENGTH = 128  # of a dimension that varies: the tokens of a text
 ROUNDS, WARM_UP_SECONDS, SECONDS = 2, 0.3, 1.0  # of a candidate, for each number of callers
 
@@ -51,6 +58,26 @@ def check(stored: StoredModel) -> None:
     _ = stored.file  # BuildError without weights
 
 
+def engines(stored: StoredModel) -> list[str]:
+    """Those that are measured: "" for the one that a start chooses, then the other. OpenVINO is left out where its BF16
+    does not keep the accuracy."""
+    _, choice = ENGINES.fitted(stored.config)
+    own = choice.engine if choice else ONNX_RUNTIME
+    found = {own: "", **{name: name for name in NAMES if name != own}}
+    if ENGINES.here.obstacle or (ENGINES.here.bf16 and not keeps_accuracy(stored)):
+        found = {ONNX_RUNTIME: found[ONNX_RUNTIME]}
+    return list(found.values())
+
+
+def keeps_accuracy(stored: StoredModel) -> bool:
+    """Whether OpenVINO, as it serves here, answers as ONNX Runtime, by the limits of `verify`; prints the scores."""
+    engine, reference = (IsolatedRunner(stored.file, Way(name)) for name in (OPENVINO, ONNX_RUNTIME))
+    with closing(engine), closing(reference):
+        scores = comparison.compare(stored.model, stored.client(), engine, reference)
+    print(f"{NAMES[OPENVINO]} against {NAMES[ONNX_RUNTIME]}: {'; '.join(map(str, scores))}")
+    return all(score.passed for score in scores)
+
+
 def measure(stored: StoredModel, candidates: Sequence[Candidate], callers: tuple[int, int]) -> dict[Candidate, Figures]:
     """The figures of each candidate, for both numbers of callers."""
     feed = example_feed(stored.model, 1, LENGTH)
@@ -66,7 +93,7 @@ def measure(stored: StoredModel, candidates: Sequence[Candidate], callers: tuple
 def _measured(
     triton: Triton, stored: StoredModel, candidate: Candidate, feed: Tensors, callers: tuple[int, int]
 ) -> Figures:
-    name, config = stored.folder.name, candidate.applied(stored.config)
+    name, (config, _) = stored.folder.name, ENGINES.fitted(candidate.applied(stored.config))
     try:
         triton.client.load_model(name, config=json.dumps(json_format.MessageToDict(config)))
         ask = _asker(triton, name, feed)

@@ -67,7 +67,8 @@ def kind(path: Path) -> str:
         return "tensors"
     raise BuildError(
         f"{path} is none of: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
-        "as save_pretrained writes it"
+        "as save_pretrained writes it, a model of scikit-learn (.joblib, .pkl), XGBoost's model.json, LightGBM's "
+        "model.txt"
     )
 
 

@@ -1,11 +1,12 @@
 """The answer to a question within a context, as transformers' question-answering pipeline (4.57) finds it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from tokenizers import Encoding
 
+from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
 from clients._text.fields import Fields
 from clients._text.scores import best, softmax
 from clients._text.task import Array, Task
@@ -16,11 +17,14 @@ from clients.base import Model, Parameter, Tensors
 USUAL_STRIDE = 128  # of tokens, where a window has twice as many
 NOWHERE = -10000.0  # the logit of a token that cannot be part of an answer
 
+ENTRY = record(answer=STRING, score=NUMBER, start=INTEGER, end=INTEGER)
+
 
 class QuestionAnswering(Task):
     """`{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end count characters of the
     context. An answer of no text says that the context has none."""
 
+    fields: ClassVar[Mapping[str, Schema]] = {"answers": listed(ENTRY)}
     codec = Fields("question", "context")
     parameters = (
         Parameter("top_k", 1, "how many answers", minimum=1, maximum=100),

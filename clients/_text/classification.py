@@ -1,8 +1,9 @@
 """Classes of a text or of a pair of texts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from clients._schemas import CLASSES, Schema
 from clients._text.fields import Fields, as_text
 from clients._text.scores import ACTIVATIONS, best
 from clients._text.task import Task, label
@@ -15,6 +16,7 @@ FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
 class TextClassification(Task):
     """`{"classes": [{"label", "class_id", "score"}, …]}`, best first."""
 
+    fields: ClassVar[Mapping[str, Schema]] = {"classes": CLASSES}
     codec = Fields("text", optional=("text_pair",))
     settings = (
         Parameter(

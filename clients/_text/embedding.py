@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from clients._schemas import NUMBER, Schema, listed
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors
@@ -17,6 +18,7 @@ PROMPTS = "config_sentence_transformers.json"  # in the tokenizer's folder: {"pr
 class Embedding(Task):
     """`{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to length 1."""
 
+    fields: ClassVar[Mapping[str, Schema]] = {"embedding": listed(NUMBER)}
     settings = (
         Parameter(
             "pooling", "mean", "embedding: the tokens that it is made from", choices=("mean", "cls", "max", "last")

@@ -1,10 +1,11 @@
 """Documents by how well they answer a query, scored in pairs (a cross-encoder)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from clients._schemas import INTEGER, NUMBER, Schema, listed, record
 from clients._text.fields import Fields
 from clients._text.scores import ACTIVATIONS, best
 from clients._text.task import Task
@@ -20,6 +21,7 @@ MOST_CHARACTERS = 2**22  # of a query, times its documents: it is read again wit
 class TextRanking(Task):
     """`{"ranking": [{"index", "score"}, …]}`, best first; index counts the documents as they were given."""
 
+    fields: ClassVar[Mapping[str, Schema]] = {"ranking": listed(record(index=INTEGER, score=NUMBER))}
     codec = Fields("query", "documents", lists=("documents",))
     parameters = (
         Parameter("top_k", 0, "how many documents; 0: all", minimum=0),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from clients._schemas import Schema
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors, read_labels
 from serving.codecs import TEXT, Codec
@@ -15,12 +16,14 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """One for each model; it keeps no request's state. `truncation` says which text of a pair is shortened."""
+    """One for each model; it keeps no request's state. `truncation` says which text of a pair is shortened, `fields`
+    what a prediction consists of."""
 
     codec: ClassVar[Codec] = TEXT
     settings: ClassVar[tuple[Parameter, ...]] = ()
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     truncation: ClassVar[str] = "longest_first"
+    fields: ClassVar[Mapping[str, Schema]] = {}
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """`options` are the values of the client's settings; raises InvalidRequest when they do not fit the model."""
@@ -56,8 +59,3 @@ class Task(ABC):
 def label(labels: Sequence[str], index: int) -> str:
     """transformers' own word for a class that has no label."""
     return labels[index] if index < len(labels) else f"LABEL_{index}"
-
-
-def of_owners(values: Array, owners: Array, count: int) -> list[Array]:
-    """The rows of each instance; `owners` [rows] names the instance of each row."""
-    return [values[owners == index] for index in range(count)]

@@ -2,10 +2,11 @@
 inference (Yin et al. 2019, arXiv:1909.00161)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from clients._schemas import CLASSES, Schema
 from clients._text.fields import Fields
 from clients._text.scores import best, softmax
 from clients._text.task import Array, Task
@@ -20,6 +21,7 @@ HOLE = "{}"
 class ZeroShotClassification(Task):
     """`{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the labels as they were given."""
 
+    fields: ClassVar[Mapping[str, Schema]] = {"classes": CLASSES}
     codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
     parameters = (
         Parameter("candidate_labels", Names(), "the labels to choose from, where an instance names none"),

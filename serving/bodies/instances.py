@@ -76,7 +76,7 @@ class Instances(Body):
     ) -> Iterator[Batch]:
         """In a session one by one, each after the answer to the one before."""
         client = served.require_client()
-        _check_media_type(client, self.media_type)
+        check_media_type(client, self.media_type)
         self._check_not_json(client)
         self._check_picture(request)
         parameters = client.read_parameters(self.given(served, request))
@@ -242,7 +242,7 @@ def wanted_picture(request: Request) -> str | None:
     return best if best in PICTURES else None
 
 
-def _check_media_type(client: ModelClient, kind: str) -> None:
+def check_media_type(client: ModelClient, kind: str) -> None:
     """Raises UnsupportedMediaType for a raw body that says it is something the model does not take."""
     allowed = client.codec.media_types
     if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from werkzeug.datastructures import MIMEAccept
+
 from serving.budget import in_time
 from serving.deadline import Deadline
 from serving.request import Body
@@ -21,6 +23,9 @@ class JsonLines(Body):
 
     data: bytes
     generates: bool = False
+
+    def by_line(self, accept: MIMEAccept) -> bool:
+        return True
 
     def lines(self, deadline: Deadline) -> Iterator[bytes]:
         """One after the other: a large body is not held a second time. Empty ones are skipped. Raises TooLate."""

@@ -30,6 +30,7 @@ from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, NotAcceptable
+from serving.named_value import nearest
 from serving.request import RESERVED, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.sessions import SEQUENCE_END, Session
@@ -72,7 +73,8 @@ class TensorBody(Body):
                 raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
             yield Batch([raw_input(served, self.binary)])
             return
-        check_keys(self.document, KEYS, "the body with 'inputs'")
+        misspelt = {key: None for key in self.document if nearest(key, KEYS)}  # others Triton passes over
+        check_keys(misspelt, KEYS, "the body with 'inputs'")
         request_id(self.document)
         parameters = dict(an_object(self.document, "parameters"))
         parameters.pop("binary_data_output", None)

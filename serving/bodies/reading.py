@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from serving.bodies.csv_rows import CSV, read_csv
 from serving.bodies.flat import SHAPES, FlatBody
 from serving.bodies.instances import Instances
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
@@ -99,11 +100,13 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
     if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
         return NpyBody(data)
     if not data:
-        raise InvalidRequest(f"the body is empty; send an image, a text, or JSON: {SHAPES}")
+        raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
     if kind.endswith("json") or OBJECT.match(data):
-        document = _parse_text(data) if kind == "text/plain" else parse_object(data, "the body", f" ({SHAPES})")
+        document = _parse_text(data) if kind in ("text/plain", CSV) else parse_object(data, "the body", f" ({SHAPES})")
         if document is not None:
             return read_document(document, len(data), generates)
+    if kind == CSV:
+        return read_csv(data, params.get("header", ""))
     return Instances([Item("body", raw=data)], media_type=kind)
 
 

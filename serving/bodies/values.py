@@ -134,8 +134,10 @@ def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]
 
 
 def an_object(document: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A field that is an object, empty where it is missing; raises InvalidRequest."""
-    value = document.get(field) or {}
+    """A field that is an object, empty where it is missing or null; raises InvalidRequest."""
+    value = document.get(field)
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise InvalidRequest(f"'{field}' must be an object, got {describe(value)}")
     return value

@@ -22,5 +22,5 @@ class Management:
 
 
 def is_management(rule: str) -> bool:
-    """Whether a route loads, unloads or lists models: /models and all below it but an inference."""
-    return rule == "/models" or (rule.startswith("/models/") and not rule.endswith("/invoke"))
+    """Whether a route loads, unloads or lists models: /models and all below it but an inference, and /openapi.json."""
+    return rule in ("/models", "/openapi.json") or (rule.startswith("/models/") and not rule.endswith("/invoke"))

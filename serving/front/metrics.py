@@ -156,9 +156,14 @@ class _Gauges(Collector):
             yield GaugeMetricFamily("serve_nginx_in_flight", "Requests in work, whoever works on them", value=others)
         yield GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=float(self._triton_up))
         starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
-        for name, process in read_status(self._status_file).items():
+        processes = read_status(self._status_file)
+        for name, process in processes.items():
             starts.add_metric([name], process.starts)
         yield starts
+        up = GaugeMetricFamily("serve_process_up", "Whether each process runs", labels=["process"])
+        for name, process in processes.items():
+            up.add_metric([name], float(process.pid is not None))
+        yield up
 
 
 def _all_workers() -> CollectorRegistry:

@@ -45,6 +45,16 @@ def has_gpu(root: Path = ROOT) -> bool:
     return any((root / name).exists() for name in ("dev/nvidia0", "dev/nvidiactl"))
 
 
+def processor_features(root: Path = ROOT) -> frozenset[str]:
+    """The instruction sets of this processor as Linux names them (avx512f, amx_bf16); none where it does not say."""
+    with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        for line in file:  # of the first processor: the others are equal
+            name, _, words = line.partition(":")
+            if name.strip() in ("flags", "Features"):  # of x86, of arm64
+                return frozenset(words.split())
+    return frozenset()
+
+
 def gpu_count(root: Path = ROOT) -> int:
     """How many NVIDIA GPUs there are; a container has the devices of its own only."""
     return sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))

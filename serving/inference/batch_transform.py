@@ -1,4 +1,4 @@
-"""Batch transform: a body of JSON lines -> as many lines, in the same order.
+"""Batch transform: a body of JSON lines, or of rows of CSV -> as many lines of JSON, in the same order.
 
     line --read--> record --a group of records as one request--> predictions --> lines
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from serving.bodies.csv_rows import CsvBody
 from serving.bodies.flat import FlatBody
 from serving.bodies.instances import Instances, as_items, joined
 from serving.bodies.json_lines import JSON_LINES, JsonLines
@@ -57,12 +58,12 @@ def transform(inference: Inference, served: ServedModel, request: Request) -> Re
     """The reply's lines. Raises InvalidRequest when there is no line or a parameter is wrong, TritonTimeout when the
     request's time is over, and what is nobody's mistake."""
     if served.sequencing and request.session:
-        raise InvalidRequest("JSON lines cannot be part of a session: send its requests one by one, as JSON")
+        raise InvalidRequest("lines cannot be part of a session: send its requests one by one, as JSON")
     if served.client:
         served.client.read_parameters(Instances([]).given(served, request))
     job = _Job(inference, served, request)
     try:
-        for records in groups(map(job.read, job.body.lines(request.deadline)), job.group_size()):
+        for records in groups(job.records(), job.group_size()):
             request.deadline.left()
             job.write(job.answer(records))
     except (TritonTimeout, TooLate) as err:
@@ -71,7 +72,7 @@ def transform(inference: Inference, served: ServedModel, request: Request) -> Re
             "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
         ) from err
     if not job.count:
-        raise InvalidRequest("the body has no line; send one JSON value per line")
+        raise InvalidRequest("the body has no line; send one JSON value, or one row of CSV, per line")
     return Reply(bytes(job.written), JSON_LINES, job.version)
 
 
@@ -80,9 +81,6 @@ class _Job:
 
     def __init__(self, inference: Inference, served: ServedModel, request: Request) -> None:
         self.inference, self.served, self.request = inference, served, request
-        if not isinstance(request.body, JsonLines):
-            raise TypeError(request.body)
-        self.body = request.body
         self.version = request.version
         self.written, self.count = bytearray(), 0  # not a list: orjson keeps 4 kB for each small result that is held
 
@@ -90,18 +88,28 @@ class _Job:
         """A sequence is of one line, for the lines have nothing to do with each other."""
         return 1 if self.served.sequencing else BATCHES * max(1, self.served.model.max_batch_size)
 
-    def read(self, line: bytes) -> Record:
+    def records(self) -> Iterator[Record]:
+        """Raises InvalidRequest where the body as a whole is wrong, TooLate."""
+        body, deadline = self.request.body, self.request.deadline
+        if isinstance(body, CsvBody):
+            items = body.items(self.served.require_client(), deadline)
+            return (Record(Instances([item]), bare=True) for item in items)
+        if isinstance(body, JsonLines):
+            return (self.read(line, body.generates) for line in body.lines(deadline))
+        raise TypeError(body)
+
+    def read(self, line: bytes, generates: bool) -> Record:
         """What a line asks for; never raises a ServingError."""
         try:
             value = read_json(line)
             if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
                 self._check_target(value)
-                return Record(read_document(value, len(line), self.body.generates).meant_for(self.served))
+                return Record(read_document(value, len(line), generates).meant_for(self.served))
         except orjson.JSONDecodeError as err:
             return Record(DecodingError(f"the line is not JSON: {err}"))
         except ServingError as err:
             return Record(err)
-        if self.body.generates and isinstance(value, dict) and not self.served.client:
+        if generates and isinstance(value, dict) and not self.served.client:
             return Record(FlatBody(value, generates=True))
         return Record(Instances([Item("record", value=value)]), bare=True)
 

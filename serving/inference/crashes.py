@@ -68,7 +68,7 @@ class Crashes:
 
     def error(self, names: Sequence[str]) -> ModelRestarting | ModelRefused | None:
         """What `check` would raise. Nearly always there is nothing in the folder."""
-        if self._is_empty():
+        if self.is_empty():
             return None
         for name in names:
             if trouble := self._read(name):
@@ -112,8 +112,8 @@ class Crashes:
         for file in (*self._files("trouble"), *self._files("report")):
             file.unlink(missing_ok=True)
 
-    def _is_empty(self) -> bool:
-        """The first death makes the folder."""
+    def is_empty(self) -> bool:
+        """Whether nothing is known of any model. The first death makes the folder."""
         try:
             return not (self._folder and any(self._folder.iterdir()))
         except FileNotFoundError:

@@ -130,11 +130,13 @@ class Keeper:
                 time.sleep(PAUSE)
 
     def step(self) -> None:
-        """One look at everything."""
+        """One look at everything; nearly always there is nothing to see."""
+        now = time.monotonic()
+        if not self._done and self._crashes.is_empty() and now <= self._looked + LOOK_SECONDS:
+            return
         if not self._is_running():
             return
         done = [self._done.popleft() for _ in range(len(self._done))]
-        now = time.monotonic()
         if done or now > self._looked + LOOK_SECONDS:
             self._look(now)
         self._finish(done)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,8 @@ import clients
 from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
+from serving.repository.engines import REASON
+from serving.repository.model_config import backend_of
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
 from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
@@ -126,12 +129,14 @@ class Registry:
         config = self.gateway.config(name)
         model, sequencing = describe_model(name, folder, config), self._sequencing(config)
         parts = tuple(step.model_name for step in config.ensemble_scheduling.step)
+        engine, why = backend_of(config), model.parameters.get(REASON, "")
+        served = ServedModel(model, None, "", sequencing, parts, engine, why)
         try:
-            return ServedModel(model, make_client(model, self.own_clients), sequencing=sequencing, parts=parts)
+            return replace(served, client=make_client(model, self.own_clients))
         except Exception as err:
             reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
             log.exception(reason)
-            return ServedModel(model, None, reason, sequencing, parts)
+            return replace(served, client_error=reason)
 
     def forget(self, served: ServedModel | None) -> None:
         """Lets the code of a model's own client go, when the model is served no more."""

@@ -21,8 +21,9 @@ from serving.host.machine import memory_limit
 from serving.inference.registry import describe_model, make_client
 from serving.preparation.findings import Candidate, here, on_any_machine, onnx_files, plan_model_of
 from serving.preparation.onnx_versions import refusal
+from serving.repository.engines import asked_of
 from serving.repository.layout import CONFIG, config_file
-from serving.repository.model_config import Unreadable, read_file
+from serving.repository.model_config import Unreadable, read_config, read_merged
 from serving.repository.plans import Abilities, abilities, decide
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
@@ -59,8 +60,8 @@ def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[st
     yield from found
     for folder in folders.values():
         with suppress(Unreadable):
-            file = config_file(folder, settings.device)
-            candidate = Candidate(folder, file, read_file(file))
+            file, config = config_file(folder, settings.device), read_config(folder, settings.device)
+            candidate = Candidate(folder, file, config)
             wrong = list(here(candidate, settings))
             yield from wrong
             if not any(line.startswith(f"{folder.name}: ") for line in (*found, *wrong)):
@@ -82,7 +83,7 @@ def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str
     for name, folder in folders.items():
         try:
             files = [folder / CONFIG, *sorted((folder / "configs").glob("*.pbtxt"))]
-            parsed[name] = [Candidate(folder, file, read_file(file)) for file in files]
+            parsed[name] = [Candidate(folder, file, read_merged(folder, file)) for file in files]
         except Unreadable as err:
             yield Candidate(folder, err.file, None).found(f"it cannot be read: {err.reason}", "correct it there")
     found = (_check(each, settings, parsed) for candidates in parsed.values() for each in candidates)
@@ -91,6 +92,9 @@ def check_files(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str
 
 def _check(candidate: Candidate, settings: Settings, parsed: Mapping[str, list[Candidate]]) -> Iterator[str]:
     config = candidate.config
+    _, problem = _tried(lambda: asked_of(config))
+    if problem:
+        yield candidate.found(problem, "correct it there, or leave it out for ONNX Runtime")
     yield from on_any_machine(candidate, parsed)
     # without inputs and outputs Triton completes them, by the model's own file
     wrong = list(_check_client(candidate, settings)) if config.input and config.output else []

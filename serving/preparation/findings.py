@@ -157,7 +157,7 @@ def here(candidate: Candidate, settings: Settings) -> Iterator[str]:
     yield from _backend(candidate)
     gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
     if settings.device == "cpu" and gpu:
-        remedy = "lay a configs/cpu.pbtxt beside it that says KIND_CPU, as the bundled models do"
+        remedy = "lay a configs/cpu.pbtxt beside it that says: instance_group { kind: KIND_CPU }"
         yield candidate.found("a model of kind KIND_GPU does not load on a machine without a GPU", remedy)
 
 

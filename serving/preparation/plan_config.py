@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-
 from serving.repository.fingerprint import Build
-from serving.repository.model_config import ModelConfig
+from serving.repository.model_config import ModelConfig, written
 from serving.repository.plans import PlanModel, Version
 from serving.settings.table import Settings
 
@@ -52,7 +50,7 @@ def onnx_config(model: PlanModel, found: Sequence[Version], settings: Settings) 
     if gpu and settings.tensorrt == TENSORRT_PROVIDER:
         precisions = [version.fingerprint.build.precision for version in found if version.fingerprint]
         _add_tensorrt(config, bool(precisions and precisions[-1] in HALF), settings.engine_cache)
-    return "# Written by serve.\n" + str(text_format.MessageToString(config))
+    return written(config)
 
 
 def _add_tensorrt(config: Any, half: bool, cache: Path) -> None:

@@ -16,15 +16,14 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from google.protobuf import text_format
-
 from serving.errors import LoadFailed
 from serving.host.tritonserver import only_python_backends
 from serving.preparation.plan_config import onnx_config
 from serving.repository.archives import Archive
+from serving.repository.engines import Engines
 from serving.repository.layout import config_file
 from serving.repository.links import replace_config
-from serving.repository.model_config import ENSEMBLE, backend_of, is_complete, read_config
+from serving.repository.model_config import ENSEMBLE, backend_of, is_complete, read_config, written
 from serving.repository.plans import OFF, Abilities, Step, abilities, decide, plan_model
 from serving.settings.table import Settings
 
@@ -38,6 +37,7 @@ class Staging:
 
     def __init__(self, settings: Settings, backends: Path) -> None:
         self.settings, self.backends = settings, backends
+        self._engines = Engines(settings, backends)
         self._completes = only_python_backends(backends)
 
     def fit(self, archive: Archive, staged: Path) -> None:
@@ -45,6 +45,7 @@ class Staging:
         for part in archive.parts:
             if self.settings.tensorrt != OFF:
                 self._fit_plans(part, staged / part.name)
+            self._arrange(staged / part.name)
             self._complete(staged / part.name)
 
     @cached_property
@@ -63,11 +64,19 @@ class Staging:
             log.warning(model.told(decision))
             replace_config(staged, onnx_config(model, found, self.settings))
 
+    def _arrange(self, model: Path) -> None:
+        """With the configuration and the engine for this machine."""
+        config, choice = self._engines.made(model)
+        if config is not None:
+            replace_config(model, written(config))
+        if choice:
+            log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", model.name, choice)
+
     def _complete(self, model: Path) -> None:
         config = read_config(model, self.settings.device)
         if backend_of(config) == ENSEMBLE and not config.platform:  # Triton 24.10 loads none without
             config.platform = ENSEMBLE
-            replace_config(model, text_format.MessageToString(config, as_utf8=True))
+            replace_config(model, written(config))
         elif self._completes and not is_complete(model, config):
             replace_config(model, self._completed(model))
 

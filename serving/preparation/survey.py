@@ -13,9 +13,11 @@ from typing import Any
 
 from serving.host.tritonserver import backend_directory, python_backends
 from serving.preparation.findings import at_start
+from serving.repository.differences import contradiction
+from serving.repository.engines import Choice, Engines, told
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import LayoutError, folders_in, is_model, versions
-from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, is_complete, read_config
+from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, is_complete, read_config, written
 from serving.repository.plans import repositories_with_plans
 from serving.repository.served import Served, served
 from serving.settings.table import Settings
@@ -39,6 +41,9 @@ def survey(settings: Settings, backends: Path) -> Facts:
     if facts.unreadable:
         return facts
     settings = replace(settings, model_repositories=found.folders, load_models=tuple(found.models))
+    facts = with_configs(facts, settings, Engines(settings, backends))
+    if facts.unreadable:
+        return facts
     facts = replace(facts, hopeless=at_start(settings, found.models, found.configs))
     plans = repositories_with_plans(settings)
     return replace(facts, plans=plans, complete=not plans and all_complete(settings, backends))
@@ -64,6 +69,32 @@ def _has_client(folder: Path, config: Any, own_clients: bool) -> bool:
     modules = [CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
     own = [folder / "client.py"] if own_clients else []
     return "client" in config.parameters or any(module.is_file() for module in own + modules)
+
+
+def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:
+    """The same with the configurations that are made for this machine, and what the log says of them."""
+    configs: dict[str, str] = {}
+    choices: dict[str, Choice] = {}
+    notes, unreadable = list(facts.warnings), []
+    for folder in (path for repository in settings.model_repositories for path in folders_in(repository)):
+        try:
+            made, choice = engines.made(folder)
+            note = contradiction(folder, settings.device)
+        except Unreadable as err:  # else it is not loaded now
+            unreadable += [str(err)] if folder.name in settings.load_models else []
+            continue
+        if made is not None:
+            configs[str(folder)] = written(made)
+        if folder.name in settings.load_models:
+            choices |= {folder.name: choice} if choice else {}
+            notes += [note] if note else []
+    return replace(
+        facts,
+        configs=configs,
+        engines=tuple(told(choices, refused=False)),
+        warnings=(*notes, *told(choices, refused=True)),
+        unreadable=tuple(unreadable),
+    )
 
 
 def all_complete(settings: Settings, backends: Path) -> bool:

@@ -75,9 +75,14 @@ def config_name(device: str) -> str:
 
 
 def config_file(model: Path, device: str) -> Path:
-    """The configuration that Triton takes there."""
+    """The configuration that counts there; one that is not whole is merged into config.pbtxt (model_config.py)."""
     own = model / "configs" / f"{config_name(device)}.pbtxt"
     return own if config_name(device) and own.is_file() else model / CONFIG
+
+
+def arranged(run_dir: Path, number: int) -> Path:
+    """Where the model repository of that number is shown with configurations that are made for this machine."""
+    return run_dir / "arranged" / str(number)
 
 
 def overlay(run_dir: Path, number: int) -> Path:

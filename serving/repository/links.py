@@ -1,10 +1,10 @@
 """Folders of links that show a model with other files than its own: repositories and archives are never written to."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from serving.repository.fingerprint import FILE
-from serving.repository.layout import CONFIG
+from serving.repository.layout import CONFIG, folders_in
 
 
 def link_entries(folder: Path, target: Path, hidden: Collection[str] = ()) -> None:
@@ -20,6 +20,18 @@ def replace_config(shown: Path, text: str) -> None:
     for name in (CONFIG, "configs"):
         (shown / name).unlink(missing_ok=True)
     (shown / CONFIG).write_text(text, encoding="utf-8")
+
+
+def arrange(repository: Path, target: Path, configs: Mapping[str, str]) -> None:
+    """Makes `target` show the repository, those of its models that are in `configs`, by their folder, with that one."""
+    target.mkdir(parents=True)
+    for folder in folders_in(repository):
+        shown = target / folder.name
+        if text := configs.get(str(folder)):
+            link_entries(folder, shown)
+            replace_config(shown, text)
+        else:
+            shown.symlink_to(folder)
 
 
 def replace_plan(shown: Path, version: Path, plan: str, built: Path) -> None:

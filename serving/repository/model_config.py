@@ -8,10 +8,11 @@ from typing import Any
 from google.protobuf import text_format
 
 from serving.errors import InvalidRequest, LoadFailed
-from serving.repository.layout import PLATFORMS, config_file
+from serving.repository.layout import CONFIG, PLATFORMS, config_file
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE = "ensemble"
+BACKEND = {"platform", "backend", "default_model_filename"}  # fields that name it
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
 
 
@@ -55,8 +56,45 @@ def read_file(file: Path) -> Any:
 
 
 def read_config(model: Path, device: str) -> Any:
-    """The one that Triton takes for the model on that device; raises Unreadable."""
-    return read_file(config_file(model, device))
+    """The one that is served for the model on that device; raises Unreadable."""
+    return read_merged(model, config_file(model, device))
+
+
+def read_merged(model: Path, file: Path) -> Any:
+    """The ModelConfig of one of the model's files; one that is not whole is merged into config.pbtxt. Raises
+    Unreadable."""
+    own = read_file(file)
+    if file == model / CONFIG or is_whole(own):
+        return own
+    return merged(read_file(model / CONFIG), own, file.read_text(encoding="utf-8"))
+
+
+def is_whole(config: Any) -> bool:
+    """Whether it stands in place of config.pbtxt, as for Triton: it names tensors. Any other says what differs."""
+    return bool(config.input or config.output)
+
+
+def merged(base: Any, own: Any, text: str) -> Any:
+    """A copy of `base` in which what `own`, whose text is given, names stands in place of what was there; of maps, such
+    as `parameters`, each key. A backend's file name goes with the backend."""
+    made = ModelConfig()
+    made.CopyFrom(base)
+    replaced = {field.name for field, _ in own.ListFields() if not is_map(field)}
+    if replaced & BACKEND:
+        replaced |= BACKEND
+    for name in replaced:
+        made.ClearField(name)
+    return text_format.Merge(text, made)  # not of `own`: in a message a number that is 0 is as one that is not there
+
+
+def is_map(field: Any) -> bool:
+    """Of a protobuf message's fields."""
+    return bool(field.message_type and field.message_type.GetOptions().map_entry)
+
+
+def written(config: Any) -> str:
+    """The config.pbtxt that `serve` makes of it."""
+    return "# Written by serve.\n" + str(text_format.MessageToString(config, as_utf8=True))
 
 
 def backend_of(config: Any) -> str:

@@ -95,6 +95,13 @@ class Settings:
         ("auto", "cpu", "gpu"),
         "which configuration of a model Triton takes; auto: gpu where one is found",
     )
+    cpu_engine: str = _choice(
+        "SERVE_CPU_ENGINE",
+        ("auto", "onnxruntime", "openvino"),
+        "which engine runs ONNX models on the processor, where a model's config.pbtxt names none by its parameter "
+        "cpu_engine; auto: OpenVINO where the processor computes in BF16 (AMX, AVX512-BF16) and the model allows it, "
+        "else ONNX Runtime",
+    )
     tensorrt: str = _choice(
         "SERVE_TENSORRT",
         ("auto", "rebuild", "onnxruntime", "onnxruntime_tensorrt", "off"),
@@ -224,6 +231,13 @@ class Settings:
         ("auto", "true", "false"),
         "whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable on "
         "the port; auto: when no variable is set whose name begins with SAGEMAKER_",
+        parser=str.lower,
+    )
+    page: str = _choice(
+        "SERVE_PAGE",
+        ("false", "auto", "true"),
+        "whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when no "
+        "variable is set whose name begins with SAGEMAKER_",
         parser=str.lower,
     )
     cloudwatch: bool = _setting(
@@ -428,7 +442,7 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     """What is left open and depends on who runs the container."""
     given = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in given)
-    settled = {"kserve": values["kserve"].replace("auto", str(not sagemaker).lower())}
+    settled = {name: values[name].replace("auto", str(not sagemaker).lower()) for name in ("kserve", "page")}
     times = next(each for each in TABLE if each.name == "request_timeout").variables
     return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not given & set(times) else {})
 

@@ -16,7 +16,8 @@ from serving.host import tritonserver
 from serving.host.address import bracketed, reached
 from serving.host.files import replace_file
 from serving.repository.facts import Facts
-from serving.repository.layout import config_name, overlay
+from serving.repository.layout import arranged, config_name, overlay
+from serving.repository.links import arrange
 from serving.settings.table import SECRETS, Settings
 from serving.supervisor import cloudwatch, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
@@ -54,6 +55,7 @@ def table(
 ) -> list[Process]:
     """The processes in the order of their start; FileNotFoundError names a program that is missing. nginx inherits the
     listeners."""
+    settings = with_configs(settings, facts.configs)
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
@@ -66,6 +68,18 @@ def table(
         server = replace(server, command=(sys.executable, "-m", "serving.preparation.rebuild", *server.command))
     needed = [server, gunicorn(settings, front), nginx(settings, facts, common, listeners)]
     return needed + cloudwatch_agent(settings, common)
+
+
+def with_configs(settings: Settings, configs: Mapping[str, str]) -> Settings:
+    """The same, reading the repositories of these models' folders through folders of links with these config.pbtxt."""
+    shutil.rmtree(arranged(settings.run_dir, 0).parent, ignore_errors=True)
+    folders = []
+    for number, repository in enumerate(settings.model_repositories):
+        if any(Path(folder).parent == repository for folder in configs):
+            arrange(repository, arranged(settings.run_dir, number), configs)
+            repository = arranged(settings.run_dir, number)
+        folders.append(repository)
+    return replace(settings, model_repositories=tuple(folders))
 
 
 def with_overlays(settings: Settings, plans: Iterable[int]) -> Settings:

@@ -25,7 +25,7 @@ from tests.backends.onnx_models import (
     tensors,
     xy,
 )
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, config_for_cpu
 
 BACKEND = 'backend: "openvino"\n'
 ONNX = BACKEND + 'default_model_filename: "model.onnx"\n'
@@ -185,8 +185,9 @@ def write_own_format(folder: Path, onnx: Path) -> None:
 
 def write_bundled(folder: Path, name: str, more: str) -> None:
     own = ROOT / "model_repository" / name
-    platform, lines = 'platform: "onnxruntime_onnx"\n', (own / "configs/cpu.pbtxt").read_text()
+    platform, lines = 'platform: "onnxruntime_onnx"\n', config_for_cpu(own)
     if platform not in lines:
-        raise ValueError(f"{own}/configs/cpu.pbtxt does not name the platform onnxruntime_onnx")
+        raise ValueError(f"{own} does not name the platform onnxruntime_onnx")
     shutil.copytree(own, folder, symlinks=True)
+    shutil.rmtree(folder / "configs")
     (folder / "config.pbtxt").write_text(lines.replace(platform, ONNX) + more)

@@ -102,7 +102,7 @@ def test_a_peer_takes_what_the_scenarios_that_name_it_ask(peer: Peer) -> None:
 
 
 def test_texts_have_the_tokens_that_their_names_say() -> None:
-    from clients.bert import TextTokenizer
+    from clients._text.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(ROOT / "model_repository/bert/tokenizer", 0)
     for count in (8, 128):

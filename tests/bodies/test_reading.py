@@ -1,15 +1,20 @@
 """What a body holds is told by its type and its first bytes, whatever the Content-Type says."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clients.base import Model, TensorSpec
+from clients.table import Client
+from serving.bodies.csv_rows import CsvBody
 from serving.bodies.flat import FlatBody
 from serving.bodies.instances import Instances
 from serving.bodies.json_lines import JsonLines
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.reading import read_attributes, read_body
+from serving.deadline import NEVER
 from serving.errors import InvalidRequest
 from serving.request import Target
 
@@ -107,3 +112,17 @@ def test_two_names_or_versions_that_disagree_are_refused_with_both_places() -> N
 def test_a_name_or_version_of_the_wrong_kind_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="the body"):
         Target.within("the body", values)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "header"),
+    [("text/csv", None), ("text/csv; charset=utf-8; header=present", True), ("Text/CSV;header=absent", False)],
+)
+def test_csv_is_read_as_rows_whatever_it_begins_with(content_type: str, header: bool | None) -> None:
+    assert read_body(content_type, b'{"a",1') == CsvBody(b'{"a",1', header)
+
+
+def test_a_quoted_cell_goes_on_over_lines() -> None:
+    client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
+    items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
+    assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']

@@ -33,9 +33,46 @@ def test_there_may_be_nothing_to_remove(aws: Aws, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.endswith("endpoint triton-multi-model is not scaled\n")
 
 
+def test_an_asynchronous_endpoint_scales_to_zero_by_its_backlog_and_starts_again(aws: Aws) -> None:
+    assert aws.deploy("create", "--image", IMAGE, "--async", "s3://bucket/results/") == 0
+    assert aws.deploy("autoscale", "--min", "0", "--max", "3") == 0
+    found = aws.inventory()
+    assert (found["targets"][0]["MinCapacity"], found["targets"][0]["MaxCapacity"]) == (0, 3)
+    tracking, step = sorted(found["policies"], key=lambda each: str(each["PolicyType"]), reverse=True)
+    metric = tracking["TargetTrackingScalingPolicyConfiguration"]
+    assert metric["TargetValue"] == 5
+    assert metric["CustomizedMetricSpecification"]["MetricName"] == "ApproximateBacklogSizePerInstance"
+    (alarm,) = aws.client("cloudwatch").describe_alarms(AlarmNames=["triton-multi-model-backlog"])["MetricAlarms"]
+    assert alarm["MetricName"] == "HasBacklogWithoutCapacity"
+    assert alarm["AlarmActions"] == [step["PolicyARN"]]
+    assert aws.deploy("autoscale", "--min", "1", "--backlog", "2") == 0
+    (kept,) = aws.inventory()["policies"]
+    assert kept["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 2
+    assert "triton-multi-model-backlog" not in aws.inventory()["alarms"]
+
+
+@pytest.mark.parametrize("words", [["autoscale", "--remove"], ["delete", "--yes"]])
+def test_the_alarm_of_the_backlog_goes_with_the_scaling(aws: Aws, words: list[str]) -> None:
+    assert aws.deploy("create", "--image", IMAGE, "--async", "s3://bucket/results/") == 0
+    assert aws.deploy("autoscale", "--min", "0") == aws.deploy(*words) == 0
+    found = aws.inventory()
+    assert [found["alarms"], found["policies"], found["targets"]] == [[], [], []]
+
+
+@pytest.mark.parametrize("words", [["--min", "0"], ["--backlog", "3"]])
+def test_only_an_asynchronous_endpoint_has_a_backlog(
+    aws: Aws, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert aws.deploy("create", "--image", IMAGE) == 0
+    assert aws.deploy("autoscale", *words) == 1
+    assert "are for an asynchronous endpoint (create --async)" in capsys.readouterr().err
+    assert aws.inventory()["targets"] == []
+
+
 WRONG = {
-    "bounds": (["--min", "3", "--max", "2"], "--min must be 1 or more, and --max at least --min"),
-    "zero": (["--min", "0"], "cannot scale to zero"),
+    "bounds": (["--min", "3", "--max", "2"], "--min must be 0 or more, and --max 1 or more and at least --min"),
+    "none": (["--min", "0", "--max", "0"], "--max 1 or more"),
+    "backlog": (["--backlog", "0"], "--backlog must be above 0"),
     "aim": (["--concurrency", "0"], "--concurrency must be above 0"),
     "cooldown": (["--scale-in-cooldown", "-1"], "a cooldown cannot be negative"),
 }

@@ -19,6 +19,10 @@ CREATIONS = {
     "serverless": ["--serverless", "4096", "--max-concurrency", "10"],
     "asynchronous": ["--async", S3, "--async-failures", S3, "--on-error", TOPIC, "--async-concurrency", "4"],
     "gpu": ["--instance-type", "ml.g4dn.xlarge", "--inference-ami", "al2-ami-sagemaker-inference-gpu-3-1"],
+    "tags, key and capture": [
+        *["--tag", "team=a b", "--tag", "cost:center=7", "--kms-key", "alias/mine", "--data-capture", S3],
+        *["--capture-percent", "20", "--async", S3],
+    ],
     "network": ["--network-isolation", "--subnet", "subnet-1", "--subnet", "subnet-2", "--security-group", "sg-1"],
     "model only": ["--model-only"],
     "without waiting": ["--no-wait"],
@@ -28,12 +32,15 @@ UPDATES = {
     "environment": ["--image", IMAGE + "1", "--env", "SERVE_WORKERS=3", "--instances", "2"],
     "canary": ["--image", IMAGE + "1", "--traffic", "canary", "--percent", "20", "--alarm", "mine"],
     "linear": ["--image", IMAGE + "1", "--traffic", "linear", "--interval", "60", "--no-alarms"],
+    "capture and tags": ["--data-capture", S3, "--kms-key", "alias/mine", "--tag", "team=b"],
     "another instance type": ["--image", IMAGE + "1", "--instance-type", "ml.c5.2xlarge", "--no-wait"],
 }
 OTHERS = {
     "autoscale": [],
     "autoscale by invocations": ["autoscale", "--invocations", "100", "--min", "2", "--scale-in-cooldown", "60"],
     "status": ["status"],
+    "A/B": ["variant", "--weight", "10", "--image", IMAGE + "1", "--instances", "2", "--no-wait"],
+    "shadow": ["variant", "--shadow", "50", "--env", "SERVE_WORKERS=3", "--image", IMAGE + "1", "--no-wait"],
     "logs": ["logs"],
     "logs of a job": ["logs", "--transform", "job-1", "--since", "2d"],
     "transform": ["transform", "--input", S3, "--output", S3],
@@ -90,6 +97,20 @@ def test_other_commands(aws: Aws, words: list[str], capsys: pytest.CaptureFixtur
     if words[:1] == ["delete"]:
         assert aws.deploy("autoscale") == aws.deploy("update", "--image", IMAGE + "1") == 0
     assert_same(aws, words or ["autoscale"], capsys)
+
+
+def test_scaling_to_zero(aws: Aws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aws.deploy("create", "--image", IMAGE, "--async", S3) == 0
+    assert_same(aws, ["autoscale", "--min", "0", "--backlog", "3"], capsys)
+
+
+@pytest.mark.parametrize("word", ["--promote", "--remove"])
+def test_the_end_of_a_trial(aws: Aws, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aws.deploy("variant", word, "--dry-run") == 0
+    promised = printed(capsys.readouterr().out)
+    assert_valid(promised)
+    (update,) = [parameters for _, operation, parameters in promised if operation == "UpdateEndpoint"]
+    assert update["RetainAllVariantProperties"] == (word == "--remove")
 
 
 def test_autoscale_remove(aws: Aws, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,10 @@ ALL = [
     ["create"],
     ["update", "--env", "SERVE_WORKERS=1"],
     ["autoscale"],
+    ["autoscale", "--min", "0"],
     ["autoscale", "--remove"],
+    ["variant", "--weight", "10", "--env", "SERVE_WORKERS=2"],
+    ["variant", "--promote"],
     ["update", "--instance-type", "ml.m5.large"],
     ["invoke", "--text", "x"],
     ["invoke", "--text", "x", "--stream"],
@@ -153,5 +156,16 @@ def test_wrong_credentials_say_so(
 def test_the_program_starts_as_documented() -> None:
     done = subprocess.run([sys.executable, "-m", "deploy", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    for command in ("push", "create", "update", "autoscale", "invoke", "transform", "status", "logs", "delete"):
+    for command in (
+        "push",
+        "create",
+        "update",
+        "variant",
+        "autoscale",
+        "invoke",
+        "transform",
+        "status",
+        "logs",
+        "delete",
+    ):
         assert re.search(rf"\n    {command}\s", done.stdout)

@@ -52,6 +52,14 @@ def test_lines_go_through_the_newest_model(
     assert re.search("is done, the results are in s3://b/out/\n$", capsys.readouterr().out)
 
 
+def test_rows_of_csv_are_lines_too(aws: Aws) -> None:
+    assert aws.deploy("create", "--model-only", "--image", IMAGE) == 0
+    assert aws.deploy(*WORDS, "--content-type", "text/csv") == 0
+    found = job(aws)
+    assert found["TransformInput"]["SplitType"] == "Line"
+    assert found["TransformOutput"]["Accept"] == "application/jsonlines"
+
+
 def test_images_are_a_request_each(aws: Aws) -> None:
     assert aws.deploy("create", "--model-only", "--image", IMAGE) == 0
     words = ["--content-type", "image/png", "--env", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=resnet"]

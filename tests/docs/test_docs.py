@@ -72,7 +72,7 @@ def test_every_route_stands_in_the_table() -> None:
     assert not [route for route in routes if route not in page]
 
 
-@pytest.mark.parametrize("name", ["resnet", "yolov5", "bert"])
+@pytest.mark.parametrize("name", ["resnet", "yolov5", "bert", "table"])
 def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
     page = (ROOT / "docs/calling.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.backends.onnx_models import arithmetic
-from tests.backends.openvino_models import write_bundled, write_model, write_own_format
+from tests.backends.openvino_models import write_model, write_own_format
 from tests.supervisor.test_serve import run
-from tests.support.harness import ROOT, Server
+from tests.support.harness import ROOT, Server, link_model
 
 EXAMPLE = ROOT / "model_repository/resnet/example.png"
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled `resnet` on OpenVINO, and `sums` in OpenVINO's own format without a config.pbtxt."""
+    """The bundled `resnet`, which SERVE_CPU_ENGINE gives to OpenVINO, and `sums` in OpenVINO's own format without a
+    config.pbtxt."""
     folder, source = tmp_path_factory.mktemp("openvino"), tmp_path_factory.mktemp("source")
-    write_bundled(folder / "resnet", "resnet", "")
-    (folder / "resnet/configs/cpu.pbtxt").unlink()
+    link_model(ROOT / "model_repository/resnet", folder)
     write_model(source / "sums", arithmetic(["N", 3]), "")
     write_own_format(folder / "sums", source / "sums/1/model.onnx")
     return folder
@@ -30,9 +30,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def start(folder: Path, repository: Path, cache: Path) -> Server:
+    variables = {"SERVE_ENGINE_CACHE": str(cache), "SERVE_CPU_ENGINE": "openvino", "SERVE_LOG_LEVEL": "info"}
+    return Server(folder, repository, **variables).wait_ready()
+
+
 @pytest.fixture(scope="module")
 def server(repository: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_ENGINE_CACHE=str(cache)).wait_ready()
+    running = start(tmp_path_factory.mktemp("serve"), repository, cache)
     yield running
     assert running.stop() == 0
 
@@ -41,6 +46,13 @@ def test_they_are_listed_without_an_error(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert {name: "error" in model for name, model in listed.items()} == {"resnet": False, "sums": False}
     assert [tensor["name"] for tensor in listed["sums"]["inputs"]] == ["x", "y"]
+
+
+def test_the_list_and_the_log_say_which_engine_and_why(server: Server) -> None:
+    listed = {model["name"]: model for model in server.get("/models").json()["models"]}
+    assert (listed["resnet"]["engine"], listed["resnet"]["engine_reason"]) == ("openvino", "SERVE_CPU_ENGINE says so")
+    assert listed["sums"]["engine"] == "openvino" and "engine_reason" not in listed["sums"], "it has no other"
+    assert "serve | resnet: OpenVINO, because SERVE_CPU_ENGINE says so\n" in server.output()
 
 
 def test_a_model_with_a_client_takes_images(server: Server) -> None:
@@ -72,7 +84,7 @@ def test_a_second_start_takes_the_compiled_models_from_the_cache(
     server: Server, repository: Path, cache: Path, tmp_path: Path
 ) -> None:
     assert len(list(cache.rglob("*.blob"))) == 2
-    again = Server(tmp_path, repository, SERVE_ENGINE_CACHE=str(cache), SERVE_LOG_LEVEL="info").wait_ready()
+    again = start(tmp_path, repository, cache)
     assert again.stop() == 0
     assert "compiled in" not in again.output()
     assert {"resnet", "sums"} <= set(re.findall(r"(\w+?)_0(?:_0)?: OpenVINO .* taken from the cache", again.output()))

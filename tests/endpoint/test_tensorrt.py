@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from serving.repository.fingerprint import Build, Fingerprint, Hardware, source_sha256
-from tests.support.harness import ROOT, Server, link_model, make_scale, wait_until
+from tests.support.harness import ROOT, Server, config_for_cpu, link_model, make_scale, wait_until
 from tests.support.stand_ins import Nvidia, tensorrt_backend
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
@@ -85,7 +85,7 @@ def test_a_foreign_plan_is_built_again_and_the_next_start_takes_it(
 ) -> None:
     """Two models, one after the other; /ping says what is done; the stand-in backend runs the new plans alone."""
     link_model(ROOT / "model_repository/resnet", models)
-    config = (models / "resnet/configs/cpu.pbtxt").read_text()
+    config = config_for_cpu(models / "resnet")
     (models / "resnet/config.pbtxt").unlink()
     (models / "resnet/config.pbtxt").write_text(config.replace("onnxruntime_onnx", "tensorrt_plan"))
     backends = f"--backend-directory={tensorrt_backend(tmp_path / 'backends')}"

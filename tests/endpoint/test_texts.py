@@ -49,7 +49,7 @@ def ask(server: Server, task: str, body: Any) -> list[Any]:
 @pytest.mark.parametrize(("task", "instance", "shown"), ROWS)
 def test_each_row_of_the_page_is_answered(task: str, instance: str, shown: str, server: Server) -> None:
     value = json.loads(instance)
-    parameters = {"ignore_labels": []} if task == "token-classification" else {}
+    parameters: dict[str, Any] = {"ignore_labels": []} if task == "token-classification" else {}
     (prediction,) = ask(server, task, {"instances": [value], "parameters": parameters})
     if shown.startswith("`"):
         assert list(prediction)[:1] == list(json.loads(shown[1:-1]))

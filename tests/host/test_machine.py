@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.host.machine import cpu_quota, has_gpu, memory_limit, oom_kills, shm_size, this_machine
+from serving.host.machine import cpu_quota, has_gpu, memory_limit, oom_kills, processor_features, shm_size, this_machine
 
 CPUS = len(os.sched_getaffinity(0))
 GIB = 1024**3
@@ -17,6 +17,14 @@ def write(root: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
+
+
+def test_a_processor_s_features_are_those_that_linux_lists(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx512f amx_bf16\nvmx flags\t: vnmi\n"})
+    assert processor_features(tmp_path) == {"fpu", "avx512f", "amx_bf16"}
+    write(tmp_path, {"proc/cpuinfo": "processor\t: 0\nFeatures\t: asimd bf16\n"})
+    assert processor_features(tmp_path) == {"asimd", "bf16"}
+    assert processor_features(tmp_path / "none") == frozenset()
 
 
 def test_without_a_control_group_the_machine_itself_counts(tmp_path: Path) -> None:

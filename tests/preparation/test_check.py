@@ -100,8 +100,21 @@ def test_warnings_of_a_start_are_shown_and_are_no_mistakes(repository: Path) -> 
 
 
 def test_a_configuration_of_the_other_device_is_read_too(repository: Path) -> None:
-    change(repository / "resnet/configs/cpu.pbtxt", "TYPE_FP32", "FLOAT")
+    change(repository / "resnet/configs/cpu.pbtxt", "KIND_CPU", "CPU")
     assert only(repository, "resnet", device="gpu").startswith("resnet: configs/cpu.pbtxt: it cannot be read: ")
+
+
+def test_which_engine_runs_a_model_and_why(repository: Path) -> None:
+    done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu", SERVE_CPU_ENGINE="openvino")
+    assert re.search("^.*resnet.*: OpenVINO, because SERVE_CPU_ENGINE says so$", done.stdout, re.MULTILINE)
+
+
+def test_an_engine_that_there_is_not(repository: Path) -> None:
+    change(repository / "resnet/configs/cpu.pbtxt", '"auto"', '"fast"')
+    told = (
+        "configs/cpu.pbtxt: InvalidRequest: parameter 'cpu_engine' is 'fast'; it must be auto, onnxruntime or openvino;"
+    )
+    assert told in only(repository, "resnet")
 
 
 def test_another_name_than_the_folder_s(repository: Path) -> None:
@@ -218,9 +231,11 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, told:
 
 
 def test_a_client_that_there_is_not(repository: Path) -> None:
-    for file in (CONFIG, "configs/cpu.pbtxt"):
-        change(repository / "resnet" / file, 'string_value: "resnet"', 'string_value: "resnext"')
-    assert "there is no client 'resnext'; the clients are: bert, resnet, yolov5" in findings(repository, "resnet")[0]
+    change(repository / "resnet" / CONFIG, 'string_value: "resnet"', 'string_value: "resnext"')
+    assert (
+        "there is no client 'resnext'; the clients are: bert, resnet, table, yolov5"
+        in findings(repository, "resnet")[0]
+    )
 
 
 def test_an_example_that_is_not_decoded(repository: Path) -> None:

@@ -87,6 +87,33 @@ def test_models_that_may_come_later_may_leave_things_out(tmp_path: Path) -> None
     assert not look(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--model-control-mode=poll").complete
 
 
+def test_triton_gets_a_whole_file_where_one_says_what_differs_and_the_reason_of_a_choice(tmp_path: Path) -> None:
+    write(tmp_path / "plain", f"{ONNX} {X} {Y}")
+    (write(tmp_path / "later", f"{ONNX} {X} {Y}") / "configs").mkdir()
+    (tmp_path / "later/configs/cpu.pbtxt").write_text("instance_group { kind: KIND_CPU }")
+    facts = look(tmp_path, SERVE_LOAD_MODELS="plain")
+    assert list(facts.configs) == [str(tmp_path / "later")], "it may be loaded through gRPC"
+    assert "KIND_CPU" in facts.configs[str(tmp_path / "later")] and facts.engines == ()
+    facts = look(tmp_path, SERVE_LOAD_MODELS="plain", SERVE_CPU_ENGINE="openvino")
+    assert facts.engines == ("plain: OpenVINO, because SERVE_CPU_ENGINE says so",)
+    assert 'backend: "openvino"' in facts.configs[str(tmp_path / "plain")]
+    assert Facts.from_json(facts.to_json()) == facts
+    assert look(tmp_path, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").configs == {}
+
+
+def test_a_second_file_that_contradicts_the_first_is_told(tmp_path: Path) -> None:
+    (write(tmp_path / "net", f"{ONNX} {X} {Y}") / "configs").mkdir()
+    (tmp_path / "net/configs/cpu.pbtxt").write_text(f"{ONNX} {X.replace('FP32', 'FP64')} {Y}")
+    assert any("net: configs/cpu.pbtxt counts here, and config.pbtxt says" in note for note in look(tmp_path).warnings)
+
+
+def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    write(tmp_path / "bad", f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}")
+    assert "it must be auto, onnxruntime or openvino" in look(tmp_path).unreadable[0]
+    assert look(tmp_path, SERVE_LOAD_MODELS="net").unreadable == ()
+
+
 def test_one_that_is_not_loaded_and_cannot_be_read_is_left_to_triton(tmp_path: Path) -> None:
     write(tmp_path / "net", f"{ONNX} {X} {Y}")
     write(tmp_path / "bad", "no protobuf")

@@ -96,3 +96,50 @@ def test_the_configuration_for_a_cpu_counts_on_a_cpu(tmp_path: Path) -> None:
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(f"{ONNX} {X} {Y}")
     assert (complete_on(model), complete_on(model, "gpu")) == (True, False)
+
+
+MERGED = [
+    ("instance_group { kind: KIND_GPU } instance_group { }", "instance_group { kind: KIND_CPU }", None),
+    ("max_batch_size: 8", "max_batch_size: 0", ""),
+    ("dynamic_batching { preferred_batch_size: 4 }", "dynamic_batching { }", None),
+    ("sequence_batching { }", "dynamic_batching { }", None),
+    ('default_model_filename: "a.onnx"', 'backend: "openvino"', f'backend: "openvino" {X} {Y}'),
+    ("", "max_batch_size: 4", "max_batch_size: 4"),
+    (
+        "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { string_value: '2' } }",
+        "parameters { key: 'b' value { string_value: '3' } }",
+        "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { string_value: '3' } }",
+    ),
+]
+
+
+@pytest.mark.parametrize(("base", "own", "expected"), MERGED)
+def test_what_the_second_file_names_stands_in_place_of_the_first_s(
+    base: str, own: str, expected: str | None, tmp_path: Path
+) -> None:
+    """`expected` is what is there beside backend, input and output; None: `own`."""
+    model = write(tmp_path / "net", f"{ONNX} {X} {Y} {base}")
+    (model / "configs").mkdir()
+    (model / "configs/cpu.pbtxt").write_text(own)
+    more = own if expected is None else expected
+    whole = more if "backend:" in more else f"{ONNX} {X} {Y} {more}"
+    assert read_config(model, "cpu") == parse_config(whole)
+    assert read_config(model, "gpu") == parse_config(f"{ONNX} {X} {Y} {base}")
+
+
+def test_a_second_file_with_tensors_is_whole_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{ONNX} {X} {Y} dynamic_batching {{ }} max_batch_size: 8")
+    (model / "configs").mkdir()
+    (model / "configs/cpu.pbtxt").write_text(f'backend: "python" {X} {Y}')
+    assert read_config(model, "cpu") == parse_config(f'backend: "python" {X} {Y}')
+
+
+def test_a_mistake_in_either_file_is_told_with_its_own(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", "no protobuf")
+    (model / "configs").mkdir()
+    (model / "configs/cpu.pbtxt").write_text("max_batch_size: 4")
+    with pytest.raises(Unreadable, match=r"net/config\.pbtxt cannot be read"):
+        read_config(model, "cpu")
+    (model / "configs/cpu.pbtxt").write_text("no protobuf")
+    with pytest.raises(Unreadable, match=r"configs/cpu\.pbtxt cannot be read"):
+        read_config(model, "cpu")

@@ -145,6 +145,24 @@ def test_a_gpu_takes_the_models_own_configuration(tmp_path: Path) -> None:
     assert not [flag for flag in command if flag.startswith("--model-config-name")]
 
 
+def test_triton_and_the_front_read_the_models_with_the_configurations_made_for_this_machine(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for name in (first / "made", first / "plain", second / "other"):
+        (name / "1").mkdir(parents=True)
+        (name / "config.pbtxt").write_text("its own")
+    settings = Settings.from_env({"SERVE_MODEL_REPOSITORY": f"{first}:{second}", "SERVE_DEVICE": "cpu"}, MACHINE)
+    facts = Facts(configs={str(first / "made"): "made for here"})
+    for _ in range(2):  # the second time in a run folder that is kept
+        found = {each.name: each for each in serve.table(replace(settings, run_dir=tmp_path), facts, os.environ)}
+    shown = tmp_path / "arranged/0"
+    assert f"--model-repository={shown}" in found["tritonserver"].command
+    assert f"--model-repository={second}" in found["tritonserver"].command
+    assert found["gunicorn"].environment["SERVE_MODEL_REPOSITORY"] == f"{shown}:{second}"
+    texts = {path.parent.name: path.read_text() for path in shown.glob("*/config.pbtxt")}
+    assert texts == {"made": "made for here", "plain": "its own"}
+    assert (first / "made/config.pbtxt").read_text() == "its own" and (shown / "made/1").resolve() == first / "made/1"
+
+
 def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -> None:
     first, second = table(tmp_path)["tritonserver"], table(tmp_path)["tritonserver"]
     assert first.leftovers[0] != second.leftovers[0]
@@ -191,4 +209,4 @@ def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
     path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
     done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "bert, resnet, yolov5" in done.stdout
+    assert "bert, resnet, table, yolov5" in done.stdout

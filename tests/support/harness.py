@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 import onnx
 import requests
+from google.protobuf.text_format import MessageToString
 from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
 from serving.host.ports import PortPicker
+from serving.repository.model_config import read_config
 from serving.settings.triton_sockets import TritonSockets
 from tests.support.started import ends_with, starts_a_server
 
@@ -231,6 +233,11 @@ def _has_variable(entry: Path, marker: bytes) -> bool:
         return marker in (entry / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
+
+
+def config_for_cpu(model: Path) -> str:
+    """The whole config.pbtxt with which `serve` serves a model's folder on a machine without a GPU."""
+    return str(MessageToString(read_config(model, "cpu")))
 
 
 def link_model(source: Path, repository: Path) -> None:

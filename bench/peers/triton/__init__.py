@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 from bench import workload
@@ -10,6 +11,9 @@ from bench.peers.context import Context, Start
 from bench.repository import ROOT
 from bench.workload import Request, Workload
 from serving.host import tritonserver
+from serving.repository.layout import folders_in
+from serving.repository.links import arrange
+from serving.repository.model_config import read_config, written
 
 FRONTS = 4
 CONFIG = """\
@@ -26,10 +30,12 @@ parameters {{ key: "subject" value: {{ string_value: "{subject}" }} }}
 
 def start(context: Context) -> Start:
     """Its HTTP endpoint, with a front model for each network that has a client."""
-    fronts = context.scratch / "fronts"
+    fronts, whole = context.scratch / "fronts", context.scratch / "whole"
+    shutil.rmtree(whole, ignore_errors=True)
+    arrange(context.repository, whole, _whole_configs(context.repository))
     served = [*context.models, *(_front(context, name, fronts) for name in context.models if name != "mean")]
     options = [
-        f"--model-repository={context.repository}",
+        f"--model-repository={whole}",
         f"--model-repository={fronts}",
         "--http-address=127.0.0.1",
         f"--http-port={context.port}",
@@ -39,6 +45,11 @@ def start(context: Context) -> Start:
     ]
     fronts.mkdir(parents=True, exist_ok=True)
     return _start(options)
+
+
+def _whole_configs(repository: Path) -> dict[str, str]:
+    """Triton merges nothing into config.pbtxt, as `serve` does."""
+    return {str(folder): written(read_config(folder, "cpu")) for folder in folders_in(repository)}
 
 
 def start_sagemaker(context: Context) -> Start:

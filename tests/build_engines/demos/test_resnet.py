@@ -15,6 +15,7 @@ from build_engines.demos import resnet as demo
 from build_engines.digits.images import held_out
 from build_engines.errors import BuildError
 from build_engines.request import Request
+from serving.repository.model_config import read_merged
 from tests.build_engines.models import config_of, session
 from tests.support.harness import ROOT
 
@@ -36,7 +37,7 @@ def test_the_example_is_a_held_out_picture() -> None:
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "configs/cpu.pbtxt"])
 def test_triton_parses_the_configuration_and_it_describes_the_onnx_file(name: str) -> None:
-    config, network = config_of(FOLDER / name), session(WEIGHTS)
+    config, network = read_merged(FOLDER, FOLDER / name), session(WEIGHTS)
     for declared, actual in ((config.input, network.get_inputs()), (config.output, network.get_outputs())):
         assert [(t.name, list(t.dims)) for t in declared] == [(t.name, t.shape[1:]) for t in actual]
     assert [t.type for t in (*network.get_inputs(), *network.get_outputs())] == ["tensor(uint8)", "tensor(float)"]
@@ -46,13 +47,12 @@ def test_triton_parses_the_configuration_and_it_describes_the_onnx_file(name: st
     assert config.parameters["client"].string_value == "resnet"
 
 
-def test_the_two_configurations_differ_in_the_instances_only() -> None:
+def test_the_second_configuration_says_what_differs_on_a_processor() -> None:
     gpu, cpu = config_of(FOLDER / "config.pbtxt"), config_of(FOLDER / "configs" / "cpu.pbtxt")
     assert [group.kind for group in gpu.instance_group] == [ModelInstanceGroup.KIND_GPU]
     assert [group.kind for group in cpu.instance_group] == [ModelInstanceGroup.KIND_CPU]
-    for config in (gpu, cpu):
-        del config.instance_group[:]
-    assert gpu == cpu
+    assert [field.name for field, _ in cpu.ListFields()] == ["instance_group", "parameters"]
+    assert {name: value.string_value for name, value in cpu.parameters.items()} == {"cpu_engine": "auto"}
 
 
 def test_the_weights_are_one_file_small_enough_to_be_committed() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+from tritonclient.grpc.model_config_pb2 import DataType
 
 from build_engines.building.model import build
 from build_engines.demos.yolov5 import export
@@ -16,6 +15,7 @@ from build_engines.demos.yolov5_training import Windows, assign, ciou, collate, 
 from build_engines.errors import UsageError
 from build_engines.families.yolov5_network import ANCHORS, STRIDES
 from build_engines.request import Request
+from serving.repository.model_config import read_merged
 from tests.support.harness import ROOT
 
 FOLDER = ROOT / "model_repository" / "yolov5"
@@ -31,7 +31,7 @@ def test_the_folder_is_complete_and_its_configs_agree_with_its_model() -> None:
     assert (FOLDER / "1" / "model.onnx").stat().st_size <= 8_000_000
     graph = onnx.load(FOLDER / "1" / "model.onnx").graph
     for file, kind in (("config.pbtxt", "KIND_GPU"), ("configs/cpu.pbtxt", "KIND_CPU")):
-        parsed = text_format.Parse((FOLDER / file).read_text(), ModelConfig())
+        parsed = read_merged(FOLDER, FOLDER / file)
         assert parsed.instance_group[0].kind == parsed.instance_group[0].Kind.Value(kind)
         assert parsed.max_batch_size == 8
         assert parsed.parameters["client"].string_value == "yolov5"

@@ -22,6 +22,7 @@ from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.model_folder.stored import open_model
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Hardware, find_trtexec, source_sha256, this_hardware
+from serving.repository.model_config import read_config
 from tests.support.harness import ROOT
 from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
@@ -52,7 +53,8 @@ def test_the_folder_has_the_plan_its_fingerprint_the_onnx_file_and_both_configur
     assert made.build.profile == {"input": ((1, 3, 64, 64), (16, 3, 64, 64), (32, 3, 64, 64))}
     gpu, cpu = ((folder / name).read_text() for name in ("config.pbtxt", "configs/cpu.pbtxt"))
     assert 'platform: "tensorrt_plan"' in gpu and "KIND_GPU" in gpu and "preferred_batch_size: [16, 32]" in gpu
-    assert 'platform: "onnxruntime_onnx"' in cpu and "KIND_CPU" in cpu
+    assert 'platform: "onnxruntime_onnx"' in cpu and "KIND_CPU" in cpu and "input" not in cpu
+    assert read_config(folder, "cpu").input == read_config(folder, "gpu").input
     assert json.loads((folder / "build.json").read_text())["engine"]["gpu"] == GPU
 
 

@@ -73,7 +73,7 @@ def test_resnet50_answers_through_its_client_and_equals_torch(resnet50: Path) ->
 
 
 def test_resnet50s_configuration_is_parsed_and_its_settings_are_the_clients(resnet50: Path) -> None:
-    known = {p.name for p in (*Client.settings, *Client.parameters)} | {"client"}
+    known = {p.name for p in (*Client.settings, *Client.parameters)} | {"client", "cpu_engine"}
     for folder in (resnet50, FOLDER):
         for name in ("config.pbtxt", "configs/cpu.pbtxt"):
             assert set(config_of(folder / name).parameters) <= known

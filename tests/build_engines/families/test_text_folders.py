@@ -175,7 +175,7 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     file = tmp_path / "whole" / "1" / "model.onnx"
-    given = {
+    given: dict[str, Any] = {
         "weights": str(file),
         "client": "bert",
         "task": "text-classification",
@@ -216,3 +216,10 @@ def test_an_engine_of_each_task_is_compared_with_its_reference(task: str, tmp_pa
     served = Served(tmp_path / "model", **built(checkpoint, tmp_path / "model", task=task).settings)
     (score,) = compare(served.client.model, served.client, served.infer, served.infer, count=3)
     assert score.value == pytest.approx(1.0)
+
+
+def test_a_network_that_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "electra")
+    monkeypatch.setattr("build_engines.families.text_network.LARGEST", 1000)
+    with pytest.raises(BuildError, match="GB of weights in FP32, and one ONNX file holds 2"):
+        built(checkpoint, tmp_path / "model")

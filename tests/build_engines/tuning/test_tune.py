@@ -12,6 +12,8 @@ from build_engines.__main__ import main
 from build_engines.model_folder.stored import open_model
 from build_engines.tuning import choice, measure
 from build_engines.tuning.choice import ALONE, AT_ONCE, TOGETHER, Candidate, Figures, candidates, choose
+from serving.repository.engines import Processor
+from serving.repository.model_config import read_config
 from tests.build_engines.models import save_scale
 
 CONFIG = """# Why it is so.
@@ -30,13 +32,13 @@ def parsed(text: str) -> Any:
     return text_format.Parse(text, ModelConfig())
 
 
-TRIED = [Candidate(2, 1, ALONE), Candidate(1, 2, AT_ONCE)]
+TRIED = [Candidate(2, 1, ALONE), Candidate(1, 2, AT_ONCE), Candidate(1, 0, TOGETHER, engine="openvino")]
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures few and for a moment only: what is tested is that it measures."""
-    monkeypatch.setattr(choice, "candidates", lambda _: TRIED)
+    monkeypatch.setattr(choice, "candidates", lambda *_: TRIED)
     monkeypatch.setattr(measure, "ROUNDS", 1)
     monkeypatch.setattr(measure, "SECONDS", 0.1)
     monkeypatch.setattr(measure, "WARM_UP_SECONDS", 0.05)
@@ -53,12 +55,12 @@ def scale(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("quick")
 def test_every_candidate_is_measured_and_the_best_is_written(scale: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = scale / "scale/configs/cpu.pbtxt"
-    before = file.read_text()
+    before, config = file.read_text(), read_config(scale / "scale", "cpu")
     assert main(["tune", "scale", "--repository", str(scale), "--callers", "1,4"]) == 0
     said = capsys.readouterr().out
     assert all(f"{candidate} " in said for candidate in TRIED)
     (chosen,) = [c for c in TRIED if f"best here: {c}\n" in said]
-    assert parsed(file.read_text()) == chosen.applied(parsed(before))
+    assert read_config(scale / "scale", "cpu") == chosen.applied(config)
     assert f"undo: mv {file}.untuned {file}" in said
     assert file.with_name("cpu.pbtxt.untuned").read_text() == before
     assert main(["inspect", "scale", "--repository", str(scale)]) == 0
@@ -98,7 +100,7 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do(
 def test_a_model_that_triton_does_not_load_is_told_with_its_reason(
     scale: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = scale / "scale/configs/cpu.pbtxt"
+    file = scale / "scale/config.pbtxt"
     file.write_text(file.read_text().replace('"y"', '"z"'))
     assert main(["tune", "scale", "--repository", str(scale)]) == 1
     assert "the model has no such output, only y" in capsys.readouterr().err
@@ -113,6 +115,37 @@ def test_a_candidate_changes_what_it_is_about_and_keeps_the_rest() -> None:
     assert (alone.instance_group[0].count, alone.HasField("dynamic_batching")) == (1, False)
     assert set(alone.parameters) == {"mine"}
     assert Candidate(1, 0, AT_ONCE).applied(parsed(CONFIG)).parameters["separate_runs"].string_value == "1"
+
+
+def test_the_other_engine_is_measured_too_with_few_candidates() -> None:
+    found = candidates(4, ["", "openvino"])
+    other = [candidate for candidate in found if candidate.engine]
+    assert found[: -len(other)] == candidates(4)
+    assert {candidate.engine for candidate in other} == {"openvino"} and len(other) == 6
+    made = other[0].applied(parsed(CONFIG))
+    assert made.parameters["cpu_engine"].string_value == "openvino"
+    assert "cpu_engine" not in Candidate(1, 0, TOGETHER).applied(parsed(CONFIG)).parameters
+
+
+@pytest.mark.parametrize(
+    ("features", "keeps", "asked", "engines"),
+    [
+        ("avx2", True, "", ["", "openvino"]),
+        ("avx2", True, "openvino", ["", "onnxruntime"]),
+        ("amx_bf16", True, "auto", ["", "onnxruntime"]),
+        ("amx_bf16", False, "auto", ["onnxruntime"]),
+        ("amx_bf16", False, "", [""]),
+    ],
+)
+def test_openvino_is_measured_where_it_runs_and_its_bf16_keeps_the_accuracy(
+    features: str, keeps: bool, asked: str, engines: list[str], scale: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(measure.ENGINES.__dict__, "here", Processor(frozenset([features])))
+    monkeypatch.setattr(measure, "keeps_accuracy", lambda _: keeps)
+    stored = open_model("scale", scale, "cpu")
+    if asked:
+        stored.config.parameters["cpu_engine"].string_value = asked
+    assert measure.engines(stored) == engines
 
 
 def test_candidates_are_few_on_any_machine() -> None:

@@ -1,0 +1,112 @@
+"""The cells of a table's rows as arrays: numbers, strings or booleans, of JSON or of CSV."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.codecs import describe
+from serving.errors import DecodingError
+
+Array = NDArray[Any]
+Row = Sequence[Any]
+FLOATS: dict[str, Any] = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+INTEGERS: dict[str, Any] = {
+    f"{sign.upper()}INT{bits}": getattr(np, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.object_}
+WORDS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def array_of(rows: Sequence[Row], datatype: str, missing: bool, place: Callable[[int], str]) -> Array:
+    """Rows of one length -> [rows, cells] of that datatype; `missing` lets empty cells of numbers be NaN.
+
+    Raises DecodingError with the number of the row, and as its field the `place` of the cell.
+    """
+    whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
+    if whole is not None:
+        return whole
+    parse = _parser(datatype, missing)
+    array = np.empty((len(rows), len(rows[0])), DTYPES[datatype])
+    for number, row in enumerate(rows):
+        for index, cell in enumerate(row):
+            try:
+                array[number, index] = parse(cell)
+            except ValueError as err:
+                raise DecodingError(str(err), field=place(index), instance=number) from err
+    return array
+
+
+def _floats(rows: Sequence[Row], dtype: Any, missing: bool) -> Array | None:
+    """All at once, where every cell can be read so and is in order; else None."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(rows, np.float64).astype(dtype)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    in_order = np.isfinite(array) | np.isnan(array) if missing else np.isfinite(array)
+    return array if array.ndim == 2 and in_order.all() else None
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
+    """Reads one cell; raises ValueError that says what was expected."""
+    if datatype in FLOATS:
+        return lambda cell: _float(cell, datatype, missing)
+    if datatype in INTEGERS:
+        return lambda cell: _integer(cell, datatype)
+    return _boolean if datatype == "BOOL" else _text
+
+
+def _float(cell: Any, datatype: str, missing: bool) -> float:
+    number = _number(cell)
+    if math.isnan(number) and not missing:
+        raise ValueError("it is empty, and this model takes no missing values (its setting missing: nan lets them)")
+    if abs(number) > np.finfo(FLOATS[datatype]).max:
+        raise ValueError(f"{describe(cell)} is beyond {datatype}")
+    return number
+
+
+def _number(cell: Any) -> float:
+    """NaN of an empty cell."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return math.nan
+    if isinstance(cell, bool | int | float) or (isinstance(cell, str) and is_number(cell)):
+        try:
+            return float(cell)
+        except OverflowError:
+            return math.inf
+    raise ValueError(f"expected a number, got {describe(cell)}")
+
+
+def _integer(cell: Any, datatype: str) -> int:
+    """Digits are read exactly, for a float has no more than 16 of them; 3.0 is 3."""
+    try:
+        value = int(cell) if isinstance(cell, str | int) else cell
+    except ValueError:
+        value = _number(cell)
+    limits = np.iinfo(INTEGERS[datatype])
+    if not isinstance(value, int | float) or value % 1 or not limits.min <= value <= limits.max:
+        raise ValueError(f"expected a whole number of {datatype}, got {describe(cell)}")
+    return int(value)
+
+
+def _boolean(cell: Any) -> bool:
+    if (found := WORDS.get(str(cell)[:10].strip().lower())) is None:
+        raise ValueError(f"expected true or false, got {describe(cell)}")
+    return found
+
+
+def _text(cell: Any) -> bytes:
+    if not isinstance(cell, str):
+        raise ValueError(f"expected a string, got {describe(cell)}")
+    return cell.encode()

@@ -1,0 +1,181 @@
+"""Rows of a table: numbers and strings by column -> a prediction, and a probability for each class.
+
+For ONNX files as skl2onnx and onnxmltools make them of models of scikit-learn, XGBoost and LightGBM: an input for each
+column, a matrix of all columns, or several of both. The answers equal those of the model's own predict and
+predict_proba.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from numpy.typing import NDArray
+
+from clients._cells import DTYPES, Row, array_of, is_number
+from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, read_labels
+from serving.codecs import ROW
+from serving.errors import DecodingError, InvalidRequest
+
+Array = NDArray[Any]
+BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
+LISTED = 20  # columns that an error names
+
+
+class Client(ModelClient):
+    """`{"prediction": …}`, of a classifier also `"probabilities": {class: …}`; further outputs by their own names."""
+
+    codec = ROW
+    settings = (
+        Parameter(
+            "columns",
+            "columns.txt",
+            "file of the columns' names, one per line, in the order of the inputs; default: columns.txt where there is "
+            "one, else the inputs' names where each input is one column",
+        ),
+        Parameter(
+            "labels",
+            "labels.txt",
+            "file of the classes' names, one per line, in the order of the probabilities; default: labels.txt where "
+            "there is one",
+        ),
+        Parameter("classes", (), "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …"),
+        Parameter("probabilities", "", "the output of the probabilities; default: the one whose name has 'prob' in it"),
+        Parameter("missing", "refuse", "an empty cell of a number: refused, or NaN", choices=("refuse", "nan")),
+    )
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        if not model.max_batch_size:
+            raise InvalidRequest(f"model '{model.name}' takes no batches: max_batch_size must be 1 or more")
+        self.columns = tuple(self._lines("columns"))
+        self.widths = [_width(spec, len(self.columns) if len(model.inputs) == 1 else 0) for spec in model.inputs]
+        if not self.columns and set(self.widths) == {1}:
+            self.columns = tuple(spec.name for spec in model.inputs)
+        self._check_columns()
+        inputs = zip(model.inputs, self.widths, strict=True)
+        self.example = orjson.dumps([BLANK.get(spec.datatype, 0) for spec, width in inputs for _ in range(width)])
+        self.labels = self._lines("labels")
+        self.scores = self._probabilities()
+        self._check_labels()
+
+    def _lines(self, setting: str) -> list[str]:
+        """Those of the file, none where the file is the default one and is not there."""
+        name = self.options[setting]
+        if setting not in self.model.parameters and not (self.model.path / name).exists():
+            return []
+        return read_labels(self.model, name)
+
+    def _check_columns(self) -> None:
+        if self.columns and len(self.columns) != sum(self.widths):
+            raise InvalidRequest(f"{len(self.columns)} names of columns for {sum(self.widths)} columns")
+        if len(set(self.columns)) < len(self.columns):
+            raise InvalidRequest("two columns have the same name")
+
+    def _probabilities(self) -> str:
+        """The name of that output, "" without one."""
+        names = [spec.name for spec in self.model.outputs]
+        if (wanted := self.options["probabilities"]) and wanted not in names:
+            raise InvalidRequest(f"there is no output '{wanted}'; there are {', '.join(names)}")
+        return str(wanted) or next((name for name in names if "prob" in name.lower()), "")
+
+    def _check_labels(self) -> None:
+        shape = next((spec.shape for spec in self.model.outputs if spec.name == self.scores), ())
+        for what, given in (("labels", self.labels), ("classes", self.options["classes"])):
+            if given and shape and shape[-1] not in (-1, len(given)):
+                raise InvalidRequest(f"{len(given)} {what} for the {shape[-1]} columns of output '{self.scores}'")
+
+    def header(self, cells: Sequence[str]) -> Sequence[str] | None:
+        """Cells that name a column are a header. Where columns have no names, so are as many different words as there
+        are columns, for a model that takes numbers only."""
+        if any(map(is_number, cells)):
+            return None
+        if self.columns:
+            return cells if set(cells) & set(self.columns) else None
+        words = len(set(cells) - {""}) == len(cells) == sum(self.widths)
+        return () if words and all(spec.datatype != "BYTES" for spec in self.model.inputs) else None
+
+    def preprocess(self, instances: Sequence[Any]) -> Tensors:
+        """n rows -> each input [n, its columns]. Raises DecodingError that names the row and the column."""
+        rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
+        arrays, first = {}, 0
+        for spec, width in zip(self.model.inputs, self.widths, strict=True):
+            part = rows if len(self.widths) == 1 else [row[first : first + width] for row in rows]
+            arrays[spec.name] = self._array(spec, part, first)
+            first += width
+        return arrays
+
+    def _array(self, spec: TensorSpec, rows: Sequence[Row], first: int) -> Array:
+        def place(index: int) -> str:
+            return self.columns[first + index] if self.columns else f"column {first + index}"
+
+        array = array_of(rows, spec.datatype, self.options["missing"] == "nan", place)
+        return array if spec.shape else array.reshape(len(rows))
+
+    def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:
+        """The row's cells in the order of the columns."""
+        if isinstance(instance, Mapping):
+            return self._named(instance, number)
+        expected = sum(self.widths)
+        if len(instance) != expected:
+            names = f" ({_listed(self.columns)})" if self.columns else ""
+            hint = "; the label is not sent" if len(instance) == expected + 1 else ""
+            raise DecodingError(f"expected {expected} cells{names}, got {len(instance)}{hint}", instance=number)
+        return instance
+
+    def _named(self, instance: Mapping[str, Any], number: int) -> Row:
+        if not self.columns:
+            raise DecodingError("this model's columns have no names: send a list of cells", instance=number)
+        if unknown := instance.keys() - set(self.columns):
+            reason = f"there is no column {_listed(sorted(unknown))}; the columns are {_listed(self.columns)}"
+            raise DecodingError(reason, instance=number)
+        if absent := [name for name in self.columns if name not in instance]:
+            raise DecodingError(f"the row has no {_listed(absent)}", instance=number)
+        return [instance[name] for name in self.columns]
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """Each output's value of the row; the first output that is no probability is the prediction."""
+        values: dict[str, list[Any]] = {}
+        for spec in self.model.outputs:
+            array = outputs[spec.name].reshape(len(instances), -1)
+            if spec.name == self.scores:
+                continue
+            name = spec.name if values else "prediction"
+            values[name] = [row[0] if len(row) == 1 else row for row in self._rows(array, name == "prediction")]
+        if self.scores:
+            values["probabilities"] = self._by_class(outputs[self.scores].reshape(len(instances), -1))
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+    def _rows(self, array: Array, predicted: bool) -> list[list[Any]]:
+        rows: list[list[Any]] = array.tolist()
+        if array.dtype.kind == "O":
+            return [[value.decode() for value in row] for row in rows]
+        named = predicted and self.labels and array.dtype.kind in "iub"
+        return [[self._label(value) for value in row] for row in rows] if named else rows
+
+    def _label(self, number: int) -> str:
+        classes = self.options["classes"]
+        return self.labels[classes.index(number) if classes else number]
+
+    def _by_class(self, array: Array) -> list[dict[str, float]]:
+        numbers = self.options["classes"] or range(array.shape[1])
+        names = self.labels or [str(int(number) if number % 1 == 0 else number) for number in numbers]
+        return [dict(zip(names, row, strict=True)) for row in array.tolist()]
+
+
+def _width(spec: TensorSpec, named: int) -> int:
+    """The columns of an input; `named` is how many there are where its shape does not say."""
+    columns = math.prod(spec.shape)
+    if len(spec.shape) > 1 or spec.datatype not in DTYPES or (columns < 1 and not named):
+        raise InvalidRequest(
+            f"input '{spec.name}' {spec.datatype} {list(spec.shape)} is no column or matrix of columns: beside the "
+            "batch it must have one dimension, of a fixed size, or the columns' names must be in columns.txt"
+        )
+    return columns if columns > 0 else named
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(f"'{name[:100]}'" for name in names[:LISTED]) + rest

@@ -1,0 +1,54 @@
+// The server's routes. Each answer is JSON or an error {"error", "code", "request_id"}.
+
+export class Failed extends Error {
+  constructor(status, { error, code = "", request_id = "" }) {
+    super(error);
+    Object.assign(this, { status, code, requestId: request_id });
+  }
+}
+
+const NOBODY = "the server does not answer: is it still running?";
+
+export async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (err) {
+    if (err.name === "AbortError") throw err;
+    throw new Failed(0, { error: NOBODY, code: "unreachable" });
+  }
+  if (response.ok) return response;
+  throw new Failed(response.status, await said(response));
+}
+
+async function said(response) {
+  const text = await response.text();
+  try {
+    const document = JSON.parse(text);
+    if (typeof document.error === "string") return document;
+  } catch {
+    // a proxy's page, perhaps
+  }
+  return { error: text.slice(0, 300) || `the server answers ${response.status} and says nothing` };
+}
+
+export const models = async () => (await (await ask("/models")).json()).models;
+
+export const metrics = async () => (await ask("/metrics")).text();
+
+// "" when everything works, else what is wrong.
+export async function health() {
+  try {
+    await ask("/ping");
+    return "";
+  } catch (err) {
+    return err.message;
+  }
+}
+
+export async function example(model) {
+  const response = await ask(`/examples/${encodeURIComponent(model)}`);
+  const type = response.headers.get("content-type") ?? "";
+  const name = /filename="?([^";]+)"?/.exec(response.headers.get("content-disposition") ?? "")?.[1] ?? "example";
+  return { data: new Blob([await response.arrayBuffer()], { type: type.split(";")[0] }), name };
+}

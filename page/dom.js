@@ -1,0 +1,50 @@
+// Makes elements. Text becomes text nodes only: nothing that a model, a file or a server says is read as HTML.
+
+export const find = (id) => document.getElementById(id);
+
+// h("li", { class: "row", onclick: f, "--share": 0.5 }, "text", element): names with -- are CSS properties.
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) set(element, name, value);
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+function set(element, name, value) {
+  if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+  else if (name.startsWith("--")) element.style.setProperty(name, value);
+  else if (value === true) element.setAttribute(name, "");
+  else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+}
+
+export const fill = (element, ...children) => {
+  element.replaceChildren(...children.flat().filter(Boolean));
+  return element;
+};
+
+export const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+// A colour of its own for each class, far from its neighbours': the golden angle.
+export const hue = (number) => Math.round((number * 137.508 + 225) % 360);
+
+export const milliseconds = (value) => (value < 10 ? `${value.toFixed(1)} ms` : `${Math.round(value)} ms`);
+
+export function copyButton(text) {
+  const button = h("button", { type: "button", class: "copy", onclick: copy }, "Copy");
+  async function copy() {
+    await write(text());
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  }
+  return button;
+}
+
+// navigator.clipboard is there on localhost and over https only.
+async function write(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = h("textarea", {}, text);
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}

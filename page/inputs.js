@@ -1,0 +1,154 @@
+// What a model is asked with: a picture, texts, fields of a JSON object, or tensors. Each kind is made once per model
+// and calls `run(input)` when it has something to send.
+
+import { example } from "./api.js";
+import { find, h, fill } from "./dom.js";
+import { canTakePhotos, takePhoto } from "./camera.js";
+
+const PICTURES = ["image", "encoded image"];
+
+export async function showInput(model, run, failed) {
+  const box = find("input");
+  const asked = { model, run, failed, example: () => example(model.name) };
+  if (!model.client) return fill(box, tensors(asked));
+  if (PICTURES.includes(model.codec)) return fill(box, ...picture(asked));
+  const first = await asked.example().then(({ data }) => data.text(), () => "");
+  return fill(box, model.codec === "text" ? texts(asked, first) : value(asked, first));
+}
+
+// A picture that is dropped anywhere on the page or pasted is taken while the model's input is a picture.
+let takeFile = null;
+
+export function listen() {
+  const over = (on) => () => find("stage").classList.toggle("over", on && takeFile !== null);
+  for (const name of ["dragenter", "dragover"]) {
+    addEventListener(name, (event) => (event.preventDefault(), over(true)()));
+  }
+  addEventListener("dragleave", over(false));
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    over(false)();
+    takeFile?.(event.dataTransfer.files[0]);
+  });
+  addEventListener("paste", (event) => takeFile?.(event.clipboardData.files[0]));
+}
+
+export const forget = () => (takeFile = null);
+
+function picture({ run, failed, example }) {
+  const take = (file, name = file?.name || "picture.png") => {
+    if (!file) return;
+    find("input").classList.add("compact");
+    run({ kind: "picture", file, name });
+  };
+  takeFile = take;
+  const chooser = h("input", { type: "file", accept: "image/*", id: "file", class: "unseen", onchange: chosen });
+  function chosen() {
+    take(chooser.files[0]);
+    chooser.value = ""; // the same file may be chosen again
+  }
+  const useExample = () => example().then(({ data, name }) => take(data, name), failed);
+  const shoot = () => takePhoto().then((file) => take(file), failed);
+  const fromCamera = h("input", { type: "file", accept: "image/*", capture: "environment", class: "unseen", id: "photo", tabindex: -1, "aria-hidden": "true", onchange: (event) => take(event.target.files[0]) });
+  return [
+    h("div", { class: "drop" },
+      h("p", { class: "hint" }, h("span", { class: "big" }, "Drop a picture here"), " or paste one"),
+      h("div", { class: "row" },
+        h("label", { class: "button primary", for: "file" }, chooser, "Choose a picture"),
+        h("button", { type: "button", onclick: () => (canTakePhotos() ? shoot() : fromCamera.click()) }, "Take a photo"),
+        h("button", { type: "button", onclick: useExample }, "Use the example"), fromCamera)),
+  ];
+}
+
+function texts({ run }, first) {
+  const list = h("ol", { class: "texts" });
+  const all = () => [...list.querySelectorAll("textarea")];
+  const send = () => {
+    const values = all().map((area) => area.value).filter((text) => text.trim());
+    if (values.length) run({ kind: "instances", values });
+  };
+  function add(text = "") {
+    const number = list.children.length + 1;
+    const area = h("textarea", { rows: 1, "aria-label": `Text ${number}`, placeholder: "Type a text", onkeydown: keys }, text);
+    const remove = h("button", { type: "button", class: "quiet", "aria-label": `Remove text ${number}`, onclick: drop }, "✕");
+    const row = h("li", {}, area, remove);
+    function drop() {
+      row.remove();
+      if (!list.children.length) add();
+      all().forEach((each, index) => {
+        each.setAttribute("aria-label", `Text ${index + 1}`);
+        each.nextSibling.setAttribute("aria-label", `Remove text ${index + 1}`);
+      });
+    }
+    list.append(row);
+    return area;
+  }
+  const keys = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && send();
+  add(first.trim());
+  return h("div", { class: "ask", onmore: (event) => (event.detail.forEach((text) => add(text)), send()) }, list,
+    h("div", { class: "row" },
+      h("button", { type: "button", class: "primary", id: "run", onclick: send }, "Run"),
+      h("button", { type: "button", onclick: () => add().focus() }, "Add a text")));
+}
+
+// An example that is an object of words and numbers becomes a form, any other value a field of JSON.
+function value({ model, run, failed }, first) {
+  const parsed = named(attempt(() => JSON.parse(first)), model.columns);
+  const plain = parsed && typeof parsed === "object" && !Array.isArray(parsed) && Object.values(parsed).every(isWord);
+  if (!plain) return json("instance", first, failed, (instance) => run({ kind: "instances", values: [instance] }));
+  const fields = Object.entries(parsed).map(([name, word]) => [name, word, field(name, word)]);
+  const send = () => run({ kind: "instances", values: [Object.fromEntries(fields.map(([name, word, { input }]) => [name, read(word, input)]))] });
+  return h("div", { class: "ask" }, h("div", { class: "fields" }, fields.map(([, , { element }]) => element)),
+    h("div", { class: "row" }, h("button", { type: "button", class: "primary", id: "run", onclick: send }, "Run")));
+}
+
+// A row of a table, by its columns.
+const named = (cells, columns) =>
+  columns && Array.isArray(cells) ? Object.fromEntries(columns.map((name, index) => [name, cells[index]])) : cells;
+
+const isWord = (word) => word === null || typeof word !== "object";
+
+function read(word, input) {
+  if (typeof word === "boolean") return input.checked;
+  return typeof word === "number" && input.value !== "" ? Number(input.value) : input.value;
+}
+
+function field(name, word) {
+  const id = `field-${name.replace(/\W/g, "-")}`;
+  const long = typeof word === "string" && word.length > 40;
+  const kind = { number: { type: "number", step: "any" }, boolean: { type: "checkbox", checked: word } }[typeof word] ?? {};
+  const input = long ? h("textarea", { id, rows: 4 }, word) : h("input", { id, value: word ?? "", ...kind });
+  return { input, element: h("div", { class: long ? "field wide" : "field" }, h("label", { for: id }, name), input) };
+}
+
+const ONES = 1;
+
+function tensors({ model, run, failed }) {
+  const input = ({ name, datatype, shape }) => {
+    const whole = [...(model.max_batch_size ? [1] : []), ...shape.map((side) => (side < 0 ? ONES : side))];
+    const count = whole.reduce((product, side) => product * side, 1);
+    const one = { BYTES: "text", BOOL: true }[datatype] ?? 0;
+    return { name, datatype, shape: whole, data: Array(Math.min(count, 4096)).fill(one) };
+  };
+  const document = { inputs: (model.inputs ?? []).map(input) };
+  return json("tensors", JSON.stringify(document, null, 1), failed, (document) => run({ kind: "tensors", document }));
+}
+
+function json(what, text, failed, use) {
+  const area = h("textarea", { rows: 8, class: "mono", id: "document", spellcheck: "false" }, text);
+  const send = () => {
+    const value = attempt(() => JSON.parse(area.value));
+    if (value === undefined) failed(new Error("this is no JSON"));
+    else use(value);
+  };
+  return h("div", { class: "ask" }, h("label", { for: "document" }, `The ${what}, as JSON`), area,
+    h("div", { class: "row" }, h("button", { type: "button", class: "primary", id: "run", onclick: send }, "Run")));
+}
+
+function attempt(parse) {
+  try {
+    return parse();
+  } catch {
+    return undefined;
+  }
+}

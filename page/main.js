@@ -1,0 +1,113 @@
+// The page: models on the left, input and result in the middle, operations in a second view.
+
+import { describe, send } from "./call.js";
+import { models as listModels } from "./api.js";
+import { showDetails } from "./details.js";
+import { fill, find, h } from "./dom.js";
+import { watchHealth } from "./health.js";
+import { forget, listen, showInput } from "./inputs.js";
+import { showOperations } from "./operations.js";
+import { showParameters } from "./parameters.js";
+import { showInputAlone, showResult } from "./results.js";
+import { tabs } from "./tabs.js";
+
+const SOON = 120; // milliseconds after the last move of a slider
+const KINDS = { image: "picture", "encoded image": "picture", text: "text", json: "JSON", row: "row" };
+
+let models = [];
+let chosen = null; // the model
+let input = null; // what was sent last
+let parameters = () => ({});
+let running = null; // AbortController of the call that runs
+let timer = 0;
+
+async function load() {
+  try {
+    models = await listModels();
+  } catch (err) {
+    return fail(err);
+  }
+  fail(null);
+  showModels();
+  const same = models.find(({ name }) => name === chosen?.name);
+  if (same) chosen = same;
+  else if (models.length) await choose(models.find(findsObjects) ?? models.find(({ codec }) => KINDS[codec] === "picture") ?? models[0]);
+}
+
+// A detector shows most of what the page can do.
+const findsObjects = ({ codec, parameters = [] }) => KINDS[codec] === "picture" && parameters.some(({ name }) => name === "iou");
+
+const broken = ({ error }) => Boolean(error);
+
+function showModels() {
+  fill(find("models"), models.map((model) =>
+    h("label", { class: "model" },
+      h("input", { type: "radio", name: "model", value: model.name, checked: model.name === chosen?.name, onchange: () => choose(model) }),
+      h("span", { class: "name" }, model.name),
+      h("span", { class: "kind" }, broken(model) ? "not served" : (model.client ? KINDS[model.codec] : "tensors") ?? "any"))));
+}
+
+async function choose(model) {
+  running?.abort();
+  forget();
+  chosen = model;
+  input = null;
+  for (const radio of document.getElementsByName("model")) radio.checked = radio.value === model.name;
+  fill(find("version"), h("option", { value: "" }, "latest"), versions(model));
+  parameters = showParameters(model, again);
+  find("input").className = "";
+  fill(find("result"));
+  find("details").hidden = true;
+  fail(broken(model) ? new Error(model.error) : null);
+  await showInput(model, run, fail);
+}
+
+const versions = ({ versions = [] }) =>
+  versions.map(({ version, state }) => h("option", { value: version }, state === "READY" ? version : `${version} (${state.toLowerCase()})`));
+
+// A changed parameter or version asks again with the same input.
+function again() {
+  clearTimeout(timer);
+  if (input) timer = setTimeout(() => run(input), SOON);
+}
+
+async function run(given) {
+  const isNew = given !== input;
+  input = given;
+  running?.abort();
+  running = new AbortController();
+  const { signal } = running;
+  const call = describe(chosen.name, find("version").value, given, parameters());
+  if (isNew) showInputAlone(given);
+  find("stage").setAttribute("aria-busy", "true");
+  try {
+    const reply = await send(call, signal);
+    fail(null);
+    showResult(reply.document, given);
+    showDetails(call, reply);
+  } catch (err) {
+    if (err.name === "AbortError") return;
+    fail(err);
+    showDetails(call, null);
+  } finally {
+    if (!signal.aborted) find("stage").removeAttribute("aria-busy");
+  }
+}
+
+function fail(err) {
+  if (!err) return fill(find("error"));
+  const facts = [err.status && `${err.status}`, err.code, err.requestId && `request ${err.requestId}`].filter(Boolean);
+  return fill(find("error"), h("div", { class: "error" }, h("p", {}, err.message), facts.length ? h("p", { class: "help" }, facts.join(" · ")) : null));
+}
+
+listen();
+tabs(find("details").querySelector("[role=tablist]"));
+const show = tabs(find("views"), (tab) => {
+  showOperations(tab.id === "tab-operations");
+  history.replaceState(null, "", tab.id === "tab-operations" ? "#operations" : location.pathname);
+});
+if (location.hash === "#operations") show(find("tab-operations"));
+find("version").addEventListener("change", again);
+for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
+watchHealth(load);
+load();

@@ -1,0 +1,46 @@
+// {"detections": [{"label", "class_id", "score", "box"}], "image"}: boxes on the picture, and a list of them.
+
+import { h, hue, percent } from "../dom.js";
+import { picture } from "./picture.js";
+
+const MOST = 400; // drawn; a page of thousands of boxes says nothing
+
+export const matches = (prediction) => Array.isArray(prediction?.detections);
+
+export function render({ predictions, input }) {
+  return predictions.map((prediction) => one(prediction, input.file));
+}
+
+function one({ detections, image }, file) {
+  const { element, layer } = picture(file ?? new Blob(), image);
+  const shown = detections.slice(0, MOST);
+  const boxes = shown.map((each) => box(each, image));
+  const rows = shown.map((each, index) => row(each, boxes[index]));
+  layer.append(...boxes);
+  const count = detections.length === 1 ? "1 object" : `${detections.length} objects`;
+  const more = detections.length > MOST ? `, ${MOST} of them shown` : "";
+  return h("div", { class: "seen" }, element,
+    h("div", { class: "found" }, h("h3", {}, count + more), counts(detections), h("ol", { class: "rows", tabindex: 0, "aria-label": "Objects, best first" }, rows)));
+}
+
+function box({ label, class_id, score, box: { xmin, ymin, xmax, ymax } }, { width, height }) {
+  const place = { "--x": xmin / width, "--y": ymin / height, "--w": (xmax - xmin) / width, "--h": (ymax - ymin) / height };
+  const name = ymin / height < 0.05 ? "box high" : "box"; // its label would lie outside
+  return h("div", { class: name, "--hue": hue(class_id), ...place, "data-label": label, title: `${label} ${percent(score)}` }, h("span", {}, label));
+}
+
+function row({ label, class_id, score }, box) {
+  const mark = (on) => () => box.classList.toggle("marked", on);
+  const element = h("li", { "--hue": hue(class_id), onpointerenter: mark(true), onpointerleave: mark(false) },
+    h("span", { class: "swatch", "aria-hidden": "true" }), h("span", { class: "name" }, label), h("span", { class: "number" }, percent(score)));
+  return element;
+}
+
+function counts(detections) {
+  const found = new Map();
+  for (const { label, class_id } of detections) found.set(label, { number: (found.get(label)?.number ?? 0) + 1, class_id });
+  if (found.size < 2) return null;
+  const sorted = [...found].sort((one, other) => other[1].number - one[1].number);
+  return h("p", { class: "chips" }, sorted.map(([label, { number, class_id }]) =>
+    h("span", { class: "chip", "--hue": hue(class_id) }, h("span", { class: "swatch", "aria-hidden": "true" }), `${label} × ${number}`)));
+}

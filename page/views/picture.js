@@ -1,0 +1,31 @@
+// A picture with a layer over it, whose places are shares of the picture's sides.
+
+import { h } from "../dom.js";
+
+const SMALL = 320; // pixels: of a smaller picture nobody sees much
+
+// `size` is what the server says of the picture: it stands in where the browser cannot show the file (TIFF, say).
+export function picture(file, size = null) {
+  const image = h("img", { alt: "The picture that was sent", src: address(file), onerror: blank, onload: enlarge });
+  const layer = h("div", { class: "layer" });
+  const frame = h("div", { class: "frame" }, image, layer);
+  function enlarge() {
+    const times = Math.floor(Math.min(SMALL / image.naturalWidth, SMALL / image.naturalHeight));
+    if (times > 1) image.width = times * image.naturalWidth;
+  }
+  function blank() {
+    image.replaceWith(h("p", { class: "blank", "--ratio": size ? size.width / size.height : 1.6 }, "This browser cannot show the file."));
+  }
+  return { element: frame, layer };
+}
+
+let last = { file: null, url: "" };
+
+// One address per file: a result that is shown again must not read the picture again.
+function address(file) {
+  if (last.file !== file) {
+    if (last.url) URL.revokeObjectURL(last.url);
+    last = { file, url: URL.createObjectURL(file) };
+  }
+  return last.url;
+}

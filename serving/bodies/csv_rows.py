@@ -1,0 +1,146 @@
+"""CSV: each row is an instance of a model that takes rows; the first may be a header.
+
+The rows are kept as bytes, and read as their turn comes: as cells they take several times the memory.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from werkzeug.datastructures import MIMEAccept
+
+from clients.base import ModelClient
+from serving.bodies.instances import Instances, check_media_type
+from serving.bodies.json_lines import JSON_LINES
+from serving.budget import MOST_INSTANCES, check_count, in_time
+from serving.codecs import Limits, read_cells
+from serving.deadline import Deadline
+from serving.decoding import Decoder, Item
+from serving.errors import DecodingError, InvalidRequest
+from serving.request import Batch, Body, Reply, Request
+from serving.served_model import ServedModel
+from serving.sessions import Session
+
+CSV = "text/csv"
+HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class CsvItem(Item):
+    """One row; with a header its cells are an object, by `columns`."""
+
+    columns: Sequence[str] = ()
+
+    def open(self, client: ModelClient, limits: Limits, index: int) -> Any:
+        with self._placed(index):
+            cells = read_cells(self.raw or b"")
+            if not self.columns:
+                return cells
+            if len(cells) != len(self.columns):
+                raise DecodingError(f"it has {len(cells)} cells, and the header {len(self.columns)}")
+            return dict(zip(self.columns, cells, strict=True))
+
+
+@dataclass(frozen=True)
+class CsvBody(Body):
+    """`header` says whether the first row is one, None where the model's columns tell."""
+
+    data: bytes
+    header: bool | None = None
+
+    def by_line(self, accept: MIMEAccept) -> bool:
+        """As batch transform asks for it; else the reply is in one piece, as JSON or as CSV."""
+        return accept.best_match(["application/json", CSV, JSON_LINES], default="application/json") == JSON_LINES
+
+    def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
+        """The rows, one after the other. Raises InvalidRequest, DecodingError, TooLate and others."""
+        check_media_type(client, CSV)
+        rows = in_time(_rows(self.data.removeprefix(BOM)), deadline)
+        first = next(rows, None)
+        if first is None:
+            raise InvalidRequest("the body has no row; send CSV, a line for each row")
+        columns = self._columns(client, first)
+        if columns is None:
+            yield CsvItem("", raw=first)
+        for row in rows:
+            yield CsvItem("", raw=row, columns=columns or ())
+
+    def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
+        """None where the first row is no header; () where its names do not matter."""
+        if self.header is False:
+            return None
+        try:
+            columns = client.header(read_cells(first))
+        except DecodingError as err:
+            raise err.at(0) from err
+        if columns is None and self.header:
+            if client.columns:
+                raise InvalidRequest(f"the header names none of the columns, which are: {', '.join(client.columns)}")
+            return ()
+        if columns and len(set(columns)) < len(columns):
+            raise InvalidRequest("the header names a column twice")
+        return columns
+
+    def batches(
+        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
+    ) -> Iterator[Batch]:
+        items: list[Item] = []
+        for item in self.items(served.require_client(), request.deadline):
+            items.append(item)
+            check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
+        if not items:
+            raise InvalidRequest("the body has a header and no row")
+        yield from Instances(items).batches(served, request, session, decoder)
+
+    def reply(self, served: ServedModel, request: Request, results: Iterator[Any]) -> Reply:
+        if request.accept.best_match(["application/json", CSV], default="application/json") != CSV:
+            return Instances([]).reply(served, request, results)
+        written, version = bytearray(), ""
+        for result in results:
+            written += _as_csv(result.predictions)
+            request.budget.check_output(len(written))
+            version = result.version
+        return Reply(bytes(written), f"{CSV}; charset=utf-8", version)
+
+    def line(self, served: ServedModel, request: Request, result: Any) -> bytes:
+        return Instances([]).line(served, request, result)
+
+
+def read_csv(data: bytes, header: str) -> CsvBody:
+    """The body; `header` is the media type's parameter, "" without one. Raises InvalidRequest."""
+    if header and header not in HEADER:
+        raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
+    return CsvBody(data, HEADER.get(header))
+
+
+def _rows(data: bytes) -> Iterator[bytes]:
+    """The lines, those that a quoted cell goes on in together. Empty ones are skipped."""
+    row, quoted = bytearray(), False
+    for line in io.BytesIO(data):
+        row += line
+        quoted ^= line.count(b'"') % 2 == 1
+        if not quoted:
+            if not row.isspace():
+                yield bytes(row)
+            row.clear()
+    if row:
+        yield bytes(row)
+
+
+def _as_csv(predictions: Sequence[Any]) -> bytes:
+    """A line for each: its values in their order, those of a list or an object one after the other."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(list(_cells(each)) for each in predictions)
+    return text.getvalue().encode()
+
+
+def _cells(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _cells(each)
+    else:
+        yield value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,0 +1,63 @@
+"""GET /openapi.json. What writes it is imported when somebody asks."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from flask import Response, current_app
+
+from serving.bodies.instances import Instances
+from serving.decoding import Item
+from serving.errors import ServingError
+from serving.front.incoming import incoming
+from serving.front.replies import json_reply
+from serving.front.services import services
+from serving.request import Request
+from serving.served_model import ServedModel
+
+UNSAID = {"HEAD", "OPTIONS"}
+FILES = "/docs/"  # of a page are no part of the API
+
+
+def openapi() -> Response:
+    """The API of this server, with the models that it serves now, as OpenAPI 3.1."""
+    from serving.front.openapi import document
+
+    versions = {} if services().multi_model else _versions()
+    served = list(_served(versions))
+    replies = {model.name: reply for model in served if (reply := _reply(model))}
+    return json_reply(document(_routes(), served, replies, {model.name: versions[model.name] for model in served}))
+
+
+def _routes() -> Iterator[tuple[str, str, str]]:
+    for rule in current_app.url_map.iter_rules():
+        if rule.rule.startswith(FILES):
+            continue
+        text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
+        yield from ((rule.rule, method, text) for method in sorted((rule.methods or set()) - UNSAID))
+
+
+def _versions() -> dict[str, list[str]]:
+    """Of each model those that are ready."""
+    index = services().registry.index()
+    ready = {name: [each.version for each in found.values() if each.state == "READY"] for name, found in index.items()}
+    return {name: sorted(versions) for name, versions in sorted(ready.items()) if versions}
+
+
+def _served(names: Mapping[str, list[str]]) -> Iterator[ServedModel]:
+    for name in names:
+        with suppress(ServingError), services().models.use(name) as served:
+            yield served
+
+
+def _reply(served: ServedModel) -> Any:
+    """What the model answers to its client's example; None where it does not."""
+    if not served.client:
+        return None
+    deadline = incoming().deadline(services().gateway.timeout)
+    request = Request("openapi", Instances([Item("example", raw=served.client.example)]), deadline=deadline)
+    with suppress(ServingError, orjson.JSONDecodeError):
+        return orjson.loads(services().inference.once(served, request).content)
+    return None

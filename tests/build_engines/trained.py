@@ -1,0 +1,133 @@
+"""Small trained models of scikit-learn, XGBoost and LightGBM, and rows for them."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import joblib
+import lightgbm
+import numpy as np
+import pandas as pd
+import xgboost
+from sklearn.compose import ColumnTransformer
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.svm import LinearSVC
+
+CODE = "ran.txt"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model, a file of it, and rows that it was trained on."""
+
+    model: Any
+    file: Path
+    rows: pd.DataFrame
+
+    @property
+    def own_rows(self) -> Any:
+        """As the model itself takes them: with names where it was trained with names."""
+        return self.rows if hasattr(self.model, "feature_names_in_") else self.rows.to_numpy()
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        """As JSON has them."""
+        rows: list[list[Any]] = self.rows.astype(object).to_numpy().tolist()
+        return [[None if cell != cell else cell for cell in row] for row in rows]
+
+
+@cache
+def people() -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
+    """Numbers and texts, one column of which no model uses; "yes" or "no"."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(18, 80, 200).astype(float),
+            "job": rng.choice(["cook", "clerk, senior", "pilot"], 200),
+            "fare (EUR)": rng.normal(50, 20, 200).round(2),
+            "city": rng.choice(["Bern", "Köln"], 200),
+            "grade": rng.integers(0, 4, 200),
+            "note": "-",
+        }
+    )
+    return frame, np.where((frame.age > 40) ^ (frame.job == "cook"), "yes", "no")
+
+
+def mixed(folder: Path) -> Trained:
+    """A pipeline of numbers and texts, classes "no" and "yes"; the column `note` is dropped."""
+    frame, answers = people()
+    encoders = ColumnTransformer(
+        [
+            ("numbers", StandardScaler(), ["age", "fare (EUR)"]),
+            ("texts", OneHotEncoder(handle_unknown="ignore"), ["job", "city"]),
+            ("grades", OneHotEncoder(), ["grade"]),
+        ]
+    )
+    model = make_pipeline(encoders, LogisticRegression()).fit(frame, answers)
+    return saved(model, folder / "mixed.joblib", frame.drop(columns="note"))
+
+
+def forest(folder: Path) -> Trained:
+    """A matrix with names; the names of irises."""
+    iris = load_iris(as_frame=True)
+    model = RandomForestClassifier(5, random_state=0).fit(iris.data, iris.target_names[iris.target])
+    return saved(model, folder / "forest.joblib", iris.data)
+
+
+def ridge(folder: Path) -> Trained:
+    """A matrix without names; a number."""
+    rows, answers = load_diabetes(return_X_y=True)
+    return saved(Ridge().fit(rows, answers), folder / "ridge.pkl", pd.DataFrame(rows))
+
+
+def odd_classes(folder: Path) -> Trained:
+    """Classes 1, 3 and 5."""
+    rows, answers = load_iris(return_X_y=True)
+    return saved(LogisticRegression(max_iter=300).fit(rows, answers * 2 + 1), folder / "odd.joblib", pd.DataFrame(rows))
+
+
+def without_probabilities(folder: Path) -> Trained:
+    rows, answers = load_iris(return_X_y=True)
+    return saved(LinearSVC().fit(rows, answers), folder / "svc.joblib", pd.DataFrame(rows))
+
+
+def misconverted(folder: Path) -> Trained:
+    """Categorical columns of HistGradientBoosting, which skl2onnx 1.20 does not know and does not refuse."""
+    frame, answers = people()
+    encoders = ColumnTransformer([("texts", OrdinalEncoder(), ["job"])], remainder="passthrough")
+    model = make_pipeline(encoders, HistGradientBoostingClassifier(max_iter=5, categorical_features=[0]))
+    return saved(model.fit(frame[["age", "job"]], answers), folder / "categorical.joblib", frame[["age", "job"]])
+
+
+def xgboosts(folder: Path) -> Trained:
+    """XGBoost's own file, with names of columns and of three classes' numbers; cells may be empty."""
+    iris = load_iris(as_frame=True)
+    rows = iris.data.mask(np.random.default_rng(0).random(iris.data.shape) < 0.1)
+    model = xgboost.XGBClassifier(n_estimators=5, max_depth=3).fit(rows, iris.target)
+    model.save_model(folder / "model.json")
+    return Trained(model, folder / "model.json", rows)
+
+
+def lightgbms(folder: Path) -> Trained:
+    """LightGBM's own file of a regression."""
+    rows, answers = load_diabetes(return_X_y=True)
+    model = lightgbm.LGBMRegressor(n_estimators=5, verbose=-1).fit(rows, answers)
+    model.booster_.save_model(folder / "model.txt")
+    return Trained(model, folder / "model.txt", pd.DataFrame(rows))
+
+
+def saved(model: Any, file: Path, rows: pd.DataFrame) -> Trained:
+    joblib.dump(model, file)
+    return Trained(model, file, rows)
+
+
+class Code:
+    """A pickle that leaves a file where it is read."""
+
+    def __reduce__(self) -> Any:
+        return Path(CODE).write_text, ("read",)

@@ -1,0 +1,174 @@
+"""The client of tables: cells of every datatype, names of columns and classes, what a model's folder may not say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from clients.base import Model, TensorSpec
+from clients.table import Client
+from serving.codecs import ROW, Limits
+from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
+
+FLOATS = (TensorSpec("X", "FP32", (2,)),)
+EACH = (TensorSpec("age", "FP32", (1,)), TensorSpec("job", "BYTES", (1,)), TensorSpec("paid", "BOOL", ()))
+CLASSES = (TensorSpec("label", "INT64", (1,)), TensorSpec("probabilities", "FP32", (2,)))
+
+
+def client_of(
+    inputs: tuple[TensorSpec, ...] = FLOATS,
+    outputs: tuple[TensorSpec, ...] = CLASSES,
+    folder: Path = Path("/nonexistent"),
+    max_batch_size: int = 8,
+    **parameters: str,
+) -> Client:
+    return Client(Model("table", folder, inputs, outputs, max_batch_size, parameters))
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.txt").write_text(content)
+    return folder
+
+
+def answers(client: Client, **outputs: Any) -> list[Any]:
+    arrays = {name: np.array(values) for name, values in outputs.items()}
+    return client.postprocess(arrays, {}, [None] * len(next(iter(arrays.values()))), {})
+
+
+def test_an_input_for_each_column_gets_its_cells_in_its_datatype() -> None:
+    client = client_of(EACH)
+    assert client.columns == ("age", "job", "paid")
+    tensors = client.preprocess([[1, "a", True], {"paid": "0", "age": "2.5", "job": "ö"}])
+    assert [tensors[name].tolist() for name in client.columns] == [
+        [[1.0], [2.5]],
+        [[b"a"], ["ö".encode()]],
+        [True, False],
+    ]
+    assert {name: array.dtype.str for name, array in tensors.items()} == {"age": "<f4", "job": "|O", "paid": "|b1"}
+
+
+def test_inputs_of_several_columns_take_their_part_of_the_row() -> None:
+    client = client_of((TensorSpec("a", "FP64", (2,)), TensorSpec("b", "INT8", (1,))))
+    tensors = client.preprocess([["1", 2, 3], [4, 5.5, "6.0"]])
+    assert tensors["a"].tolist() == [[1.0, 2.0], [4.0, 5.5]]
+    assert tensors["b"].tolist() == [[3], [6]]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "cell", "reason"),
+    [
+        ("FP32", "x", "expected a number"),
+        ("FP32", "inf", "beyond FP32"),
+        ("FP32", 10**400, "beyond FP32"),
+        ("FP16", 1e6, "beyond FP16"),
+        ("FP64", {}, "expected a number"),
+        ("FP64", None, "it is empty"),
+        ("FP64", "nan", "it is empty"),
+        ("INT8", 128, "whole number of INT8"),
+        ("INT64", 1.5, "whole number of INT64"),
+        ("INT64", "", "whole number of INT64"),
+        ("INT64", None, "whole number of INT64"),
+        ("INT64", "9" * 5000, "whole number of INT64"),
+        ("UINT8", -1, "whole number of UINT8"),
+        ("BOOL", "maybe", "expected true or false"),
+        ("BYTES", 3, "expected a string"),
+    ],
+)
+def test_a_cell_that_is_wrong_is_named(datatype: str, cell: Any, reason: str) -> None:
+    client = client_of((TensorSpec("X", datatype, (1,)),))
+    good = "a" if datatype == "BYTES" else 1
+    with pytest.raises(DecodingError, match=f"instance 1, field 'X': .*{reason}"):
+        client.preprocess([[good], [cell]])
+
+
+def test_whole_numbers_keep_all_their_digits() -> None:
+    tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess([[2**62 + 1], [str(2**62 + 1)]])
+    assert tensors["id"].tolist() == [[2**62 + 1]] * 2
+
+
+@pytest.mark.parametrize("row", [["", 1], [None, 1], {"a": "nan", "b": 1}])
+def test_empty_cells_are_no_numbers_where_the_model_takes_them(row: Any, tmp_path: Path) -> None:
+    client = client_of(folder=written(tmp_path, columns="a\nb\n"), missing="nan")
+    (found,) = client.preprocess([row])["X"]
+    assert np.isnan(found[0]) and found[1] == 1
+
+
+def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
+    outputs = {"label": [[1], [0]], "probabilities": [[0.25, 0.75], [1.0, 0.0]]}
+    assert answers(client_of(), **outputs)[0] == {"prediction": 1, "probabilities": {"0": 0.25, "1": 0.75}}
+    named = client_of(folder=written(tmp_path, labels="no\nyes\n"))
+    assert answers(named, **outputs)[0] == {"prediction": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
+    numbered = client_of(folder=tmp_path, classes="3,7")
+    assert [each["prediction"] for each in answers(numbered, label=[[7], [3]], probabilities=[[0, 1], [1, 0]])] == [
+        "yes",
+        "no",
+    ]
+
+
+def test_further_outputs_keep_their_names() -> None:
+    outputs = (TensorSpec("label", "INT64", ()), TensorSpec("scores", "FP32", (2,)))
+    client = client_of(outputs=outputs)
+    assert answers(client, label=[4], scores=[[1.0, 2.0]]) == [{"prediction": 4, "scores": [1.0, 2.0]}]
+    client = client_of(outputs=outputs, probabilities="scores")
+    assert answers(client, label=[4], scores=[[1.0, 2.0]])[0]["probabilities"] == {"0": 1.0, "1": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "files", "options", "message"),
+    [
+        (FLOATS, {}, {"max_batch_size": 0}, "takes no batches"),
+        (FLOATS, {"columns": "a\n"}, {}, "1 names of columns for 2 columns"),
+        (FLOATS, {"columns": "a\na\n"}, {}, "the same name"),
+        (FLOATS, {"labels": "a\n"}, {}, "1 labels for the 2 columns of output 'probabilities'"),
+        (FLOATS, {}, {"classes": "1,2,3"}, "3 classes for the 2 columns"),
+        (FLOATS, {}, {"probabilities": "p"}, "there is no output 'p'"),
+        ((TensorSpec("X", "FP32", (3, 224, 224)),), {}, {}, "no column or matrix of columns"),
+        ((TensorSpec("X", "FP32", (-1,)),), {}, {}, "the columns' names must be in columns.txt"),
+    ],
+)
+def test_a_folder_that_does_not_fit_its_model_is_refused(
+    inputs: Any, files: dict[str, str], options: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        client_of(inputs, folder=written(tmp_path, **files), **options)
+
+
+def test_names_of_columns_say_how_wide_a_matrix_of_any_width_is(tmp_path: Path) -> None:
+    client = client_of((TensorSpec("X", "FP32", (-1,)),), folder=written(tmp_path, columns="a\nb\nc\n"))
+    assert client.preprocess([{"c": 3, "b": 2, "a": 1}])["X"].tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("inputs", [FLOATS, EACH])
+def test_the_example_is_a_row_that_the_model_takes(inputs: Any) -> None:
+    client = client_of(inputs)
+    row = ROW.from_bytes(client.example, Limits())
+    assert len(client.preprocess([row])) == len(inputs)
+    assert orjson.loads(client.example) == row
+
+
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [
+        (b"1,2", ["1", "2"]),
+        (b'"a ""b"", c",\xc3\xb6\r\n', ['a "b", c', "ö"]),
+        (b'"a\nb",c', ["a\nb", "c"]),
+        (b' {"a": 1}', {"a": 1}),
+        (b"[1, null]", [1, None]),
+    ],
+)
+def test_a_row_is_csv_or_json(data: bytes, row: Any) -> None:
+    assert ROW.from_bytes(data, Limits()) == row
+
+
+@pytest.mark.parametrize("data", [b"1\n2", b"\xff,1", b'"a', b"[1", b'"a"b'])
+def test_what_is_no_row_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodingError):
+        ROW.from_bytes(data, Limits())
+
+
+def test_a_row_of_endless_cells_is_not_read() -> None:
+    with pytest.raises(PayloadTooLarge, match="cells in one row"):
+        ROW.from_bytes(b"," * 10**6, Limits())

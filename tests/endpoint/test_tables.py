@@ -1,0 +1,178 @@
+"""Tables through the whole container: CSV and JSON, answers equal to the trained model's own, mistakes by row and
+column."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import requests
+
+from build_engines.building.model import build
+from build_engines.request import Request
+from tests.build_engines import trained
+from tests.build_engines.trained import Trained
+from tests.support.harness import Server
+
+MODELS = {
+    "mixed": trained.mixed,
+    "forest": trained.forest,
+    "xgb": trained.xgboosts,
+    "lgbm": trained.lightgbms,
+    "odd": trained.odd_classes,
+}
+CSV = {"Content-Type": "text/csv"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trained]:
+    folder = tmp_path_factory.mktemp("trained")
+    return {name: make(folder) for name, make in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def server(models: Mapping[str, Trained], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("tables")
+    for name, model in models.items():
+        build(Request(name, str(model.file), repository=folder / "models", allow_pickle=True))
+    started = Server(folder, folder / "models").wait_ready()
+    yield started
+    started.stop()
+
+
+def predictions(reply: requests.Response) -> list[dict[str, Any]]:
+    assert reply.status_code == 200, reply.text
+    found: list[dict[str, Any]] = reply.json()["predictions"]
+    return found
+
+
+def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
+    """JSON unless the body is text; `headers` with _ for -."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    if isinstance(body, str):
+        return server.post(f"/invocations?model_name={model}", data=body.encode(), headers=CSV | named)
+    return server.post(f"/invocations?model_name={model}", json=body, headers=named)
+
+
+def text_of(rows: pd.DataFrame, header: bool = False) -> str:
+    return str(rows.to_csv(index=False, header=header))
+
+
+@pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd"])
+def test_classes_and_probabilities_are_those_of_the_model_itself(
+    model: str, server: Server, models: Mapping[str, Trained]
+) -> None:
+    trained_model, rows = models[model].model, models[model].rows
+    wanted = models[model].own_rows
+    for body in (text_of(rows), {"instances": models[model].lists}):
+        found = predictions(ask(server, model, body))
+        assert [each["prediction"] for each in found] == trained_model.predict(wanted).tolist()
+        assert [list(each["probabilities"]) for each in found] == [[str(c) for c in trained_model.classes_]] * len(rows)
+        scores = [list(each["probabilities"].values()) for each in found]
+        np.testing.assert_allclose(scores, trained_model.predict_proba(wanted), atol=1e-5)
+
+
+def test_a_regression_is_a_number(server: Server, models: Mapping[str, Trained]) -> None:
+    model = models["lgbm"]
+    found = [each["prediction"] for each in predictions(ask(server, "lgbm", text_of(model.rows)))]
+    np.testing.assert_allclose(found, model.model.predict(model.rows.to_numpy()), rtol=1e-5)
+
+
+def test_columns_by_name_come_in_any_order(server: Server, models: Mapping[str, Trained]) -> None:
+    rows = models["mixed"].rows[:5]
+    turned = rows[rows.columns[::-1]]
+    wanted = predictions(ask(server, "mixed", text_of(rows)))
+    assert predictions(ask(server, "mixed", text_of(turned, header=True))) == wanted
+    assert predictions(ask(server, "mixed", {"instances": turned.to_dict("records")})) == wanted
+    assert predictions(ask(server, "mixed", "\ufeff" + text_of(rows, header=True).replace("\n", "\r\n"))) == wanted
+
+
+def test_a_header_of_names_that_the_model_does_not_know_is_passed_over(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
+    rows = text_of(models["odd"].rows[:3])
+    wanted = predictions(ask(server, "odd", rows))
+    assert predictions(ask(server, "odd", "a,b,c,d\n" + rows)) == wanted
+    assert predictions(ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=present")) == wanted
+    assert len(predictions(ask(server, "odd", "0,1,2,3\n" + rows))) == 4
+
+
+def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) -> None:
+    rows = text_of(models["mixed"].rows[:1500].sample(3000, replace=True, random_state=0))
+    reply = ask(server, "mixed", rows, Accept="text/csv")
+    assert reply.headers["Content-Type"] == "text/csv; charset=utf-8"
+    lines = list(csv.reader(io.StringIO(reply.text)))
+    found = predictions(ask(server, "mixed", rows))
+    assert len(lines) == 3000
+    assert [[line[0], *map(float, line[1:])] for line in lines] == [
+        [each["prediction"], *each["probabilities"].values()] for each in found
+    ]
+
+
+def test_in_batch_transform_each_row_has_its_line_and_a_wrong_one_spoils_no_other(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
+    rows = text_of(models["mixed"].rows[:8]).splitlines()
+    wanted = predictions(ask(server, "mixed", "\n".join(rows)))
+    rows[3] = rows[3].replace(rows[3].split(",")[0], "old", 1)
+    reply = ask(server, "mixed", "\n".join(rows), Accept="application/jsonlines")
+    assert reply.headers["Content-Type"] == "application/jsonlines"
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert lines[:3] + lines[4:] == wanted[:3] + wanted[4:]
+    assert lines[3] == {"error": "field 'age': expected a number, got the string 'old'", "code": "decoding_error"}
+    as_lines = "\n".join(map(json.dumps, models["mixed"].lists[:3]))
+    reply = ask(server, "mixed", as_lines, Content_Type="application/jsonlines")
+    assert [json.loads(line) for line in reply.text.splitlines()] == wanted[:3]
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "message"),
+    [
+        ("odd", "1,2,3,4\n1,2,x,4", "instance 1, field 'column 2': expected a number, got the string 'x'"),
+        ("odd", "1,2,3,4\n1,2,,4", "instance 1, field 'column 2': it is empty, and this model takes no missing values"),
+        ("odd", "1,2,3,4,5", "instance 0: expected 4 cells, got 5; the label is not sent"),
+        ("odd", "1,2,3,1e39", "field 'column 3': the string '1e39' is beyond FP32"),
+        ("odd", '1,2,3,"4', "instance 0: the row is no CSV in UTF-8"),
+        ("odd", "1;2;3;4", "expected 4 cells, got 1"),
+        ("odd", "\n\n", "the body has no row"),
+        ("odd", "a,b,c,d\n", "the body has a header and no row"),
+        ("odd", "-,-,-,-\n1,2,3,4", "instance 0, field 'column 0': expected a number, got the string '-'"),
+        ("odd", {"instances": [[1, 2, [3], 4]]}, "field 'column 2': expected a number, got a list of 1"),
+        ("odd", {"instances": [5]}, "expected a list of cells, or an object {column: cell}, got int 5"),
+        ("odd", {"instances": [{"a": 1}]}, "this model's columns have no names"),
+        ("mixed", "age,job\n1,cook", "the row has no 'fare (EUR)', 'city', 'grade'"),
+        ("mixed", "age,age\n1,2", "the header names a column twice"),
+        ("mixed", "age,job\n1", "instance 0: it has 1 cells, and the header 2"),
+        ("mixed", {"instances": [{"agee": 1}]}, "there is no column 'agee'; the columns are 'age', 'job'"),
+        ("mixed", {"instances": [[1, 2, 3, "Bern", 1]]}, "field 'job': expected a string, got int 2"),
+        ("mixed", {"instances": [[1, "cook", 3, "Bern", 1.5]]}, "field 'grade': expected a whole number of INT64"),
+        ("mixed", {"instances": [[1, "cook", 3, None, 1]]}, "field 'city': expected a string, got null"),
+    ],
+)
+def test_a_mistake_is_told_by_row_and_column(model: str, body: Any, message: str, server: Server) -> None:
+    reply = ask(server, model, body)
+    assert (reply.status_code, message in reply.json()["error"]) == (400, True), reply.text
+
+
+def test_more_cells_and_rows_than_one_request_may_have_are_refused(server: Server) -> None:
+    assert ask(server, "odd", "," * 200_000).status_code == 413
+    assert ask(server, "odd", "1\n" * 100_001).status_code == 413
+
+
+def test_a_model_of_another_kind_takes_no_csv_and_what_it_takes_is_listed(server: Server) -> None:
+    listed = {model["name"]: model for model in server.get("/models").json()["models"]}
+    assert listed["mixed"]["columns"] == ["age", "job", "fare (EUR)", "city", "grade"]
+    assert listed["mixed"]["client"] == "table"
+    assert ask(server, "odd", "1,2,3,4", Content_Type="text/csv; header=maybe").status_code == 400
+
+
+def test_one_row_of_csv_needs_no_content_type(server: Server, models: Mapping[str, Trained]) -> None:
+    row = text_of(models["odd"].rows[:1])
+    reply = server.post("/invocations?model_name=odd", data=row)
+    assert predictions(reply) == predictions(ask(server, "odd", row))
+    reply = server.post("/invocations?model_name=odd", data=row * 2)
+    assert "send several with Content-Type: text/csv" in reply.json()["error"]

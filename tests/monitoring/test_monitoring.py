@@ -1,0 +1,73 @@
+"""docs/monitoring: promtool takes the alerts, and every metric that they and the dashboard name exists after a load."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.exits import EXITS
+from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, wait_until
+
+FOLDER = ROOT / "docs/monitoring"
+METRIC = re.compile(r"\b(?:serve|nv)_\w+")
+EXITS_CONFIG = """backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """/metrics after requests of every kind, an error and a death."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    make_scale(folder / "models")
+    link_model(ROOT / "model_repository/resnet", folder / "models")
+    (folder / "models/exits/1").mkdir(parents=True)
+    (folder / "models/exits/1/model.py").write_text(EXITS)
+    (folder / "models/exits/config.pbtxt").write_text(EXITS_CONFIG + ONE_INSTANCE)
+    server = Server(folder, folder / "models", SERVE_WORKERS="1").wait_ready()
+    image = (ROOT / "model_repository/resnet/example.png").read_bytes()
+    headers = {"Content-Type": "image/png"}
+    assert server.post(params={"model_name": "resnet"}, data=image, headers=headers).status_code == 200
+    assert server.post(params={"model_name": "resnet"}, data=b"no image", headers=headers).status_code == 400
+    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [13]}
+    assert server.post(params={"model_name": "exits"}, json={"inputs": [tensor]}).status_code == 503
+    wait_until(lambda: "serve_model_crashes_total{" in server.get("/metrics").text, "the death is counted")
+    yield server.get("/metrics").text
+    assert server.stop() == 0
+
+
+def expressions() -> Iterator[str]:
+    rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text())
+    yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
+    for panel in json.loads((FOLDER / "dashboard.json").read_text())["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+
+
+def test_every_metric_that_is_named_exists_after_a_load(series: str) -> None:
+    found = set(re.findall(r"^(\w+)[{ ]", series, re.MULTILINE))
+    named = {name for expression in expressions() for name in METRIC.findall(expression)}
+    assert named and sorted(named - found) == []
+
+
+def promtool(rules: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+
+
+def test_prometheus_takes_the_alerts() -> None:
+    done = promtool(FOLDER / "alerts.yaml")
+    assert done.returncode == 0, done.stderr
+
+
+def test_prometheus_takes_the_dashboard_s_expressions(tmp_path: Path) -> None:
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
+    given = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    plain = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in given]
+    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(plain)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = promtool(tmp_path / "rules.yaml")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,363 @@
+"""The page at /, in a real browser: what a stranger does with it, and what she sees."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from simulate.page import ON
+from tests.page.browser import HOSTILE, PHONE, WIDE, choose, chromium, make_repository, opened
+from tests.simulate.simulation import Simulation
+from tests.support.harness import PATIENCE, ROOT, Server, wait_until
+
+EXAMPLE = ROOT / "model_repository/yolov5/example.jpg"
+DIGIT = ROOT / "model_repository/resnet/example.png"
+KEYS = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+MOST = 1000 * PATIENCE  # milliseconds
+expect.set_options(timeout=MOST)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository = make_repository(tmp_path_factory.mktemp("repository"))
+    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_PAGE="true").wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    with opened(browser, server.url) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A picture that no model folder has: a part of one, with its sides the other way round."""
+    file = tmp_path_factory.mktemp("own") / "my page.jpg"
+    Image.open(EXAMPLE).crop((100, 0, 931, 600)).rotate(180, expand=True).save(file, quality=92, exif=turned())
+    return file
+
+
+def turned() -> Image.Exif:
+    """The orientation of a picture that a camera took upside down."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    return exif
+
+
+def upload(page: Page, file: Path) -> None:
+    page.locator("#file").set_input_files(file)
+
+
+def asked(server: Server, file: Path, model: str = "yolov5", **parameters: Any) -> Any:
+    query = {"model_name": model, **parameters}
+    reply = server.post(params=query, data=file.read_bytes(), headers={"Content-Type": "image/jpeg"})
+    return reply.json()["predictions"][0]
+
+
+def rectangle(element: Locator) -> dict[str, float]:
+    found = element.evaluate(
+        "each => { const {x, y, width, height} = each.getBoundingClientRect(); return {x, y, width, height}; }"
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_a_stranger_has_boxes_at_the_right_places_of_her_own_picture(
+    browser: Browser, server: Server, own: Path, width: int
+) -> None:
+    expected = asked(server, own)
+    assert len(expected["detections"]) > 4
+    with opened(browser, server.url, width) as page:
+        upload(page, own)
+        expect(page.locator(".box")).to_have_count(len(expected["detections"]))
+        image = rectangle(page.locator(".frame img"))
+        assert image["x"] >= 0 and image["x"] + image["width"] <= width
+        for box, detection in zip(page.locator(".box").all(), expected["detections"], strict=True):
+            place, corners = rectangle(box), detection["box"]
+            scale = image["width"] / expected["image"]["width"]
+            assert place["x"] - image["x"] == pytest.approx(scale * corners["xmin"], abs=1)
+            assert place["y"] - image["y"] == pytest.approx(scale * corners["ymin"], abs=1)
+            assert place["width"] == pytest.approx(scale * (corners["xmax"] - corners["xmin"]), abs=1)
+            assert place["height"] == pytest.approx(scale * (corners["ymax"] - corners["ymin"]), abs=1)
+            assert box.inner_text() == detection["label"]
+
+
+def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
+    upload(page, EXAMPLE)
+    expect(page.locator(".box")).to_have_count(len(asked(server, EXAMPLE)["detections"]))
+    fewer = len(asked(server, EXAMPLE, confidence=0.94)["detections"])
+    assert 0 < fewer < len(asked(server, EXAMPLE)["detections"])
+    page.get_by_role("slider", name="confidence").fill("0.94")
+    expect(page.locator(".box")).to_have_count(fewer)
+    page.get_by_role("slider", name="confidence").fill("0.01")
+    page.get_by_role("slider", name="iou").fill("1")
+    everything = len(asked(server, EXAMPLE, confidence=0.01, iou=1)["detections"])
+    assert everything > len(asked(server, EXAMPLE)["detections"])
+    expect(page.locator(".box")).to_have_count(min(everything, 300))
+
+
+def test_a_file_that_is_no_picture_is_an_error_that_the_next_picture_takes_away(page: Page, tmp_path: Path) -> None:
+    bad = tmp_path / "<b onmouseover='document.title=1'>bad.jpg"
+    bad.write_bytes(b"no picture at all")
+    upload(page, bad)
+    error = page.locator("#error")
+    expect(page.get_by_role("alert")).to_contain_text("400 · decoding_error")
+    page.get_by_role("tab", name="Code").click()
+    expect(page.locator("#code-0 pre")).to_contain_text("bad.jpg")
+    assert page.locator("b").count() == 0
+    upload(page, EXAMPLE)
+    expect(page.locator(".box").first).to_be_visible()
+    expect(error).to_be_empty()
+
+
+def test_what_a_model_says_is_no_html(page: Page) -> None:
+    choose(page, "hostile")
+    upload(page, DIGIT)
+    expect(page.locator(".bars .name").first).to_have_text(f"{HOSTILE}6")
+    assert page.title() == "Try the models"
+
+
+def test_classes_are_bars_and_the_version_can_be_chosen(page: Page, server: Server) -> None:
+    choose(page, "resnet")
+    page.get_by_label("Version").select_option("1")
+    upload(page, DIGIT)
+    expect(page.locator(".bars li")).to_have_count(5)
+    best = asked(server, DIGIT, "resnet")["classes"][0]
+    expect(page.locator(".bars li").first).to_have_text(f"{best['label']}{100 * best['score']:.1f} %")
+    page.get_by_label("top_k").fill("2")
+    expect(page.locator(".bars li")).to_have_count(2)
+
+
+def test_several_sentences_give_a_matrix_of_their_similarity(page: Page, server: Server) -> None:
+    texts = ["A man is eating food.", "Someone has a meal.", "The sky is <i>grey</i>."]
+    choose(page, "bert")
+    page.get_by_role("textbox", name="Text 1").fill(texts[0])
+    for number, text in enumerate(texts[1:], 2):
+        page.get_by_role("button", name="Add a text").click()
+        page.get_by_role("textbox", name=f"Text {number}").fill(text)
+    page.keyboard.press("Control+Enter")
+    cells = page.locator(".matrix tbody td")
+    expect(cells).to_have_count(9)
+    reply = server.post(json={"model_name": "bert", "instances": texts}).json()
+    vectors = [prediction["embedding"] for prediction in reply["predictions"]]
+    products = [sum(a * b for a, b in zip(one, other, strict=True)) for one in vectors for other in vectors]
+    assert [float(text) for text in cells.all_inner_texts()] == pytest.approx(products, abs=0.0051)
+
+
+SHOWN: dict[str, tuple[Any, str, list[str]]] = {
+    "entities": (
+        {"entities": [{"label": "PER", "score": 0.9, "word": "Ada", "start": 5, "end": 8}]},
+        "mark",
+        ["AdaPER"],
+    ),
+    "masks": ({"masks": [[{"token": "cat", "score": 0.9}]]}, ".bars .name", ["cat"]),
+    "probabilities": ({"prediction": 2, "probabilities": {"1": 0.2, "2": 0.8}}, ".bars .name", ["2", "1"]),
+    "a record": ({"species": "setosa", "score": 0.25}, ".plain tbody td", ["setosa", "0.25000"]),
+    "anything": ({"deep": {"er": [1, 2]}}, "#result pre", ['[{"deep": {"er": [1, 2]}}]']),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_each_kind_of_prediction_has_its_view(page: Page, kind: str) -> None:
+    """The models of these kinds take minutes to make, so their replies are written here."""
+    prediction, place, texts = SHOWN[kind]
+    page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [prediction]}))
+    choose(page, "bert")
+    page.get_by_role("textbox", name="Text 1").fill("\N{GRINNING FACE} is Ada <b>here</b>")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator(place)).to_have_text(texts)
+
+
+def test_an_answer_is_marked_in_its_passage(page: Page) -> None:
+    question = {"question": "Who?", "context": "\N{GRINNING FACE} It is Ada, who wrote the first program of all."}
+    answers = [
+        {"answer": "Ada", "score": 0.9, "start": 8, "end": 11},
+        {"answer": "", "score": 0.1, "start": 0, "end": 0},
+    ]
+    model = {"name": "reader", "versions": [], "client": "bert", "codec": "json", "parameters": []}
+    page.route("**/models", lambda route: route.fulfill(json={"models": [model]}))
+    page.route("**/examples/reader", lambda route: route.fulfill(json=question))
+    page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [{"answers": answers}]}))
+    page.reload()
+    expect(page.get_by_label("question")).to_have_value("Who?")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("mark")).to_have_text("Ada")
+    expect(page.locator(".bars .name")).to_have_text(["Ada", "(no answer)"])
+
+
+def test_a_picture_can_be_dropped_pasted_and_photographed(page: Page) -> None:
+    choose(page, "resnet")
+    shown = page.locator(".frame img")
+    give = """([bytes, kind]) => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(bytes)], `${kind}.png`, {type: "image/png"}));
+        const Kind = kind === "drop" ? DragEvent : ClipboardEvent;
+        const about = {dataTransfer: data, clipboardData: data, bubbles: true, cancelable: true};
+        document.body.dispatchEvent(new Kind(kind, about));
+    }"""
+    page.get_by_role("tab", name="Code").wait_for(state="hidden")
+    for kind in ("drop", "paste"):
+        page.evaluate(give, [list(DIGIT.read_bytes()), kind])
+        expect(page.locator("#code-0 pre")).to_contain_text(f"@{kind}.png")
+        expect(shown).to_be_visible()
+    page.get_by_role("button", name="Take a photo").click()
+    page.get_by_role("button", name="Take it").click()
+    expect(page.locator("#code-0 pre")).to_contain_text("@photo.jpg")
+    expect(page.locator(".bars li")).to_have_count(5)
+
+
+def test_the_code_to_copy_gives_the_same_prediction(page: Page, server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "it's mine.png"
+    file.write_bytes(DIGIT.read_bytes())
+    choose(page, "resnet")
+    page.get_by_label("top_k").fill("3")
+    upload(page, file)
+    expect(page.locator(".bars li")).to_have_count(3)
+    expected = asked(server, DIGIT, "resnet", top_k=3)
+    page.get_by_role("tab", name="Code").click()
+    for number, command in ((0, ["bash", "-ec"]), (1, [sys.executable, "-c"])):
+        text = page.locator(f"#code-{number} pre").text_content() or ""
+        done = subprocess.run([*command, text], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        assert str(expected["classes"][0]["class_id"]) in done.stdout
+        assert done.stdout.count("score") == 3
+
+
+def test_the_json_and_the_times_of_the_stages_are_shown(page: Page) -> None:
+    upload(page, EXAMPLE)
+    stages = page.locator("#times .rows .name")
+    expect(stages).to_have_text(
+        [
+            "Decode the input",
+            "Prepare tensors",
+            "Infer in Triton",
+            "Read the outputs",
+            "All else: HTTP and this browser",
+        ]
+    )
+    page.get_by_role("tab", name="JSON").click()
+    expect(page.locator("#json pre")).to_contain_text('"model_name": "yolov5"')
+
+
+def test_the_keyboard_is_enough(page: Page) -> None:
+    for _ in range(3):  # the link past the top, the views, the models
+        page.keyboard.press("Tab")
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_role("radio", name="resnet")).to_be_checked()
+    page.get_by_role("tab", name="Try it").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("heading", name="Processes")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_role("button", name="Use the example").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".frame img")).to_be_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
+def test_axe_finds_nothing_serious(browser: Browser, server: Server, width: int, scheme: str) -> None:
+    with opened(browser, server.url, width, scheme) as page:
+        upload(page, EXAMPLE)
+        expect(page.locator(".box").first).to_be_visible()
+        check(page)
+        choose(page, "bert")
+        page.get_by_role("button", name="Run").click()
+        page.get_by_role("button", name="Compare with other texts").click()
+        expect(page.locator(".matrix")).to_be_visible()
+        page.get_by_role("tab", name="Code").click()
+        check(page)
+        page.get_by_role("tab", name="Operations").click()
+        expect(page.get_by_role("rowheader", name="tritonserver")).to_be_visible()
+        check(page)
+
+
+def check(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    serious = [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+def test_the_page_asks_nobody_but_its_own_server(browser: Browser, server: Server) -> None:
+    asked_for: list[str] = []
+    context = browser.new_context()
+    found = context.new_page()
+    found.on("request", lambda request: asked_for.append(request.url))
+    found.goto(server.url)
+    found.wait_for_selector(".model")
+    found.get_by_role("button", name="Use the example").click()
+    found.wait_for_selector(".box")
+    context.close()
+    assert not [url for url in asked_for if not url.startswith((f"{server.url}/", f"blob:{server.url}/"))]
+    policy = server.get("/").headers["Content-Security-Policy"]
+    assert "unsafe" not in policy and "*" not in policy and "default-src 'none'" in policy
+
+
+def test_a_killed_triton_is_seen_and_so_is_its_return(page: Page, server: Server) -> None:
+    page.get_by_role("tab", name="Operations").click()
+    row = page.get_by_role("row", name="tritonserver")
+    expect(row).to_contain_text("running")
+    starts = server.process_of("tritonserver")["starts"]
+    with server.unattended():
+        server.kill(server.pid("tritonserver"))
+        expect(page.locator("#health")).to_have_text("Not ready")
+        expect(page.locator("#banner")).to_contain_text("tritonserver")
+        expect(row).to_contain_text("starting")
+    expect(page.locator("#health")).to_have_text("Ready")
+    expect(page.locator("#banner")).to_be_hidden()
+    expect(row).to_contain_text("running")
+    expect(row).to_contain_text(str(starts + 1))
+
+
+def test_the_operations_view_counts_requests(page: Page, server: Server) -> None:
+    page.get_by_role("tab", name="Operations").click()
+    row = page.locator("section").filter(has_text="Models").get_by_role("row", name="resnet")
+    requests = row.get_by_role("cell").nth(1)
+    before = served(server)
+    asked(server, DIGIT, "resnet")
+    wait_until(lambda: int(requests.inner_text()) == before + 1, "the request is counted")
+    assert row.get_by_role("cell").nth(4).inner_text().endswith("ms")
+
+
+def served(server: Server) -> int:
+    prefix = 'serve_requests_total{code="200",model="resnet"'
+    lines = [line for line in server.get("/metrics").text.splitlines() if line.startswith(prefix)]
+    return int(sum(float(line.split()[-1]) for line in lines))
+
+
+def test_the_simulator_has_the_page_and_the_code_for_boto3_calls_it(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.jpg").write_bytes(EXAMPLE.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with Simulation(ROOT / "serve", environment=ON) as simulation, opened(browser, simulation.url) as page:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", simulation.url)
+        upload(page, tmp_path / "mine.jpg")
+        page.get_by_role("tab", name="Code").click()
+        page.get_by_role("tab", name="Python boto3").click()
+        for classes, way in (("", "CustomAttributes"), ("1,4", "b64encode")):  # a comma ends a custom attribute
+            page.get_by_label("classes").fill(classes)
+            expect(page.locator("#code-2 pre")).to_contain_text(way)
+            exec(page.locator("#code-2 pre").text_content() or "", {})
+            expect(page.locator(".box")).to_have_count(capsys.readouterr().out.count("'score'"))
+
+
+def test_a_file_of_another_kind_is_not_served(server: Server) -> None:
+    for path in ("/page/", "/page/none.js", "/page/../nginx.conf", "/page/%2e%2e/serve", "/examples/none"):
+        assert server.get(path).status_code in (404, 503), path
+    assert server.post("/", data="x").status_code == 405

@@ -1,0 +1,135 @@
+"""Which engine runs an ONNX model on which processor, and what Triton is told of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.host.tritonserver import backend_directory
+from serving.repository.engines import Choice, Engines, Processor, choose, this_processor, told
+from serving.repository.model_config import Unreadable, parse_config, read_config
+from serving.settings.table import Settings
+from tests.repository.test_model_config import ONNX, X, Y, write
+
+SAPPHIRE_RAPIDS = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"]))
+ZEN_4 = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni"]))
+CASCADE_LAKE = Processor(frozenset(["avx512f", "avx512_vnni"]))
+HASWELL = Processor(frozenset(["avx", "avx2", "fma"]))
+GRAVITON_3 = Processor(frozenset(["asimd", "sve", "bf16", "i8mm"]))
+BARE = replace(SAPPHIRE_RAPIDS, obstacle="OpenVINO is not installed")
+NVIDIAS = replace(SAPPHIRE_RAPIDS, own=False)
+SETTINGS = {"SERVE_DEVICE": "cpu"}
+
+
+def engines(here: Processor = CASCADE_LAKE, **more: str) -> Engines:
+    """With a made-up processor."""
+    made = Engines(Settings.from_env(SETTINGS | more), Path("unused"))
+    made.__dict__["here"] = here
+    return made
+
+
+def parameter(value: str, name: str = "cpu_engine") -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+
+
+@pytest.mark.parametrize(
+    ("here", "engine", "why"),
+    [
+        (SAPPHIRE_RAPIDS, "openvino", "this processor computes in BF16 (AMX)"),
+        (ZEN_4, "openvino", "this processor computes in BF16 (AVX512-BF16)"),
+        (CASCADE_LAKE, "onnxruntime", "this processor has neither AMX nor AVX512-BF16"),
+        (HASWELL, "onnxruntime", "this processor has neither AMX nor AVX512-BF16"),
+        (GRAVITON_3, "onnxruntime", "this processor has neither AMX nor AVX512-BF16"),
+        (BARE, "onnxruntime", "OpenVINO is not installed"),
+        (NVIDIAS, "onnxruntime", "NVIDIA's backend of OpenVINO is taken only where it is asked for"),
+    ],
+)
+def test_a_model_that_leaves_it_open_gets_what_fits_the_processor(here: Processor, engine: str, why: str) -> None:
+    assert choose("auto", "auto", here) == Choice(engine, why)
+
+
+@pytest.mark.parametrize("here", [SAPPHIRE_RAPIDS, CASCADE_LAKE, NVIDIAS])
+def test_either_is_forced_by_the_setting_and_before_it_by_the_configuration(here: Processor) -> None:
+    for engine, other in (("openvino", "onnxruntime"), ("onnxruntime", "openvino")):
+        for asked in ("", "auto"):
+            assert choose(asked, engine, here) == Choice(engine, "SERVE_CPU_ENGINE says so")
+        assert choose(engine, other, here) == Choice(engine, "config.pbtxt says cpu_engine")
+
+
+def test_a_model_that_says_nothing_is_left_to_onnx_runtime_on_every_processor() -> None:
+    assert choose("", "auto", SAPPHIRE_RAPIDS) is None
+
+
+def test_where_openvino_cannot_run_onnx_runtime_serves_and_the_log_warns() -> None:
+    refused = {"a": choose("openvino", "auto", BARE), "b": choose("", "openvino", BARE)}
+    lines = told({name: choice for name, choice in refused.items() if choice}, refused=True)
+    assert lines == [
+        "a: ONNX Runtime, because OpenVINO is not installed, although config.pbtxt says cpu_engine",
+        "b: ONNX Runtime, because OpenVINO is not installed, although SERVE_CPU_ENGINE says so",
+    ]
+
+
+def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
+    choices = {name: choose("auto", "auto", here) for name, here in (("b", ZEN_4), ("a", ZEN_4), ("c", HASWELL))}
+    assert told({name: choice for name, choice in choices.items() if choice}, refused=False) == [
+        "a, b: OpenVINO, because this processor computes in BF16 (AVX512-BF16)",
+        "c: ONNX Runtime, because this processor has neither AMX nor AVX512-BF16",
+    ]
+
+
+def test_openvino_gets_the_same_file_and_the_same_threads(tmp_path: Path) -> None:
+    config = f"{ONNX} {X} {Y} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
+    made, _ = engines(SAPPHIRE_RAPIDS).made(write(tmp_path / "net", config))
+    assert (made.platform, made.backend, made.default_model_filename) == ("", "openvino", "model.onnx")
+    assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "3"
+    assert made.parameters["cpu_engine_reason"].string_value == "this processor computes in BF16 (AMX)"
+    given = parse_config(config)
+    assert (made.input, made.output) == (given.input, given.output)
+
+
+def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads() -> None:
+    own = f"{parameter('2', 'INFERENCE_NUM_THREADS')} {parameter('3', 'intra_op_thread_count')}"
+    config = parse_config(f'{ONNX} default_model_filename: "net.onnx" {own}')
+    made, _ = engines(SERVE_CPU_ENGINE="openvino").fitted(config)
+    assert made.default_model_filename == "net.onnx"
+    assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
+
+
+@pytest.mark.parametrize("backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""])
+def test_models_of_other_backends_stay_as_they_are(backend: str, tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{backend} {X} {Y} {parameter('auto')}")
+    assert engines(SERVE_CPU_ENGINE="openvino").made(model) == (None, None)
+
+
+def test_on_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
+    assert engines(SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").made(model) == (None, None)
+
+
+def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{ONNX} {parameter('tensorflow')}")
+    with pytest.raises(Unreadable, match=r"config\.pbtxt .*'tensorflow'; it must be auto, onnxruntime or openvino"):
+        engines().made(model)
+
+
+def test_a_file_that_says_what_differs_is_made_whole_for_triton(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    (model / "configs").mkdir()
+    (model / "configs/cpu.pbtxt").write_text("instance_group { kind: KIND_CPU }")
+    made, choice = engines().made(model)
+    assert (made, choice) == (read_config(model, "cpu"), None)
+    assert engines(SERVE_DEVICE="gpu").made(model) == (None, None)
+
+
+def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None:
+    here = this_processor(backend_directory())
+    assert (here.obstacle, here.own) == ("", True)
+    assert here.features
+
+
+def test_without_the_backend_or_its_package_there_is_an_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert this_processor(tmp_path).obstacle == "there is no backend 'openvino'"
+    monkeypatch.setattr("sys.path", [])
+    assert this_processor(backend_directory()).obstacle.startswith("OpenVINO is not installed")
