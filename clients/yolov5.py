@@ -4,7 +4,7 @@ them."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
@@ -59,7 +59,7 @@ class Client(ModelClient):
         Parameter("stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1),
         Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
     )
-    parameters: tuple[Parameter, ...] = (
+    parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1),
         Parameter("iou", 0.45, "of two boxes of a class that overlap more, keep only the better", minimum=0, maximum=1),
         Parameter("max_detections", 300, "how many to return per image", minimum=1, maximum=MAX_CANDIDATES),
@@ -72,7 +72,7 @@ class Client(ModelClient):
         self.input, self.output = model.inputs[0], model.outputs[0]
         maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
         if prototypes := next(maps, ""):
-            self.parameters = _with_masks(self.parameters)
+            self.parameters = _with_masks(self.parameters)  # type: ignore[misc]  # this object's, by its head
         super().__init__(model)
         self.prototypes = prototypes
         self.keypoints = _keypoints(self.options["keypoints"])

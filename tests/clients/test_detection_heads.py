@@ -100,7 +100,7 @@ def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: 
     table = np.zeros((300, 6))
     table[:3] = [[10, 50, 74, 114, 0.5, 1], [32, 40, 96, 72, 0.9, 0], [12, 50, 74, 114, 0.4, 1]]
     found = detect(client_of(tmp_path, shape), table)
-    boxes = [
+    boxes: list[tuple[float, list[float]]] = [
         (0.9, [50, 0, 150, 50]),
         (0.5, [15.625, 15.625, 115.625, 115.625]),
         (0.4, [18.75, 15.625, 115.625, 115.625]),
