@@ -43,10 +43,10 @@ def test_the_server_of_nvidias_image_is_taken_and_its_environment_left_alone(
     assert tritonserver.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-def test_a_missing_loopback_library_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"every address.*bind\.c"):
-        tritonserver.on_loopback({}, 8000)
+    with pytest.raises(FileNotFoundError, match=r"preload\.so is missing.*backends/\*\.c"):
+        tritonserver.preloaded({})
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

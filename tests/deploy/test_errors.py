@@ -146,19 +146,20 @@ def test_where_nobody_listens(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "text"),
-    [("AWS_REGION", "xx yy", "Provided region_name 'xx yy'"), ("AWS_ENDPOINT_URL", "nonsense", "Invalid endpoint")],
+    ("variable", "value", "code", "text"),
+    [("AWS_REGION", "xx yy", 2, "'xx yy' has no SageMaker"), ("AWS_ENDPOINT_URL", "nonsense", 1, "Invalid endpoint")],
 )
 def test_with_an_environment_that_makes_no_sense(
     bare_aws: Aws,
     monkeypatch: pytest.MonkeyPatch,
     variable: str,
     value: str,
+    code: int,
     text: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert bare_aws.deploy("status") == 1
+    assert bare_aws.deploy("status") == code
     assert text in capsys.readouterr().err
 
 
