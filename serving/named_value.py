@@ -95,6 +95,8 @@ _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 def _parse_bool(value: Any) -> bool:
+    if not isinstance(value, bool | str):  # 0 and 1 are numbers in JSON
+        raise ValueError(value)
     return _WORDS[str(value).strip().lower()]
 
 

@@ -180,9 +180,11 @@ class _Run:
     def _read(
         self, replies: list[InferReply], tensors: Tensors, instances: list[Any], last: bool, reply: InferReply
     ) -> Predictions | None:
-        """None until the answer to the last of the calls is there."""
+        """None until the answer to the last of the calls is there, of which a stream has several."""
+        if last:
+            return self.postprocess(tensors, instances, [*replies, reply])
         replies.append(reply)
-        return self.postprocess(tensors, instances, replies) if last else None
+        return None
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
         with self.timings.stage("preprocess"):
