@@ -18,6 +18,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from build_engines.__main__ import main
+from serving.repository.model_config import read_config, written
 from tests.backends.triton_process import Server, serving
 from tests.build_engines.ensembles.test_ensembles import tiny_network
 from tests.support.harness import wait_until
@@ -78,7 +79,8 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for name, decoder in (("on_dali", "dali"), ("on_python", "python")):
         arguments = ["build", "inception", "--for", "cpu", "--out", str(models), "--name", name]
         assert main([*arguments, "--weights", str(folder / "tiny.onnx"), "--set", f"decoder={decoder}"]) == 0
-        (models / f"{name}_v3/configs/cpu.pbtxt").replace(models / f"{name}_v3/config.pbtxt")
+        network = models / f"{name}_v3"  # Triton itself merges no configs/cpu.pbtxt
+        (network / "config.pbtxt").write_text(written(read_config(network, "cpu")))
     with serving(models, backends, folder / "log") as running:
         yield running
 
