@@ -46,7 +46,7 @@ fuzz: setup .venv/.dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(EXECUTIONS)
 
 # Compares with other servers, each in an environment of its own below .cache/bench (3 GB); `bench` writes
-# docs/benchmarks/results.md, `bench-quick` takes two minutes and writes .cache/bench/quick.md.
+# docs/benchmarks/results/PROCESSOR.md, `bench-quick` takes three minutes and writes .cache/bench/quick.md.
 bench: PART := run
 bench-quick: PART := quick
 bench bench-quick: setup models .venv/.dev

@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import environments, repository, scenarios
+from bench import environments, report, repository, scenarios
 from bench.platform import end_on_sigterm
 from bench.repository import CACHE, ROOT, Unprepared
 from bench.scenarios import Scope
 
-PAGE = ROOT / "docs/benchmarks/results.md"
+PAGES = ROOT / "docs/benchmarks/results"
 COMMANDS = {
-    "run": "every server and scenario, about 16 minutes; writes docs/benchmarks/results.md",
-    "quick": "every server, five scenarios, about 2 minutes; writes .cache/bench/quick.md",
+    "run": "every server and scenario, about 25 minutes; writes docs/benchmarks/results/PROCESSOR.md",
+    "quick": "all but fronts with OpenVINO, five scenarios, about 3 minutes; writes .cache/bench/quick.md",
     "tiny": "this server, the limit and Triton, in seconds: only tests that the bench works",
     "profile": "where this server spends a request's time",
     "curves": "cost against body size, batch, callers and number of models",
@@ -79,19 +79,18 @@ def scope_of(options: argparse.Namespace) -> Scope:
     return Scope(
         scenarios=rows,
         peers=peers,
-        models=full.models,
         rounds=max(1, options.rounds),
         seconds=max(1, options.seconds),
-        starts=full.starts,
+        starts=0 if chosen else full.starts,
         archives=0 if chosen else full.archives,
         calls=full.calls,
     )
 
 
 def compare(scope: Scope, command: str, out: Path | None) -> None:
-    from bench import measure, report
+    from bench import measure
 
-    page = out or {"run": PAGE}.get(command, CACHE / f"{command}.md")
+    page = out or (PAGES / f"{report.kind()}.md" if command == "run" else CACHE / f"{command}.md")
     if command != "tiny":
         environments.install(environments.REPORT)
     begun = time.monotonic()
@@ -99,7 +98,7 @@ def compare(scope: Scope, command: str, out: Path | None) -> None:
     report.write(results, scope, f"python -m bench {command}", page)
     for row in report.targets(results):
         if row["value"] is not None:
-            print(f"{row['verdict']:6} {row['value']:8.2f}  {row['bound']:15} {row['target']}")
+            print(f"{row['verdict']:22} {row['value']:8.2f}  {row['bound']:15} {row['target']}")
     print(f"written: {page}")
 
 

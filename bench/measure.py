@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import environments, repository
+from bench import engines, environments, repository
 from bench.limit import Limit
 from bench.load import Sample, Wrong, percentile
 from bench.multimodel import MultiModel, multi_model
 from bench.peer_table import PEERS, Peer
 from bench.repository import CACHE, Unprepared
-from bench.scenarios import OPEN_SHARE, Driven, Scenario, Scope
-from bench.servers import Server
+from bench.scenarios import OPEN_SHARE, WITH_OPENVINO, Driven, Scenario, Scope
+from bench.servers import LOOSE, TOLERANCE, Server
+from bench.sessions import OPENVINO
 from bench.workload import Workload, images, tensor, text
 
 STAGED = 5  # requests of a single caller, to measure the stages
 Say = Callable[[str], None]
+Answers = dict[str, list[tuple[Workload, Any]]]  # by engine, one for each work of a scenario
 
 
 @dataclass
@@ -36,9 +38,11 @@ class Results:
     """Samples by scenario and peer, and what was measured once; `missing` says why a peer has none."""
 
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    engines: dict[str, dict[str, str]] = field(default_factory=dict)  # by scenario and peer
+    choice: str = ""  # the engine that this project takes by itself, and why
     settings: dict[str, str] = field(default_factory=dict)  # {scenario: the limit's best setting}
     starts: dict[str, list[Start]] = field(default_factory=dict)
-    loaded: dict[str, int] = field(default_factory=dict)  # bytes after the load
+    loaded: dict[str, int] = field(default_factory=dict)  # bytes after the first scenario of several models
     missing: dict[str, str] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)  # {"scenario, peer": its wrong answer}
     stages: dict[str, dict[str, float]] = field(default_factory=dict)  # {scenario: our milliseconds by stage}
@@ -47,14 +51,17 @@ class Results:
 
 def run(scope: Scope, say: Say) -> Results:
     """Runs everything; Unprepared when our server cannot be measured."""
-    models = repository.prepare({*scope.models, *scope.bundled}, CACHE / "repository")
+    asked = {model for scenario in scope.scenarios for model in scenario.models}
+    models = repository.prepare({*asked, *scope.bundled}, CACHE / "repository")
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         bench = Run(scope, say, models, Path(name))
+        bench.leave_out_the_engine_of_its_own_choice()
         bench.install()
         bench.measure_starts()
-        with bench.started():
-            for scenario in scope.scenarios:
-                bench.go_round(scenario)
+        for group in scope.groups():
+            with bench.started(group):
+                for scenario in group:
+                    bench.go_round(scenario)
         if scope.archives:
             say("multi-model archives")
             bench.results.multi_model = multi_model(scope.archives, scope.calls, bench.scratch)
@@ -86,6 +93,12 @@ class Run:
     def ours(self) -> Server:
         return next(server for server in self.servers if server.peer.name == "ours")
 
+    def leave_out_the_engine_of_its_own_choice(self) -> None:
+        """This project with that engine is there already."""
+        choice = engines.own_choice()
+        self.results.choice = str(choice)
+        self.results.missing[f"ours-{choice.engine}"] = "`this project` takes this engine by itself here"
+
     def install(self) -> None:
         """Installs the environments that are missing or have other versions."""
         for peer in self.peers:
@@ -105,10 +118,11 @@ class Run:
             self.results.missing[peer.name] = f"{what}{err}"
 
     def measure_starts(self) -> None:
-        """Starts each peer with the bundled models, and ends it again."""
+        """Starts each peer with the bundled models, and ends it again. Other fronts start in the same way with either
+        engine."""
         for number in range(self.scope.starts):
             for peer in self.peers:
-                if peer.name != "sagemaker":
+                if peer.name not in ("sagemaker", *WITH_OPENVINO):
                     self.say(f"start {number + 1} of {peer.name}")
                     with self._missing(peer):
                         self._one_start(peer)
@@ -123,25 +137,29 @@ class Run:
             server.end()
 
     @contextmanager
-    def started(self) -> Iterator[None]:
-        """Starts the limit and all servers, and pauses the servers; notes their memory at the end."""
+    def started(self, group: Sequence[Scenario]) -> Iterator[None]:
+        """Starts the limit and the servers of these scenarios with their models, and pauses the servers; notes the
+        memory of those with several models at the end."""
+        models = sorted(group[0].models)
         with ExitStack() as stack:
-            self._limits.append(Limit(self.models))
+            self._limits, self.servers = [Limit(self.models)], []
             stack.callback(self.limit.end)
             for peer in self.peers:
-                self.say(f"starting {peer.name}")
-                with self._missing(peer):
-                    server = Server(peer, self.models, self.scope.models, self.scratch)
-                    stack.callback(server.end)
-                    server.wait([probe(model) for model in self.scope.models]).hold()
-                    self.servers.append(server)
+                if any(peer.name in scenario.peers for scenario in group):
+                    self.say(f"starting {peer.name} with {', '.join(models)}")
+                    with self._missing(peer):
+                        server = Server(peer, self.models, models, self.scratch)
+                        stack.callback(server.end)
+                        server.wait([probe(model) for model in models]).hold()
+                        self.servers.append(server)
             yield
-            self.results.loaded = {server.peer.name: server.memory() for server in self.servers}
+            for server in self.servers if len(models) > 1 else ():
+                self.results.loaded.setdefault(server.peer.name, server.memory())
 
     def go_round(self, scenario: Scenario) -> None:
         """The rounds of one scenario; without figures for a server whose answers differ from the limit's."""
         works = scenario.works()
-        answers = [(work, self.limit.predict(work)) for work in works]
+        answers = self._answers(works)
         servers = [s for s in self.servers if s.peer.name in scenario.peers and self._is_right(scenario, answers, s)]
         rate, seconds = self._open_rate(scenario), self.scope.seconds * scenario.longer
         for number in range(self.scope.rounds):
@@ -149,7 +167,9 @@ class Run:
             if "limit" in scenario.peers:
                 self._note(scenario, "limit", scenario.drive(Driven(self.limit), works, seconds))
                 self.results.settings[scenario.name] = self.limit.setting
+                self._note_engine(scenario, "limit", self.limit.setting.partition(",")[0])
             for server in servers:
+                self._note_engine(scenario, server.peer.name, engines.title(self._engine(server, works[0])))
                 with server.awake(), self._wrong(scenario, server):
                     self._note(scenario, server.peer.name, scenario.drive(Driven(server, rate), works, seconds))
         for server in servers:
@@ -157,13 +177,28 @@ class Run:
                 self.results.samples.get(scenario.name, {}).pop(server.peer.name, None)
         self._note_stages(scenario, works[0])
 
+    def _answers(self, works: Sequence[Workload]) -> Answers:
+        """What the engines in process answer."""
+        return {
+            engine: [(work, self.limit.predict(work, engine)) for work in works]
+            for engine in {self._engine(server, work) for server in self.servers for work in works}
+        }
+
+    def _engine(self, server: Server, work: Workload) -> str:
+        return server.peer.engine_of(self.models / work.model)
+
+    def _note_engine(self, scenario: Scenario, name: str, engine: str) -> None:
+        self.results.engines.setdefault(scenario.name, {})[name] = engine
+
     def _note(self, scenario: Scenario, name: str, found: Sample) -> None:
         self.results.samples.setdefault(scenario.name, {}).setdefault(name, []).append(found)
 
-    def _is_right(self, scenario: Scenario, answers: Sequence[tuple[Workload, Any]], server: Server) -> bool:
+    def _is_right(self, scenario: Scenario, answers: Answers, server: Server) -> bool:
         with server.awake(), self._wrong(scenario, server):
-            for work, expected in answers:
-                server.check(work, expected)
+            for number, work in enumerate(scenario.works()):
+                engine = self._engine(server, work)
+                tolerance = LOOSE if engine == OPENVINO and engines.has_bf16() else TOLERANCE
+                server.check(*answers[engine][number], tolerance)
         return f"{scenario.name}, {server.peer.name}" not in self.results.wrong
 
     @contextmanager

@@ -1,18 +1,23 @@
 """The servers to compare: how to start each, what request it takes, and its settings in words.
 
-A peer is a row of PEERS. Each peer but ours has a folder with its server and a requirements.lock, which
+A peer is a row of PEERS. Each other front has a folder with its server and a requirements.lock, which
 bench.environments installs into a separate environment. All serve the models in BENCH_REPOSITORY that BENCH_MODELS
-names, on BENCH_PORT. Their sessions have as many threads as there are processors, and the threads do not spin.
+names, on BENCH_PORT, by the engine that BENCH_ENGINE names, with as many threads as there are processors.
+
+The fronts are there twice: with ONNX Runtime, as their tutorials have it, and with OpenVINO. This project is there with
+the engine that it takes by itself, and with each engine that it is told to take.
 """
 
 import json
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from bench import workload
+from bench import engines, workload
 from bench.peers import ours, triton
 from bench.peers.context import Context, Start
+from bench.sessions import NAMES, ONNX_RUNTIME, OPENVINO
 from bench.workload import Request, Workload
 
 JSON = {"Content-Type": "application/json"}
@@ -21,7 +26,8 @@ JSON = {"Content-Type": "application/json"}
 @dataclass(frozen=True)
 class Peer:
     """`start` gives the command and its variables, `ready` is a path that answers 200 once it is ready, `request` makes
-    the request or None for work that it does not support, `environment` is the folder of its requirements."""
+    the request or None for work that it does not support, `environment` is the folder of its requirements. `engine` is
+    what it is told to take, "" where `serve` chooses."""
 
     name: str
     title: str
@@ -31,6 +37,15 @@ class Peer:
     request: Callable[[Workload], Request | None]
     predictions: Callable[[bytes], list[object]]
     environment: str = ""
+    engine: str = ""
+
+    def engine_of(self, model: Path) -> str:
+        """The engine that runs this model there."""
+        return self.engine if self.environment else engines.taken(model, self.engine or "auto")
+
+    def told(self, engine: str) -> "Peer":
+        """The same server with that engine."""
+        return replace(self, name=f"{self.name}-{engine}", title=f"{self.title}, {NAMES[engine]}", engine=engine)
 
 
 def _module(name: str) -> Callable[[Context], Start]:
@@ -74,21 +89,21 @@ def _kserve_predictions(body: bytes) -> list[object]:
     return [json.loads(value) if isinstance(value, str) else [value] for value in data]
 
 
-PEERS = (
-    Peer(
-        name="ours",
-        title="this project",
-        settings="`serve` with its defaults",
-        start=ours.start,
-        ready="/ping",
-        request=ours.request,
-        predictions=ours.predictions,
-    ),
+OURS = Peer(
+    name="ours",
+    title="this project",
+    settings="`serve` with its defaults",
+    start=ours.start,
+    ready="/ping",
+    request=ours.request,
+    predictions=ours.predictions,
+)
+TRITON = (
     Peer(
         name="triton",
         title="Triton, HTTP",
         settings="images and texts: a BLS model on its python backend with our clients, 4 instances, in front of the "
-        "same network, with the instances and the dynamic batching of our config.pbtxt",
+        "same network, with the engine, the instances and the dynamic batching that `serve` gives it",
         start=triton.start,
         ready="/v2/health/ready",
         request=triton.request,
@@ -103,6 +118,8 @@ PEERS = (
         request=triton.request_sagemaker,
         predictions=triton.predictions,
     ),
+)
+FRONTS = (
     Peer(
         name="litserve",
         title="LitServe",
@@ -112,6 +129,7 @@ PEERS = (
         request=instances,
         predictions=_predictions,
         environment="litserve",
+        engine=ONNX_RUNTIME,
     ),
     Peer(
         name="bentoml",
@@ -122,6 +140,7 @@ PEERS = (
         request=instances,
         predictions=_predictions,
         environment="bentoml",
+        engine=ONNX_RUNTIME,
     ),
     Peer(
         name="rayserve",
@@ -132,6 +151,7 @@ PEERS = (
         request=instances,
         predictions=_predictions,
         environment="rayserve",
+        engine=ONNX_RUNTIME,
     ),
     Peer(
         name="mlserver",
@@ -142,6 +162,14 @@ PEERS = (
         request=_mlserver,
         predictions=_kserve_predictions,
         environment="mlserver",
+        engine=ONNX_RUNTIME,
     ),
+)
+PEERS = (
+    OURS,
+    *(replace(OURS.told(engine), settings=f"`SERVE_CPU_ENGINE={engine}`") for engine in NAMES),
+    *TRITON,
+    *FRONTS,
+    *(front.told(OPENVINO) for front in FRONTS),
 )
 BY_NAME = {peer.name: peer for peer in PEERS}

@@ -15,8 +15,10 @@ matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "bench"  # the same figures give the same file
 matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: a quarter of the size
 from matplotlib import pyplot  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
 
 OURS, OTHER, LIMIT = "#1f77b4", "#b0b0b0", "#555555"
+PLAIN = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value / 1e6:g} M")
 
 
 def main() -> None:
@@ -45,7 +47,7 @@ def bars(axis: Any, label: str, rows: list[list[Any]]) -> None:
     names = [row[0] for row in rows]
     values = [row[1] for row in rows]
     spread = [[row[1] - row[2] for row in rows], [row[3] - row[1] for row in rows]]
-    colours = [{"this project": OURS, "the limit": LIMIT}.get(name, OTHER) for name in names]
+    colours = [{"this project": OURS, "the limit": LIMIT}.get(name.partition(",")[0], OTHER) for name in names]
     axis.barh(names, values, xerr=spread, color=colours, ecolor="black", capsize=2)
     axis.invert_yaxis()
     axis.set_xlabel(label, fontsize=8)
@@ -59,6 +61,10 @@ def curves(axis: Any, label: str, rows: list[list[Any]]) -> None:
         axis.set_xlabel(below, fontsize=8)
     axis.set_xscale("log")
     axis.set_yscale("log")
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_locator(LogLocator(subs=(1, 3)))
+        scale.set_major_formatter(PLAIN)
+        scale.set_minor_formatter(NullFormatter())
     axis.set_title(label, fontsize=8)
     axis.tick_params(labelsize=8)
     axis.legend(fontsize=7)

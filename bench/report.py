@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench import environments
+from bench import engines, environments
 from bench.environments import REPORT
 from bench.figures import MEGABYTE, TARGETS, Figure, figure
 from bench.measure import Results
@@ -20,20 +20,24 @@ from bench.repository import CACHE, ROOT
 from bench.scenarios import BY_NAME as SCENARIOS
 from bench.scenarios import Scope
 
+README = ROOT / "docs/benchmarks/README.md"
+MAKERS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}  # /proc/cpuinfo's word -> ours
 TITLES = {"limit": "the limit", **{name: peer.title for name, peer in BY_NAME.items()}}
 INTRODUCTION = """\
-# Benchmarks
+# Benchmarks on {kind}
 
-Made by `{command}` on {date}. [README.md](README.md) says how it is measured.
+Made by `{command}` on {date}. [docs/benchmarks]({readme}) says how it is measured.
 
 {rounds} rounds of {seconds} s of every scenario, the servers taking turns (A B C A B C), each held still while
 another is measured; medians, and the lowest and highest round in brackets. Closed loop by wrk unless said otherwise,
 on the same processors as the servers. Every reply's status counts, and before and after the rounds of a scenario each
-server's answer is compared with that of ONNX Runtime in process. **Only ratios within one run mean something.**
+server's answer is compared with that of the same engine in process. **Only ratios within one run mean something.**
 """
 LIMIT = """\
-**The limit** is ONNX Runtime in one process with the same preprocessing and no server, at the best of its settings
-(threads of a run, runs at once, spinning), searched for each scenario.
+**The limit** is the faster of ONNX Runtime and OpenVINO in one process, with the same preprocessing and no server, at
+the best of its settings (threads of a run, runs at once, spinning), searched for each scenario.
+
+**This project** took {choice}. An INT8 file names its engine.
 """
 
 
@@ -44,7 +48,14 @@ def write(results: Results, scope: Scope, command: str, page: Path) -> None:
     facts = {"machine": machine(), "versions": versions(), "results": asdict(results), "targets": targets(results)}
     (folder / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
     names = draw(results, folder)
-    page.write_text("\n".join(lines(results, scope, command, folder.name, names)) + "\n")
+    page.write_text("\n".join(lines(results, scope, command, page, names)) + "\n")
+
+
+def kind() -> str:
+    """This kind of processor in one word, as results are kept: intel-amx, amd-avx512-vnni, arm64."""
+    text = Path("/proc/cpuinfo").read_text()
+    maker = next((word for name, word in MAKERS.items() if name in text), platform.machine())
+    return "-".join([maker, *engines.instruction_sets()[:1]]).lower()
 
 
 def machine() -> dict[str, str]:
@@ -53,6 +64,7 @@ def machine() -> dict[str, str]:
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     return {
         "processor": cpu.partition(":")[2].strip() or platform.machine(),
+        "instruction sets": ", ".join(engines.instruction_sets()),
         "processors": str(len(os.sched_getaffinity(0))),
         "memory": f"{int(memory.split()[1]) / 2**20:.0f} GB",
         "kernel": platform.release(),
@@ -62,7 +74,7 @@ def machine() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """The versions of the compared servers."""
-    own = {name: version(name) for name in ("onnxruntime", "numpy", "flask", "gunicorn", "nvidia-pytriton")}
+    own = {name: version(name) for name in ("onnxruntime", "openvino", "numpy", "flask", "gunicorn", "nvidia-pytriton")}
     packages = {"litserve": "litserve", "bentoml": "bentoml", "rayserve": "ray", "mlserver": "mlserver"}
     return own | {package: environments.versions(name)[package] for name, package in packages.items()}
 
@@ -73,16 +85,24 @@ def targets(results: Results) -> list[dict[str, Any]]:
     for target in TARGETS:
         value = target.measure(results)
         sign = "at most" if target.at_most else "at least"
+        verdict = target.verdict(value, engines.instruction_sets())
         bound = f"{sign} {target.bound:g} {target.unit}".strip()
-        rows.append({"target": target.text, "bound": bound, "value": value, "verdict": target.verdict(value)})
+        rows.append({"target": target.text, "bound": bound, "value": value, "verdict": verdict})
     return rows
 
 
-def lines(results: Results, scope: Scope, command: str, folder: str, pictures: list[str]) -> Iterator[str]:
+def lines(results: Results, scope: Scope, command: str, page: Path, pictures: list[str]) -> Iterator[str]:
     """The page."""
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    yield INTRODUCTION.format(command=command, date=date, rounds=scope.rounds, seconds=scope.seconds)
-    yield LIMIT
+    folder, date = page.with_suffix("").name, datetime.now(UTC).strftime("%Y-%m-%d")
+    yield INTRODUCTION.format(
+        kind=kind(),
+        command=command,
+        date=date,
+        readme=os.path.relpath(README, page.absolute().parent),
+        rounds=scope.rounds,
+        seconds=scope.seconds,
+    )
+    yield LIMIT.format(choice=results.choice)
     yield from table(["Machine", ""], [[key, value] for key, value in machine().items()])
     yield from table(["Version", ""], [[key, value] for key, value in versions().items()])
     yield "## Targets\n"
@@ -103,8 +123,12 @@ def scenario_table(name: str, found: dict[str, Any], results: Results) -> Iterat
     """A table with a row for each server, the fastest first."""
     figures = {peer: figure(samples) for peer, samples in found.items()}
     base = next((peer for peer in ("limit", "sagemaker", "ours", *figures) if peer in figures), "ours")
-    header = ["Server", "Requests/s", f"/ {TITLES[base]}", "p50 ms", "p99 ms", "CPU ms/request", "Errors"]
-    rows = [row(peer, f, figures[base]) for peer, f in sorted(figures.items(), key=lambda item: -item[1].rate)]
+    header = ["Server", "Engine", "Requests/s", f"/ {TITLES[base]}", "p50 ms", "p99 ms", "CPU ms/request", "Errors"]
+    ran = results.engines.get(name, {})
+    rows = [
+        row(peer, ran.get(peer, ""), f, figures[base])
+        for peer, f in sorted(figures.items(), key=lambda item: -item[1].rate)
+    ]
     yield from table(header, rows)
     if setting := results.settings.get(name):
         yield f"The limit's best setting: {setting}.\n"
@@ -121,12 +145,13 @@ def percentiles(values: list[float]) -> str:
     return " / ".join(f"{value:.0f}" for value in sorted(values))
 
 
-def row(peer: str, found: Figure, reference: Figure) -> list[str]:
+def row(peer: str, engine: str, found: Figure, reference: Figure) -> list[str]:
     low, high = found.rate_range
     share = found.rate / reference.rate if reference.rate else 0.0
     cpu = f"{found.cpu_ms:.2f}" if found.cpu_ms else ""
     return [
         TITLES[peer],
+        engine,
         f"{found.rate:.1f} ({low:.1f}-{high:.1f})",
         f"{share:.2f}",
         f"{found.p50:.2f}",
@@ -139,8 +164,10 @@ def row(peer: str, found: Figure, reference: Figure) -> list[str]:
 def once(results: Results, folder: str, pictures: list[str]) -> Iterator[str]:
     """The tables of what is measured once: start, memory, multi-model."""
     yield "## Start and memory\n"
-    yield "Start and idle memory (PSS of all processes) with the three bundled models; loaded: with the models above.\n"
-    header = ["Server", "Ready, s", "Each model has answered, s", "Idle, MB", "After the load, MB"]
+    yield "Start and idle memory (PSS of all processes) with the three bundled models. In the first start of each"
+    yield "OpenVINO compiles and files are read from the disk; the other columns are the best of all starts. After the"
+    yield "load: with ResNet-50, YOLOv5n and short texts.\n"
+    header = ["Server", "First start, s", "Ready, s", "Each model has answered, s", "Idle, MB", "After the load, MB"]
     yield from table(header, [_start_row(name, results) for name in results.starts])
     for name in ("start", "memory"):
         if name in pictures:
@@ -167,8 +194,9 @@ def _start_row(name: str, results: Results) -> list[str]:
     starts = results.starts[name]
     ready, answered = [s.ready for s in starts], [s.answered for s in starts]
     memory = [s.memory / MEGABYTE for s in starts]
-    loaded = results.loaded.get(name, 0) / MEGABYTE
-    return [TITLES[name], f"{min(ready):.1f}", f"{min(answered):.1f}", f"{min(memory):.0f}", f"{loaded:.0f}"]
+    loaded = f"{results.loaded[name] / MEGABYTE:.0f}" if name in results.loaded else ""
+    times = [ready[0], min(ready), min(answered)]
+    return [TITLES[name], *(f"{seconds:.1f}" for seconds in times), f"{min(memory):.0f}", loaded]
 
 
 def _multi_row(name: str, found: dict[str, float]) -> list[str]:

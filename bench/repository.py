@@ -1,7 +1,8 @@
 """The model repository that every peer serves: `.cache/bench/repository`, created once.
 
-resnet50 and resnet50_int8 (ResNet-50 with random weights: nonsense at the true speed), yolov5 (YOLOv5n at 640) and bert
-(MiniLM) with their clients, and `mean`: FP32 x [n] -> y [1], for requests where the model costs nothing.
+resnet50 (ResNet-50 with random weights: nonsense at the true speed), yolov5 (YOLOv5n at 640) and bert (MiniLM) with
+their clients, INT8 of the first two for the engine in their names, and `mean`: FP32 x [n] -> y [1], for requests where
+the model costs nothing.
 Each folder gets a `subject.json`, with what bench.subject needs to know, because it cannot use Triton's protobuf.
 """
 
@@ -26,6 +27,8 @@ BUNDLED = ("resnet", "yolov5", "bert")
 RECIPES = {
     "resnet50": ("resnet50", "--weights", "random"),
     "resnet50_int8": ("resnet50", "--weights", "random", "--precision", "int8"),
+    "resnet50_openvino_int8": ("resnet50", "--weights", "random", "--precision", "int8", "--for", "openvino"),
+    "yolov5_openvino_int8": ("yolov5", "--precision", "int8", "--for", "openvino"),
 }
 MEAN_CONFIG = """\
 platform: "onnxruntime_onnx"

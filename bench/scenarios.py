@@ -5,7 +5,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import groupby
 
 from bench import workload
 from bench.limit import Limit
@@ -13,8 +14,13 @@ from bench.load import Sample
 from bench.servers import Server
 from bench.workload import Workload
 
-ALL = ("limit", "ours", "triton", "litserve", "bentoml", "rayserve", "mlserver")
-TENSORS = ("sagemaker", "ours", "triton", "litserve", "bentoml", "rayserve", "mlserver")
+FRONTS = ("litserve", "bentoml", "rayserve", "mlserver")  # as their tutorials run: ONNX Runtime
+WITH_OPENVINO = tuple(f"{name}-openvino" for name in FRONTS)  # the same code with OpenVINO in the process
+TOLD = ("ours-onnxruntime", "ours-openvino")  # of which one is what this project takes by itself
+ALL = ("limit", "ours", "triton", *FRONTS)
+ONE_CALLER = ("limit", "ours", *TOLD, "triton", *FRONTS)
+SAME_ENGINE = (*ONE_CALLER, *WITH_OPENVINO)
+TENSORS = ("sagemaker", "ours", "triton", *FRONTS)
 OPEN_SHARE = 0.6  # an open loop's rate as a share of the limit's throughput
 
 
@@ -33,6 +39,11 @@ class Scenario:
     quick: bool = False
     rate_of: str = ""
     longer: int = 1  # factor for the seconds of a round, for slow requests
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Those that it asks."""
+        return frozenset(work.model for work in self.works())
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,10 @@ def _closed(
     )
 
 
+def _int8(name: str, title: str, model: str) -> Scenario:
+    return _closed(name, title, _one(workload.images, model), 8, peers=INT8, drive=patient)
+
+
 RESNET = "ResNet-50, a JPEG of 768×576 in, five classes out"
 YOLO = "YOLOv5n at 640, a JPEG of 768×576 in, boxes out"
 SHORT_TEXT, LONG_TEXT = "Sentence embedding, 8 tokens", "Sentence embedding, 128 tokens"
@@ -111,30 +126,12 @@ SMALL, LARGE = "A tensor of 4 floats", "A tensor of 150,528 floats"
 RESNET_WORK, YOLO_WORK = _one(workload.images, "resnet50"), _one(workload.images, "yolov5")
 SHORT_WORK, LONG_WORK = _one(workload.text, 8), _one(workload.text, 128)
 PIXELS = 3 * 224 * 224
-FP32_AND_INT8 = ("limit", "ours", "triton")
+INT8 = ("limit", "ours", "triton")
 BINARY_PEERS = ("sagemaker", "ours", "triton")
 
 SCENARIOS = (
-    _closed("resnet50", RESNET, RESNET_WORK, 1, quick=True),
-    _closed("resnet50", RESNET, RESNET_WORK, 8, quick=True, drive=patient),
-    _closed(
-        "resnet50-int8",
-        f"INT8: {RESNET}",
-        _one(workload.images, "resnet50_int8"),
-        8,
-        peers=FP32_AND_INT8,
-        drive=patient,
-    ),
-    _closed("yolov5n", YOLO, YOLO_WORK, 1),
-    _closed("yolov5n", YOLO, YOLO_WORK, 8, drive=patient),
-    _closed("text-8", SHORT_TEXT, SHORT_WORK, 1),
-    _closed("text-8", SHORT_TEXT, SHORT_WORK, 16, quick=True),
-    _closed("text-128", LONG_TEXT, LONG_WORK, 1),
-    _closed("text-128", LONG_TEXT, LONG_WORK, 16, drive=patient),
-    _closed("floats-4-json", f"{SMALL}, JSON", _one(workload.tensor, 4), 8, quick=True, peers=TENSORS),
-    _closed("floats-4-binary", f"{SMALL}, binary", _one(workload.tensor, 4, True), 8, peers=BINARY_PEERS),
-    _closed("floats-150k-json", f"{LARGE}, JSON", _one(workload.tensor, PIXELS), 8, False, TENSORS),
-    _closed("floats-150k-binary", f"{LARGE}, binary", _one(workload.tensor, PIXELS, True), 8, True, BINARY_PEERS),
+    _closed("resnet50", RESNET, RESNET_WORK, 1, quick=True, peers=ONE_CALLER),
+    _closed("resnet50", RESNET, RESNET_WORK, 8, quick=True, peers=SAME_ENGINE, drive=patient),
     Scenario(
         "images-25-1",
         "ResNet-50, 25 JPEGs of 320×240 in one request, 1 caller",
@@ -158,6 +155,19 @@ SCENARIOS = (
         ALL[1:],
         rate_of="resnet50-8",
     ),
+    _int8("resnet50-int8", f"INT8 for ONNX Runtime: {RESNET}", "resnet50_int8"),
+    _int8("resnet50-openvino-int8", f"INT8 for OpenVINO: {RESNET}", "resnet50_openvino_int8"),
+    _int8("yolov5n-openvino-int8", f"INT8 for OpenVINO: {YOLO}", "yolov5_openvino_int8"),
+    _closed("yolov5n", YOLO, YOLO_WORK, 1, peers=ONE_CALLER),
+    _closed("yolov5n", YOLO, YOLO_WORK, 8, peers=SAME_ENGINE, drive=patient),
+    _closed("text-8", SHORT_TEXT, SHORT_WORK, 1, peers=ONE_CALLER),
+    _closed("text-8", SHORT_TEXT, SHORT_WORK, 16, quick=True, peers=SAME_ENGINE),
+    _closed("text-128", LONG_TEXT, LONG_WORK, 1, peers=ONE_CALLER),
+    _closed("text-128", LONG_TEXT, LONG_WORK, 16, peers=SAME_ENGINE, drive=patient),
+    _closed("floats-4-json", f"{SMALL}, JSON", _one(workload.tensor, 4), 8, quick=True, peers=TENSORS),
+    _closed("floats-4-binary", f"{SMALL}, binary", _one(workload.tensor, 4, True), 8, peers=BINARY_PEERS),
+    _closed("floats-150k-json", f"{LARGE}, JSON", _one(workload.tensor, PIXELS), 8, False, TENSORS),
+    _closed("floats-150k-binary", f"{LARGE}, binary", _one(workload.tensor, PIXELS, True), 8, True, BINARY_PEERS),
     Scenario(
         "mix",
         "ResNet-50, YOLOv5n and short texts as 8 : 1 : 4, 8 callers",
@@ -182,7 +192,6 @@ class Scope:
 
     scenarios: tuple[Scenario, ...]
     peers: tuple[str, ...]
-    models: tuple[str, ...]
     rounds: int
     seconds: int
     starts: int
@@ -190,18 +199,19 @@ class Scope:
     calls: int
     bundled: tuple[str, ...] = ("resnet", "yolov5", "bert")
 
+    def groups(self) -> list[tuple[Scenario, ...]]:
+        """Neighbours that ask the same models: their servers run at the same time, with no other model."""
+        return [tuple(group) for _, group in groupby(self.scenarios, key=lambda scenario: scenario.models)]
 
-EVERYONE = ("limit", "ours", "triton", "sagemaker", "litserve", "bentoml", "rayserve", "mlserver")
-FULL_MODELS = ("resnet50", "resnet50_int8", "yolov5", "bert", "mean")
-QUICK_MODELS = ("resnet50", "bert", "mean")
-FULL = Scope(SCENARIOS, EVERYONE, FULL_MODELS, rounds=3, seconds=1, starts=2, archives=100, calls=200)
-QUICK = Scope(
-    tuple(s for s in SCENARIOS if s.quick), EVERYONE, QUICK_MODELS, rounds=2, seconds=1, starts=1, archives=0, calls=0
-)
+
+EVERYONE = ("limit", "ours", *TOLD, "triton", "sagemaker", *FRONTS, *WITH_OPENVINO)
+FULL_MODELS = ("resnet50", "yolov5", "bert", "mean")
+FULL = Scope(SCENARIOS, EVERYONE, rounds=3, seconds=1, starts=2, archives=100, calls=200)
+QUICK_PEERS = tuple(name for name in EVERYONE if name not in WITH_OPENVINO)
+QUICK = Scope(tuple(s for s in SCENARIOS if s.quick), QUICK_PEERS, rounds=2, seconds=1, starts=1, archives=0, calls=0)
 TINY = Scope(
     tuple(BY_NAME[name] for name in ("text-8-1", "floats-4-json-8")),
     ("limit", "ours", "triton"),
-    ("bert", "mean"),
     rounds=1,
     seconds=1,
     starts=0,

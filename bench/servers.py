@@ -29,6 +29,7 @@ SETTLE_SECONDS, SETTLE_STEP, SETTLE_SHARE, IDLE_SECONDS = 5.0, 0.1, 0.2, 0.5  # 
 FREE_PORTS = 3  # MLServer also uses the next two ports
 SHARED_MEMORY = Path("/dev/shm")
 TOLERANCE = 1e-3  # for a score; servers that batch differently give slightly different ones
+LOOSE = 1e-2  # of BF16, whose numbers have 8 significant bits
 
 
 def free_port() -> int:
@@ -64,6 +65,7 @@ class Server:
             models=self.models,
             port=self.port,
             scratch=folder,
+            engine=peer.engine,
         )
         start = peer.start(context)
         self._leftovers = start.leftovers
@@ -86,6 +88,7 @@ class Server:
             "BENCH_REPOSITORY": str(context.repository),
             "BENCH_MODELS": ",".join(self.models),
             "BENCH_PORT": str(self.port),
+            "BENCH_ENGINE": context.engine,
             "BENCH_SCRATCH": str(context.scratch),
             "PYTHONPATH": str(ROOT),
             "HOME": str(context.scratch),
@@ -212,13 +215,13 @@ class Server:
         time.sleep(seconds)
         return (sum(processes.cpu(self.pids()).values()) - before) / seconds
 
-    def check(self, work: Workload, expected: Sequence[Any]) -> None:
-        """Raises Wrong unless its answer is that of ONNX Runtime in process."""
+    def check(self, work: Workload, expected: Sequence[Any], tolerance: float = TOLERANCE) -> None:
+        """Raises Wrong unless its answer is that of the same engine in process."""
         status, body, _ = self.ask(self._request(work))
         if status != 200:
             raise Wrong(f"{self.peer.name} answers {status}: {body[:200].decode(errors='replace')}")
         found = [np.frombuffer(body[-4:], np.float32).tolist()] if work.binary else self.peer.predictions(body)
-        if not alike(found, list(expected)):
+        if not alike(found, list(expected), tolerance):
             raise Wrong(f"{self.peer.name}, {work.model}: {str(found)[:200]} is not {str(expected)[:200]}")
 
     def end(self) -> None:
@@ -228,12 +231,13 @@ class Server:
             left.unlink(missing_ok=True)
 
 
-def alike(found: Any, expected: Any) -> bool:
+def alike(found: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     """Whether two JSON values are equal except for the last digits of numbers; found lists may be longer."""
     if isinstance(expected, dict):
-        return isinstance(found, dict) and all(alike(found.get(key), value) for key, value in expected.items())
+        return isinstance(found, dict) and all(alike(found.get(k), value, tolerance) for k, value in expected.items())
     if isinstance(expected, list):
-        return isinstance(found, list) and len(found) >= len(expected) and all(map(alike, found, expected))
+        pairs = zip(found, expected, strict=False) if isinstance(found, list) else ()
+        return isinstance(found, list) and len(found) >= len(expected) and all(alike(*p, tolerance) for p in pairs)
     if isinstance(expected, float):
-        return isinstance(found, int | float) and math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return isinstance(found, int | float) and math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
     return bool(found == expected)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Context:
-    """`python` of the peer's environment, the models' repository and names, a free port, a folder to write to."""
+    """`python` of the peer's environment, the models' repository and names, a free port, a folder to write to, and the
+    engine that is asked for, "" when none is."""
 
     python: Path
     repository: Path
     models: tuple[str, ...]
     port: int
     scratch: Path
+    engine: str = ""
 
 
 @dataclass(frozen=True)

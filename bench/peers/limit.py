@@ -1,7 +1,7 @@
-"""The limit: ONNX Runtime in one process, the same preprocessing, no server.
+"""The limit: one engine (BENCH_ENGINE) in one process, the same preprocessing, no server.
 
-Reads one JSON order per line and answers with one JSON line. `best` first searches the thread setting (threads per run,
-concurrent runs, spinning or not) in short trials and keeps the fastest for that model and number of callers.
+Reads one JSON order per line and answers with one JSON line. `best` searches the setting (threads of a run, runs at
+once, spinning or not) in short trials; its result is kept for that model and number of callers.
 """
 
 import json
@@ -14,34 +14,39 @@ from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from bench.load import Sample, closed_sample
-from bench.subject import SHORT, SPINNING, Subject
+from bench.sessions import ONNX_RUNTIME, SHORT, SPINNING, Setting, processors
+from bench.subject import Subject
 
+ENGINE = os.environ.get("BENCH_ENGINE") or ONNX_RUNTIME
 TRIAL_SECONDS = 0.7
 
 
 @cache
-def subject(model: str, threads: int, spinning: str) -> Subject:
+def subject(model: str, setting: Setting) -> Subject:
     """Created at its first use, because every setting takes memory."""
-    return Subject(Path(os.environ["BENCH_REPOSITORY"]) / model, threads, spinning)
+    return Subject(Path(os.environ["BENCH_REPOSITORY"]) / model, setting)
 
 
 def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: int, seconds: float) -> Sample:
-    """`callers` threads, of which at most `at_once` work at the same time."""
-    slots, lock, latencies = threading.Semaphore(at_once), threading.Lock(), list[float]()
+    """As many threads as run at once take the callers in the order in which they ask; each asks again at once. (With a
+    thread for each caller and a semaphore, the one that ran takes it again, and the others wait a whole round.)"""
+    waiting, latencies = SimpleQueue[float](), list[float]()  # the moments at which callers have asked
     model.predict(bodies)
     begun = time.monotonic()
+    for _ in range(callers):
+        waiting.put(begun)
 
-    def call() -> None:
-        while (started := time.monotonic()) < begun + seconds:
-            with slots:
-                model.predict(bodies)
-            with lock:
-                latencies.append(time.monotonic() - started)
+    def work() -> None:
+        while (asked := waiting.get()) < begun + seconds:
+            model.predict(bodies)
+            latencies.append((now := time.monotonic()) - asked)
+            waiting.put(now)
 
-    threads = [threading.Thread(target=call) for _ in range(callers)]
+    threads = [threading.Thread(target=work) for _ in range(min(at_once, callers))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -50,30 +55,32 @@ def closed_loop(model: Subject, bodies: Sequence[bytes], callers: int, at_once: 
 
 
 @cache
-def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[int, int, str]:
-    """(threads per run, concurrent runs, spinning) with the highest throughput."""
-    cores = len(os.sched_getaffinity(0))
-    settings = product(sorted({1, cores}), range(1, min(callers, cores) + 1), SPINNING)
+def best(model: str, bodies: tuple[bytes, ...], callers: int) -> tuple[float, Setting, int]:
+    """(requests per second, setting, runs at once) with the highest throughput."""
+    cores = processors()
+    spinning = SPINNING if ENGINE == ONNX_RUNTIME else [SHORT]
+    settings = product(sorted({1, cores}), spinning, range(1, min(callers, cores) + 1))
 
-    def rate(setting: tuple[int, int, str]) -> float:
-        threads, at_once, spinning = setting
-        return closed_loop(subject(model, threads, spinning), bodies, callers, at_once, TRIAL_SECONDS).rate
+    def tried(threads: int, spinning: str, at_once: int) -> tuple[float, Setting, int]:
+        setting = Setting(ENGINE, threads, spinning)
+        return closed_loop(subject(model, setting), bodies, callers, at_once, TRIAL_SECONDS).rate, setting, at_once
 
-    return max(settings, key=rate)
+    return max((tried(*each) for each in settings), key=lambda found: found[0])
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """{"measure": seconds} gives a Sample and the setting, {"predict": true} the predictions, {"decode": true} the
-    seconds to decode one instance at full size."""
+    """{"search": true} gives the best setting and its rate, {"measure": seconds} a Sample with it, {"predict": true}
+    the predictions, {"decode": true} the seconds to decode one instance at full size."""
     bodies = tuple(bytes.fromhex(text) for text in order["bodies"])
     if order.get("predict"):
-        return {"predictions": subject(order["model"], 0, SHORT).predict(bodies)}
+        return {"predictions": subject(order["model"], Setting(ENGINE)).predict(bodies)}
     if order.get("decode"):
         return {"seconds": min(_decode(bodies[0]) for _ in range(5))}
-    threads, at_once, spinning = best(order["model"], bodies, order["callers"])
-    found = closed_loop(subject(order["model"], threads, spinning), bodies, order["callers"], at_once, order["measure"])
-    words = f"{at_once} at once, {threads} threads, {spinning}"
-    return {"sample": asdict(found), "setting": words}
+    rate, setting, at_once = best(order["model"], bodies, order["callers"])
+    if order.get("search"):
+        return {"rate": rate, "setting": f"{setting}, {at_once} at once"}
+    model = subject(order["model"], setting)
+    return {"sample": asdict(closed_loop(model, bodies, order["callers"], at_once, order["measure"]))}
 
 
 def _decode(body: bytes) -> float:

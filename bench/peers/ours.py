@@ -1,4 +1,4 @@
-"""This project: `serve` with its defaults."""
+"""This project: `serve` with its defaults, or told which engine to take."""
 
 import json
 from urllib.parse import quote
@@ -17,6 +17,8 @@ def start(context: Context) -> Start:
         "SERVE_MODEL_REPOSITORY": str(context.repository),
         "SERVE_LOAD_MODELS": ",".join(context.models),
         "SERVE_RUN_DIR": str(context.scratch / "run"),
+        "SERVE_ENGINE_CACHE": str(context.scratch.parent / "engines"),  # so that a run's first start compiles
+        **({"SERVE_CPU_ENGINE": context.engine} if context.engine else {}),
     }
     return Start((str(context.python), str(ROOT / "serve")), variables)
 

@@ -5,13 +5,16 @@ import os
 import secrets
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bench import curves, figures, report, scenarios
+from bench import curves, engines, figures, report, scenarios
+from bench.limit import Limit
 from bench.load import Sample, Wrong, corrected, percentile, sample
 from bench.measure import Results, Start
 from bench.peer_table import PEERS, Peer
@@ -19,7 +22,8 @@ from bench.peers.context import Context
 from bench.peers.context import Start as Command
 from bench.peers.limit import best, closed_loop
 from bench.repository import Unprepared, prepare
-from bench.servers import Server, alike
+from bench.servers import LOOSE, Server, alike
+from bench.sessions import ONNX_RUNTIME, OPENVINO
 from bench.subject import Subject
 from bench.workload import Request, images, instances_json, tensor, text
 from tests.support.harness import ROOT, wait_until
@@ -59,7 +63,8 @@ def test_the_page_has_a_table_for_each_scenario_and_each_target(page: Path) -> N
     text = page.read_text()
     assert all(f"## {scenario.title}\n" in text for scenario in scenarios.TINY.scenarios)
     assert all(target.text in text for target in figures.TARGETS)
-    assert "| this project |" in text and "| the limit |" in text
+    assert f"| this project | {engines.title(engines.own_choice().engine)} |" in text and "| the limit |" in text
+    assert f"| instruction sets | {', '.join(engines.instruction_sets())} |" in text
 
 
 def test_a_tiny_run_leaves_no_process(page: Path) -> None:
@@ -86,12 +91,13 @@ def test_every_peer_has_its_versions_pinned() -> None:
             assert all("==" in line for line in lock.splitlines() if line and not line.startswith("#"))
 
 
-def test_every_peer_runs_the_onnxruntime_that_serves() -> None:
-    locks = [*(ROOT / "bench/peers").glob("*/requirements.lock"), ROOT / "requirements/serving.lock"]
-    found = {
-        line.split()[0] for lock in locks for line in lock.read_text().splitlines() if line.startswith("onnxruntime==")
-    }
-    assert len(found) == 1
+@pytest.mark.parametrize(("package", "own"), [("onnxruntime", "serving"), ("openvino", "artifacts")])
+def test_every_peer_runs_the_engine_that_serves(package: str, own: str) -> None:
+    locks = [*(ROOT / "bench/peers").glob("*/requirements.lock"), ROOT / f"requirements/{own}.lock"]
+    found = [
+        line.split()[0] for lock in locks for line in lock.read_text().splitlines() if line.startswith(f"{package}==")
+    ]
+    assert len(found) == len(locks) and len(set(found)) == 1
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
@@ -118,7 +124,32 @@ def test_a_subject_answers_raw_and_json_alike(tmp_path: Path, monkeypatch: pytes
     mean = Subject(folder / "mean").predict_json(instances_json(tensor(4)))
     assert alike(mean, [[float(tensor(4).tensor.mean())]])  # type: ignore[union-attr]
     assert closed_loop(bert, work.instances, callers=2, at_once=1, seconds=0.05).replies >= 2
-    assert best("bert", work.instances, 1)[1] == 1
+    assert best("bert", work.instances, 1)[2] == 1
+
+
+@starts_a_server
+def test_the_engines_of_the_limit_answer_alike(tmp_path: Path) -> None:
+    limit = Limit(prepare(["bert"], tmp_path))
+    try:
+        assert alike(limit.predict(text(8), OPENVINO), limit.predict(text(8), ONNX_RUNTIME), LOOSE)
+    finally:
+        limit.end()
+
+
+def test_the_limit_takes_callers_in_the_order_in_which_they_ask() -> None:
+    class Slow:
+        def predict(self, bodies: Sequence[bytes]) -> list[object]:
+            time.sleep(0.005)
+            return []
+
+    found = closed_loop(Slow(), (), callers=8, at_once=2, seconds=0.2)  # type: ignore[arg-type]
+    assert found.p50 >= 4 * 5  # a caller who is not overtaken waits for three pairs before its own
+
+
+def test_servers_that_run_at_the_same_time_are_asked_the_same_models() -> None:
+    groups = scenarios.FULL.groups()
+    assert [scenario for group in groups for scenario in group] == list(scenarios.SCENARIOS)
+    assert all(len({scenario.models for scenario in group}) == 1 for group in groups)
 
 
 def test_pictures_of_a_workload_differ_and_stay_the_same() -> None:
@@ -151,6 +182,33 @@ def test_a_ratio_is_taken_within_each_round() -> None:
     assert figures.ratio("resnet50-8", "triton", lambda s: s.rate)(results) is None
 
 
+def _ran(rate: int) -> list[Sample]:
+    return [Sample(rate, 1.0, 5.0, 9.0)]
+
+
+def test_fronts_are_compared_as_their_tutorials_run_and_with_the_same_engine() -> None:
+    rates = {"ours": 60, "ours-openvino": 90, "litserve": 30, "mlserver": 40, "mlserver-openvino": 100}
+    results = Results(
+        samples={"resnet50-8": {name: _ran(rate) for name, rate in rates.items()}},
+        engines={"resnet50-8": {"ours": "ONNX Runtime", "ours-openvino": "OpenVINO"}},
+    )
+    assert figures.best_front("resnet50-8", "")(results) == 1.5
+    assert figures.best_front("resnet50-8", ONNX_RUNTIME)(results) == 1.5
+    assert figures.best_front("resnet50-8", OPENVINO)(results) == 0.9
+    results.samples["int8-8"] = {"ours": _ran(160)}
+    assert figures.best_int8(("int8-8", "none-8"), "resnet50-8")(results) == 4.0
+    results.engines["resnet50-8"] = {"ours": "OpenVINO"}
+    del results.samples["resnet50-8"]["ours-openvino"]
+    assert figures.best_front("resnet50-8", OPENVINO)(results) == 0.6
+    assert figures.best_front("resnet50-8", ONNX_RUNTIME)(results) is None
+
+
+def test_a_target_of_amx_is_only_reported_elsewhere() -> None:
+    target = next(t for t in figures.TARGETS if t.needs == "AMX")
+    assert target.verdict(1.0, ["AVX512"]) == "reported: no AMX here"
+    assert target.verdict(1.0, ["AMX"]) == "missed"
+
+
 def test_a_target_says_met_missed_or_not_measured() -> None:
     target = next(t for t in figures.TARGETS if t.unit == "s")
     assert target.verdict(target.measure(Results())) == "not measured"
@@ -160,7 +218,7 @@ def test_a_target_says_met_missed_or_not_measured() -> None:
 
 def test_a_peer_that_cannot_run_is_named_with_the_reason() -> None:
     results = Results(samples={}, missing={"mlserver": "it cannot be installed: no wheel"})
-    lines = list(report.lines(results, scenarios.QUICK, "python -m bench quick", "quick", []))
+    lines = list(report.lines(results, scenarios.QUICK, "python -m bench quick", Path("quick.md"), []))
     assert any("MLServer" in line and "no wheel" in line for line in lines)
 
 

@@ -21,8 +21,7 @@ class Runtime(MLModel):  # type: ignore[misc]
         given = payload.inputs[0]
         if given.datatype == "FP32":
             rows = NumpyCodec.decode_input(given)
-            found = self.subject.session.run(None, {"x": rows})[0]
-            return self._response(NumpyCodec.encode_output("y", found))
+            return self._response(NumpyCodec.encode_output("y", self.subject.run_rows(rows)))
         predictions = self.subject.predict_json([self._instance(text) for text in StringCodec.decode_input(given)])
         texts = [json.dumps(prediction) for prediction in predictions]
         return self._response(StringCodec.encode_output("predictions", texts))

@@ -6,14 +6,14 @@ import secrets
 import shutil
 from pathlib import Path
 
-from bench import workload
+from bench import engines, workload
 from bench.peers.context import Context, Start
 from bench.repository import ROOT
 from bench.workload import Request, Workload
 from serving.host import tritonserver
 from serving.repository.layout import folders_in
 from serving.repository.links import arrange
-from serving.repository.model_config import read_config, written
+from serving.repository.model_config import written
 
 FRONTS = 4
 CONFIG = """\
@@ -48,8 +48,8 @@ def start(context: Context) -> Start:
 
 
 def _whole_configs(repository: Path) -> dict[str, str]:
-    """Triton merges nothing into config.pbtxt, as `serve` does."""
-    return {str(folder): written(read_config(folder, "cpu")) for folder in folders_in(repository)}
+    """Triton neither merges configs/cpu.pbtxt nor chooses an engine, so it gets what `serve` would give it."""
+    return {str(folder): written(engines.config_of(folder)[0]) for folder in folders_in(repository)}
 
 
 def start_sagemaker(context: Context) -> Start:
@@ -89,7 +89,7 @@ def _start(options: list[str], port: int = 0, **variables: str) -> Start:
         f"--backend-directory={tritonserver.backend_directory()}",
         "--model-config-name=cpu",
         "--model-control-mode=explicit",
-        *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in ("python", "onnxruntime")),
+        *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in ("python", "onnxruntime", "openvino")),
         *options,
     ]
     environ = tritonserver.environment(os.environ)
