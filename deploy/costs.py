@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.context import Context
 from deploy.errors import DeployError
+from deploy.measured import FOLDER, Work, measured
 
 HELP = "print the cost page (docs/costs.md), computed from a price table"
 PRICES = Path(__file__).with_name("prices.toml")
@@ -25,12 +26,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance type; an endpoint has at least `minimum` instances, even without load."""
+    """An instance type; an endpoint has at least `minimum` instances, even without load. `processor` is its kind, by
+    the names of the benchmark's results."""
 
     type: str
     price_per_hour: float
     cores: float
     minimum: int
+    processor: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,10 @@ class Prices:
         """The cost of `count` instances per month."""
         return count * instance.price_per_hour * self.hours_per_month
 
+    def million(self, instance: Instance, core_seconds: float) -> float:
+        """The cost of a million requests on an instance that is used up to the target load."""
+        return 1e6 * core_seconds / (instance.cores * self.target_load) / 3600 * instance.price_per_hour
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -85,9 +92,10 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     context.out(page(Prices.read(arguments.prices)).rstrip("\n"))
 
 
-def page(prices: Prices) -> str:
-    """The page, in Markdown."""
-    return "\n".join([*_introduction(prices), *_models(prices), *_tables(prices), *_closing()]) + "\n"
+def page(prices: Prices, results: Path = FOLDER) -> str:
+    """The page, in Markdown; `results` are the benchmark's."""
+    parts = [*_introduction(prices), *_models(prices), *_tables(prices), *_millions(prices, results), *_closing()]
+    return "\n".join(parts) + "\n"
 
 
 def _introduction(prices: Prices) -> list[str]:
@@ -147,6 +155,51 @@ def _row(prices: Prices, instance: Instance, load: float) -> str:
     together, apart = prices.monthly(instance, one), prices.monthly(instance, sum(each))
     counts = " + ".join(map(str, each))
     return f"| {load:g} | {one} | {together:,.0f} | {counts} | {apart:,.0f} | {1 - together / apart:.0%} |"
+
+
+def _millions(prices: Prices, results: Path) -> list[str]:
+    """What a million requests cost on each instance type; nothing where no instance names its processor."""
+    processors = list(dict.fromkeys(each.processor for each in prices.instances if each.processor))
+    if not processors:
+        return []
+    return [
+        "## A million images, a million texts",
+        "",
+        "By the processor time that a request took in [the benchmark](benchmarks/README.md), of nginx, gunicorn and",
+        f"Triton together, on instances that are busy at {prices.target_load:.0%}.",
+        "",
+        *(line for processor in processors for line in _by_processor(prices, processor, results)),
+        "Hours in which nobody calls are not in it; they are in the tables above. The benchmark takes the",
+        "processors that its machine shows for cores. Where they are hyperthreads, as an instance's vCPUs are, a",
+        "million costs half.",
+        "",
+    ]
+
+
+def _by_processor(prices: Prices, processor: str, results: Path) -> list[str]:
+    own = [each for each in prices.instances if each.processor == processor]
+    names, works = ", ".join(each.type for each in own), measured(processor, results)
+    unknown = [f"{names}: `benchmarks/results/{processor}.md` is not there yet."]
+    return [f"### {processor}", "", *(_million_table(prices, own, works) if works else unknown), ""]
+
+
+def _million_table(prices: Prices, own: list[Instance], works: list[Work]) -> list[str]:
+    first, example = own[0], works[0]
+    worth = prices.million(first, example.core_seconds)
+    return [
+        f"1,000,000 × {example.core_seconds:.4f} core-seconds / ({first.cores:g} cores × {prices.target_load:.0%}) / "
+        f"3,600 s × {first.price_per_hour:g} {prices.currency} "
+        f"= {worth:.2f} {prices.currency} ({first.type}, the first line)",
+        "",
+        f"| A million | Core-seconds each | {' | '.join(f'{each.type}, {prices.currency}' for each in own)} |",
+        "|---|---|" + "---|" * len(own),
+        *(_million_row(prices, own, work) for work in works),
+    ]
+
+
+def _million_row(prices: Prices, own: list[Instance], work: Work) -> str:
+    cells = (f"{prices.million(each, work.core_seconds):,.2f}" for each in own)
+    return f"| {work.name} | {work.core_seconds:.4f} | {' | '.join(cells)} |"
 
 
 def _closing() -> list[str]:

@@ -1,11 +1,14 @@
 """The cost page is the computation, and the computation is right."""
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy.costs import PRICES, Instance, Model, Prices, page
+from deploy.errors import DeployError
 from tests.deploy.conftest import Aws
 from tests.support.harness import ROOT
 
@@ -41,6 +44,26 @@ def test_instances_follow_the_load_and_never_fall_below_the_minimum(load: float,
 def test_the_page_has_the_costs_of_both_ways_and_what_is_saved() -> None:
     table, _ = prices(1)
     assert "| 1 | 2 | 100 | 2 + 2 + 2 | 300 | 67% |" in page(table)  # 2 · 0.5 · 100 and 6 · 0.5 · 100
+
+
+def test_a_million_costs_what_the_benchmark_measured_at_the_price_of_the_instance(tmp_path: Path) -> None:
+    table, instance = prices(1)
+    table = replace(table, instances=(replace(instance, processor="amd-avx2"),))
+    assert "ml.x: `benchmarks/results/amd-avx2.md` is not there yet." in page(table, tmp_path)
+    samples = {"resnet50-8": {"ours": [{"cpu_ms": 90.0}, {"cpu_ms": 30.0}, {"cpu_ms": 36.0}]}}
+    (tmp_path / "amd-avx2").mkdir()
+    (tmp_path / "amd-avx2/results.json").write_text(json.dumps({"results": {"samples": samples}}))
+    found = page(table, tmp_path)  # by hand: 36,000 core-seconds / (1 core · 50 %) / 3,600 s · 0.50
+    assert "| JPEGs of 768×576 by ResNet-50 | 0.0360 | 10.00 |" in found
+    assert "1,000,000 × 0.0360 core-seconds / (1 cores × 50%) / 3,600 s × 0.5 USD = 10.00 USD" in found
+
+
+def test_results_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    table, instance = prices(1)
+    (tmp_path / "arm64").mkdir()
+    (tmp_path / "arm64/results.json").write_text("{}")
+    with pytest.raises(DeployError, match="has no results of the benchmark"):
+        page(replace(table, instances=(replace(instance, processor="arm64"),)), tmp_path)
 
 
 def test_one_endpoint_never_needs_more_instances_than_three() -> None:
