@@ -19,11 +19,12 @@ def write(folder: Path, port: int) -> None:
         "http_port": port,
         "grpc_port": port + 1,
         "metrics_port": port + 2,
+        "metrics_dir": str(folder / "metrics"),
         "parallel_workers": WORKERS,
         "debug": False,
         "use_structured_logging": False,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics").mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(settings))
     for name in names():
         (folder / name).mkdir(exist_ok=True)
