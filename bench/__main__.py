@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import environments, report, repository, scenarios
+from bench import environments, machine, repository, scenarios
 from bench.platform import end_on_sigterm
 from bench.repository import CACHE, ROOT, Unprepared
 from bench.scenarios import Scope
@@ -88,9 +88,9 @@ def scope_of(options: argparse.Namespace) -> Scope:
 
 
 def compare(scope: Scope, command: str, out: Path | None) -> None:
-    from bench import measure
+    from bench import measure, report
 
-    page = out or (PAGES / f"{report.kind()}.md" if command == "run" else CACHE / f"{command}.md")
+    page = out or (PAGES / f"{machine.kind()}.md" if command == "run" else CACHE / f"{command}.md")
     if command != "tiny":
         environments.install(environments.REPORT)
     begun = time.monotonic()

@@ -2,16 +2,14 @@
 
 import json
 import os
-import platform
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench import engines, environments
+from bench import environments, machine
 from bench.environments import REPORT
 from bench.figures import MEGABYTE, TARGETS, Figure, figure
 from bench.measure import Results
@@ -21,7 +19,6 @@ from bench.scenarios import BY_NAME as SCENARIOS
 from bench.scenarios import Scope
 
 README = ROOT / "docs/benchmarks/README.md"
-MAKERS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}  # /proc/cpuinfo's word -> ours
 TITLES = {"limit": "the limit", **{name: peer.title for name, peer in BY_NAME.items()}}
 INTRODUCTION = """\
 # Benchmarks on {kind}
@@ -45,38 +42,15 @@ def write(results: Results, scope: Scope, command: str, page: Path) -> None:
     """Writes the page, and beside it a folder with results.json and the pictures."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"machine": machine(), "versions": versions(), "results": asdict(results), "targets": targets(results)}
+    facts = {
+        "machine": machine.facts(),
+        "versions": machine.versions(),
+        "results": asdict(results),
+        "targets": targets(results),
+    }
     (folder / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
     names = draw(results, folder)
     page.write_text("\n".join(lines(results, scope, command, page, names)) + "\n")
-
-
-def kind() -> str:
-    """This kind of processor in one word, as results are kept: intel-amx, amd-avx512-vnni, arm64."""
-    text = Path("/proc/cpuinfo").read_text()
-    maker = next((word for name, word in MAKERS.items() if name in text), platform.machine())
-    return "-".join([maker, *engines.instruction_sets()[:1]]).lower()
-
-
-def machine() -> dict[str, str]:
-    """The machine on which the figures were measured."""
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    return {
-        "processor": cpu.partition(":")[2].strip() or platform.machine(),
-        "instruction sets": ", ".join(engines.instruction_sets()),
-        "processors": str(len(os.sched_getaffinity(0))),
-        "memory": f"{int(memory.split()[1]) / 2**20:.0f} GB",
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """The versions of the compared servers."""
-    own = {name: version(name) for name in ("onnxruntime", "openvino", "numpy", "flask", "gunicorn", "nvidia-pytriton")}
-    packages = {"litserve": "litserve", "bentoml": "bentoml", "rayserve": "ray", "mlserver": "mlserver"}
-    return own | {package: environments.versions(name)[package] for name, package in packages.items()}
 
 
 def targets(results: Results) -> list[dict[str, Any]]:
@@ -85,7 +59,7 @@ def targets(results: Results) -> list[dict[str, Any]]:
     for target in TARGETS:
         value = target.measure(results)
         sign = "at most" if target.at_most else "at least"
-        verdict = target.verdict(value, engines.instruction_sets())
+        verdict = target.verdict(value, machine.instruction_sets())
         bound = f"{sign} {target.bound:g} {target.unit}".strip()
         rows.append({"target": target.text, "bound": bound, "value": value, "verdict": verdict})
     return rows
@@ -95,7 +69,7 @@ def lines(results: Results, scope: Scope, command: str, page: Path, pictures: li
     """The page."""
     folder, date = page.with_suffix("").name, datetime.now(UTC).strftime("%Y-%m-%d")
     yield INTRODUCTION.format(
-        kind=kind(),
+        kind=machine.kind(),
         command=command,
         date=date,
         readme=os.path.relpath(README, page.absolute().parent),
@@ -103,8 +77,8 @@ def lines(results: Results, scope: Scope, command: str, page: Path, pictures: li
         seconds=scope.seconds,
     )
     yield LIMIT.format(choice=results.choice)
-    yield from table(["Machine", ""], [[key, value] for key, value in machine().items()])
-    yield from table(["Version", ""], [[key, value] for key, value in versions().items()])
+    yield from table(["Machine", ""], [[key, value] for key, value in machine.facts().items()])
+    yield from table(["Version", ""], [[key, value] for key, value in machine.versions().items()])
     yield "## Targets\n"
     rows = [[r["target"], r["bound"], _number(r["value"]), r["verdict"]] for r in targets(results)]
     yield from table(["Target", "Bound", "Measured", ""], rows)

@@ -48,8 +48,6 @@ class OnnxRuntime:
         options.intra_op_num_threads = setting.threads or processors()
         options.add_session_config_entry(*SPINNING[setting.spinning])
         self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        self.inputs = tuple(node.name for node in self._session.get_inputs())
-        self.outputs = tuple(node.name for node in self._session.get_outputs())
 
     def run(self, feed: Arrays, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The named outputs for inputs by name; several threads may call it at once."""
@@ -67,8 +65,6 @@ class OpenVino:
         properties = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}
         properties |= {"INFERENCE_NUM_THREADS": processors(), "NUM_STREAMS": streams}
         compiled = openvino.Core().compile_model(str(file), "CPU", properties)
-        self.inputs = tuple(port.get_any_name() for port in compiled.inputs)
-        self.outputs = tuple(port.get_any_name() for port in compiled.outputs)
         self._idle: SimpleQueue[Any] = SimpleQueue()
         for _ in range(streams):
             self._idle.put(compiled.create_infer_request())

@@ -27,7 +27,8 @@ class Subject:
         self.session = ENGINES[setting.engine](folder / "1" / "model.onnx", setting)
         facts = json.loads((folder / "subject.json").read_text())
         self.client = client_of(facts)
-        self.outputs = [output["name"] for output in facts["outputs"]]
+        # config.pbtxt's names: in an INT8 file a tensor has several by OpenVINO's account.
+        self.inputs, self.outputs = ([spec["name"] for spec in facts[side]] for side in ("inputs", "outputs"))
 
     def predict(self, bodies: Sequence[bytes]) -> list[Any]:
         """One prediction per raw instance (an image file, a text), from one run."""
@@ -45,12 +46,12 @@ class Subject:
 
     def run_rows(self, rows: Any) -> Any:
         """The only output for the only input."""
-        return self.session.run({self.session.inputs[0]: rows}, self.outputs)[self.outputs[0]]
+        return self.session.run({self.inputs[0]: rows}, self.outputs)[self.outputs[0]]
 
     def _answer(self, instances: Sequence[Any]) -> list[Any]:
         client = self._required()
         tensors = client.preprocess(instances)
-        feed = {name: tensors[name] for name in self.session.inputs}
+        feed = {name: tensors[name] for name in self.inputs}
         outputs = self.session.run(feed, self.outputs)
         return client.postprocess(outputs, tensors, instances, client.read_parameters({}))
 

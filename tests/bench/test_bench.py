@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import curves, engines, figures, report, scenarios
+from bench import curves, engines, figures, machine, report, scenarios
 from bench.limit import Limit
 from bench.load import Sample, Wrong, corrected, percentile, sample
 from bench.measure import Results, Start
@@ -64,7 +64,7 @@ def test_the_page_has_a_table_for_each_scenario_and_each_target(page: Path) -> N
     assert all(f"## {scenario.title}\n" in text for scenario in scenarios.TINY.scenarios)
     assert all(target.text in text for target in figures.TARGETS)
     assert f"| this project | {engines.title(engines.own_choice().engine)} |" in text and "| the limit |" in text
-    assert f"| instruction sets | {', '.join(engines.instruction_sets())} |" in text
+    assert f"| instruction sets | {', '.join(machine.instruction_sets())} |" in text
 
 
 def test_a_tiny_run_leaves_no_process(page: Path) -> None:
