@@ -30,7 +30,7 @@ class Setting:
     spinning: str = SHORT
 
     def __str__(self) -> str:
-        words = [NAMES[self.engine], f"{self.threads or processors()} threads a run"]
+        words = [NAMES[self.engine], f"threads of a run: {self.threads or processors()}"]
         return ", ".join(words + [self.spinning] * (self.engine == ONNX_RUNTIME))
 
 

@@ -78,7 +78,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": min(_decode(bodies[0]) for _ in range(5))}
     rate, setting, at_once = best(order["model"], bodies, order["callers"])
     if order.get("search"):
-        return {"rate": rate, "setting": f"{setting}, {at_once} at once"}
+        return {"rate": rate, "setting": f"{setting}, runs at once: {at_once}"}
     model = subject(order["model"], setting)
     return {"sample": asdict(closed_loop(model, bodies, order["callers"], at_once, order["measure"]))}
 
