@@ -152,8 +152,8 @@ def _steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Itera
 def here(candidate: Candidate, settings: Settings) -> Iterator[str]:
     """What only counts on this machine: backend and device."""
     plans = plan_model_of(candidate.folder, settings)
-    if settings.device == "cpu" and plans and all((path / plans.onnx).is_file() for path in plans.loaded):
-        return  # these are served instead
+    if plans and all((path / plans.onnx).is_file() for path in plans.loaded):
+        return  # these are served instead where a plan cannot be
     yield from _backend(candidate)
     gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
     if settings.device == "cpu" and gpu:

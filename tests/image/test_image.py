@@ -102,7 +102,7 @@ def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> Non
     assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
     assert labels["com.amazonaws.sagemaker.capabilities.multi-models"] == "true"
     oci = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}
-    assert oci["version"] == "1"
+    assert oci["version"] == VERSION
     assert re.fullmatch("[0-9a-f]{40}|unknown", oci["revision"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", oci["created"])
     assert oci["licenses"] == "Apache-2.0"
