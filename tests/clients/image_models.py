@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 STAGES = {"depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16}
@@ -67,6 +69,18 @@ CLASSIFIERS: dict[str, tuple[str, Mapping[str, Any], str, Mapping[str, Any]]] = 
         {"size": {"shortest_edge": 40}, "crop_size": SIDES},
     ),
 }
+
+
+SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
+
+
+def images() -> list[Image.Image]:
+    """Coarse noise, enlarged, so that resizing matters."""
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(0, 256, (9, 9, 3), dtype=np.uint8) for _ in SIZES]
+    return [
+        Image.fromarray(each).resize(size, Image.Resampling.BICUBIC) for each, size in zip(noise, SIZES, strict=True)
+    ]
 
 
 def save_classifier(folder: Path, name: str, **changes: Any) -> Path:

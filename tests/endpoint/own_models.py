@@ -18,6 +18,7 @@ from tests.build_engines import trained, yolov5_release
 from tests.build_engines.models import save_classifier, save_constants, save_scale
 from tests.clients import image_models
 from tests.clients.text_models import save_checkpoint
+from tests.clients.vision_models import save_vision
 
 FOLDER = "FOLDER"  # as the page names a checkpoint's
 NAMES = "{0: 'cat', 1: 'dog'}"
@@ -118,6 +119,9 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
     "opinions": text_file,
     "flowers": lambda folder: image_models.save_classifier(folder / FOLDER, "vit"),
     "pictures": torchvision,
+    "looks": lambda folder: save_vision(folder / FOLDER, "dinov2"),
+    "streets": lambda folder: save_vision(folder / FOLDER, "segformer"),
+    "animals": lambda folder: save_vision(folder / FOLDER, "yolos"),
     "birds": classifier,
     "pets": checkpoint,
     "things": detector,
