@@ -9,11 +9,12 @@ import torch
 import transformers
 from PIL import Image
 
+from build_engines.measurement.comparison import compare
 from clients.base import Model, TensorSpec
 from clients.image_embedding import Client
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
-from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, serve
+from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, runner, serve
 
 
 def client_of(*shape: int) -> Client:
@@ -43,6 +44,8 @@ def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path)
     assert np.ptp(ours, axis=0).max() > 0.01  # the network tells the images apart
     scaled = [each["embedding"] for each in predict(client, images())]
     np.testing.assert_allclose(scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6)
+    (score,) = compare(client.model, client, runner(client), runner(client), count=2)
+    assert score.value == pytest.approx(1)
 
 
 def test_what_is_no_vector_is_refused() -> None:

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
+from build_engines.measurement.comparison import compare
 from clients.base import Model, TensorSpec
 from clients.semantic_segmentation import MOST_PIXELS, Client, best_classes
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
-from tests.clients.vision_models import pipeline, predict, serve
+from tests.clients.vision_models import pipeline, predict, runner, serve
 
 
 def client_of(folder: Path, *shape: int) -> Client:
@@ -44,6 +45,8 @@ def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
         for segment in found["segments"]:
             assert ((classes == segment["class_id"]) != wanted[segment["label"]]).mean() < 1e-3
             assert segment["share"] == pytest.approx(wanted[segment["label"]].mean(), abs=1e-3)
+    (score,) = compare(client.model, client, runner(client), runner(client), count=2)
+    assert score.value == pytest.approx(1)
 
 
 @pytest.mark.parametrize("size", [(64, 48), (7, 5), (1, 1), (100, 13)])

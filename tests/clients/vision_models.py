@@ -12,7 +12,7 @@ from PIL import Image
 from build_engines.building.model import build
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
-from clients.base import ModelClient
+from clients.base import ModelClient, Tensors
 from tests.build_engines.models import session
 from tests.clients.image_models import FOLDED, LABELS, SIDES, WIDE, image_processor_of
 
@@ -108,9 +108,13 @@ def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
 
 def predict(client: ModelClient, pictures: list[Image.Image], **given: Any) -> list[Any]:
     inputs = client.preprocess(pictures)
+    return client.postprocess(runner(client)(inputs), inputs, pictures, client.read_parameters(given))
+
+
+def runner(client: ModelClient) -> Callable[[Tensors], Tensors]:
     running = session(client.model.path / "1/model.onnx")
-    outputs = {port.name: array for port, array in zip(running.get_outputs(), running.run(None, inputs), strict=True)}
-    return client.postprocess(outputs, inputs, pictures, client.read_parameters(given))
+    names = [port.name for port in running.get_outputs()]
+    return lambda inputs: dict(zip(names, running.run(names, inputs), strict=True))
 
 
 def pipeline(task: Any, checkpoint: Path, name: str) -> Any:
