@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from PIL import Image
 
 from build_engines.building.model import build
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.image_heads import HEADS
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from clients.base import ModelClient
@@ -103,6 +105,17 @@ def test_other_networks_of_images_are_refused_by_name_before_they_are_loaded(
 def test_a_folders_own_size_is_not_another(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--size is not for a folder of transformers"):
         made(tmp_path, save_classifier(tmp_path / "checkpoint", "vit"), size=64)
+
+
+def test_boxes_are_compared_as_sets() -> None:
+    rng = np.random.default_rng(0)
+    scores, boxes = rng.normal(size=(2, 40, 6)).astype(np.float32), rng.random((2, 40, 4)).astype(np.float32)
+    same = HEADS["detr"].same
+    assert same((scores[:, ::-1], boxes[:, ::-1]), (scores, boxes))
+    assert not same((scores, boxes[:, ::-1]), (scores, boxes))
+    other = scores.copy()
+    other[0, 0] += 1  # one of forty
+    assert same((other, boxes), (scores, boxes))
 
 
 def test_a_folder_of_another_kind_takes_no_other_client_and_no_labels_without_classes(tmp_path: Path) -> None:
