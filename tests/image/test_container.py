@@ -84,6 +84,7 @@ def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) ->
         assert len(reply.json()["predictions"]) == 1
     assert podman("healthcheck", "run", container.name) == ""
     assert container.run("serve", "--ping") == "healthy\n"
+    assert re.search(r"^tritonserver +running +\d+ +\d+ MB", container.run("serve", "--status"), re.MULTILINE)
     assert container.run("id", "-u") == "10001\n"
 
 
