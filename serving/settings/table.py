@@ -218,6 +218,13 @@ class Settings:
         choices=tuple(LOG_LEVELS),
         parser=parsing.parse_log_level,
     )
+    log_format: str = _choice(
+        "SERVE_LOG_FORMAT",
+        ("mixed", "text", "json"),
+        "how the log is written. mixed: requests and gunicorn's lines as JSON, others as text after their process's "
+        "name; text: all for people; json: every line is a JSON object",
+        parser=str.lower,
+    )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
         "",

@@ -21,7 +21,8 @@ from serving.host.process_memory import pss_of, tree
 from serving.host.status import ProcessStatus, Status, read_whole_status
 from serving.settings.table import AUTO, Settings
 from serving.supervisor.linux import LinuxSystem
-from serving.supervisor.output import ESCAPED, Output
+from serving.supervisor.log_lines import ESCAPED
+from serving.supervisor.output import Output
 
 TIMEOUT = 5.0  # seconds
 MOST_BYTES = 64 * 2**20  # of an answer
