@@ -97,7 +97,7 @@ def test_a_request_is_a_span_below_the_caller_s_and_its_stages_are_below_it(
         "serve.model_version": "1",
     }
     assert request.resource["deployment.environment"] == "test"
-    assert collector.headers[-1]["authorization"] == "a-key"
+    assert "a-key" in {headers.get("authorization") for headers in collector.headers}
 
 
 def test_a_small_tensor_is_traced_too_and_triton_s_own_spans_are_below_ours(
@@ -188,7 +188,7 @@ def test_nobody_waits_for_a_collector_that_does_not_answer(tmp_path: Path) -> No
         wait_until(lambda: silent.bodies, "it is asked")
         assert server.stop() == 0
         assert not silent.answers.is_set()
-    assert "Traceback" not in server.output()
+    assert "Exception in thread" not in server.output()
 
 
 def test_a_worker_that_ends_sends_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

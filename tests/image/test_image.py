@@ -15,11 +15,7 @@ from tests.image.container import podman
 from tests.support.harness import ROOT
 
 LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
-REMOVED = {
-    "requests",
-    "charset-normalizer",
-    "certifi",
-}  # by scripts/image/environment, with what says that they are there
+REMOVED = {"requests", "charset-normalizer", "certifi"}  # by scripts/image/environment, as if they were not there
 # Prints what is installed, how modules are compiled, and who may write what.
 LOOK = r"""
 import importlib.util, json, os, pathlib, shutil, sys, sysconfig
