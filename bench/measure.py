@@ -97,7 +97,8 @@ class Run:
         """This project with that engine is there already."""
         choice = engines.own_choice()
         self.results.choice = str(choice)
-        self.results.missing[f"ours-{choice.engine}"] = "`this project` takes this engine by itself here"
+        if (name := f"ours-{choice.engine}") in self.scope.peers:
+            self.results.missing[name] = "`this project` takes this engine by itself here"
 
     def install(self) -> None:
         """Installs the environments that are missing or have other versions."""
