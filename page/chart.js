@@ -1,15 +1,16 @@
 // A line of the last values, as SVG.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { svg } from "./dom.js";
+
 const WIDTH = 240, HEIGHT = 48;
 
 export class Spark {
   constructor(points, label) {
     this.points = points;
     this.values = [];
-    this.element = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": label });
-    this.area = make("path", { class: "area" });
-    this.line = make("path", { class: "line" });
+    this.element = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": label });
+    this.area = svg("path", { class: "area" });
+    this.line = svg("path", { class: "line" });
     this.element.append(this.area, this.line);
   }
 
@@ -21,10 +22,4 @@ export class Spark {
     this.line.setAttribute("d", `M${path.join("L")}`);
     this.area.setAttribute("d", `M${x(0).toFixed(1)},${HEIGHT}L${path.join("L")}L${WIDTH},${HEIGHT}Z`);
   }
-}
-
-function make(name, attributes) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
 }

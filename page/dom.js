@@ -4,7 +4,15 @@ export const find = (id) => document.getElementById(id);
 
 // h("li", { class: "row", onclick: f, "--share": 0.5 }, "text", element): names with -- are CSS properties.
 export function h(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
+  return filled(document.createElement(tag), properties, children);
+}
+
+// The same for a part of a drawing.
+export function svg(tag, properties = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
+}
+
+function filled(element, properties, children) {
   for (const [name, value] of Object.entries(properties)) set(element, name, value);
   element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;

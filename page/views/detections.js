@@ -1,9 +1,11 @@
-// {"detections": [{"label", "class_id", "score", "box"}], "image"}: boxes on the picture, and a list of them.
+// {"detections": [{"label", "class_id", "score", "box", "polygons", "keypoints"}], "image"}: boxes, masks and keypoints
+// on the picture, and a list of the objects.
 
-import { h, hue, percent } from "../dom.js";
+import { h, hue, percent, svg } from "../dom.js";
 import { picture } from "./picture.js";
 
 const MOST = 400; // drawn; a page of thousands of boxes says nothing
+const SEEN = 0.5; // keypoints of a lower score are not drawn, as in a picture that the server draws
 
 export const matches = (prediction) => Array.isArray(prediction?.detections);
 
@@ -15,8 +17,9 @@ function one({ detections, image }, file) {
   const { element, layer } = picture(file ?? new Blob(), image);
   const shown = detections.slice(0, MOST);
   const boxes = shown.map((each) => box(each, image));
-  const rows = shown.map((each, index) => row(each, boxes[index]));
-  layer.append(...boxes);
+  const shapes = shown.map((each) => shape(each, image));
+  const rows = shown.map((each, index) => row(each, [boxes[index], shapes[index]]));
+  layer.append(drawing(shapes, image), ...boxes);
   const count = detections.length === 1 ? "1 object" : `${detections.length} objects`;
   const more = detections.length > MOST ? `, ${MOST} of them shown` : "";
   return h("div", { class: "seen" }, element,
@@ -29,8 +32,21 @@ function box({ label, class_id, score, box: { xmin, ymin, xmax, ymax } }, { widt
   return h("div", { class: name, "--hue": hue(class_id), ...place, "data-label": label, title: `${label} ${percent(score)}` }, h("span", {}, label));
 }
 
-function row({ label, class_id, score }, box) {
-  const mark = (on) => () => box.classList.toggle("marked", on);
+// In the picture's own pixels, the best on top.
+const drawing = (shapes, { width, height }) =>
+  svg("svg", { class: "shapes", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, shapes.toReversed());
+
+// The mask of one object, and its keypoints.
+function shape({ class_id, polygons = [], keypoints = [] }, { width, height }) {
+  const radius = Math.max((width + height) / 250, 1);
+  const seen = keypoints.filter(({ score = 1 }) => score >= SEEN);
+  return svg("g", { "--hue": hue(class_id) },
+    polygons.map((points) => svg("polygon", { points: points.join(" ") })),
+    seen.map(({ x, y }) => svg("circle", { cx: x, cy: y, r: radius })));
+}
+
+function row({ label, class_id, score }, drawn) {
+  const mark = (on) => () => drawn.forEach((each) => each.classList.toggle("marked", on));
   const element = h("li", { "--hue": hue(class_id), onpointerenter: mark(true), onpointerleave: mark(false) },
     h("span", { class: "swatch", "aria-hidden": "true" }), h("span", { class: "name" }, label), h("span", { class: "number" }, percent(score)));
   return element;

@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from onnx.numpy_helper import from_array
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.harness import PATIENCE, ROOT, link_model
@@ -25,6 +29,16 @@ ARGUMENTS = [
 WIDE, PHONE = 1280, 390
 # A label that would change the page's title, were it read as HTML.
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
+
+
+ZONES = """platform: "onnxruntime_onnx"
+input { name: "images" data_type: TYPE_UINT8 dims: [3, 320, 320] }
+output { name: "output0" data_type: TYPE_FP32 dims: [44, 60] }
+output { name: "output1" data_type: TYPE_FP32 dims: [32, 80, 80] }
+parameters { key: "client" value { string_value: "yolov5" } }
+parameters { key: "layout" value { string_value: "yolov5u" } }
+parameters { key: "keypoints" value { string_value: "2,3" } }
+"""
 
 
 @contextmanager
@@ -57,9 +71,34 @@ def choose(page: Page, model: str) -> None:
 
 
 def make_repository(folder: Path) -> Path:
-    """The bundled models, and `hostile`, whose labels are HTML."""
+    """The bundled models, `hostile`, whose labels are HTML, and `zones`."""
     for name in ("resnet", "yolov5", "bert"):
         link_model(ROOT / "model_repository" / name, folder)
     shutil.copytree(ROOT / "model_repository/resnet", folder / "hostile")
+    make_zones(folder)
     (folder / "hostile/labels.txt").write_text("\n".join(f"{HOSTILE}{number}" for number in range(10)))
     return folder
+
+
+def make_zones(repository: Path) -> None:
+    """`zones`: finds a disc and a ring, each with two keypoints, in any picture."""
+    ys, xs = np.mgrid[:80, :80].astype(np.float32)
+    prototypes = np.zeros((32, 80, 80), np.float32)
+    prototypes[0] = 12 - np.hypot(xs - 25, ys - 40)
+    prototypes[1] = 4 - np.abs(np.hypot(xs - 55, ys - 40) - 10)
+    table = np.zeros((4 + 2 + 32 + 6, 60), np.float32)  # box, scores, coefficients, keypoints; columns are candidates
+    for column, (x, score) in enumerate(((100, 0.9), (220, 0.8))):
+        points = [x, 160, 0.9, x + 20, 160, 0.2]
+        table[:4, column], table[4 + column, column], table[6 + column, column] = (x, 160, 110, 110), score, 1
+        table[38:, column] = points
+    arrays = {"output0": table, "output1": prototypes}
+    nodes = [helper.make_node("Constant", [], [name], value=from_array(each)) for name, each in arrays.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, each.shape) for name, each in arrays.items()]
+    images = helper.make_tensor_value_info("images", TensorProto.UINT8, (3, 320, 320))
+    model = helper.make_model(
+        helper.make_graph(nodes, "zones", [images], outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    (repository / "zones/1").mkdir(parents=True)
+    onnx.save(model, repository / "zones/1/model.onnx")
+    (repository / "zones/labels.txt").write_text("disc\nring\n")
+    (repository / "zones/config.pbtxt").write_text(ZONES)

@@ -97,6 +97,33 @@ def test_a_stranger_has_boxes_at_the_right_places_of_her_own_picture(
             assert box.inner_text() == detection["label"]
 
 
+def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server) -> None:
+    expected = asked(server, EXAMPLE, "zones")
+    assert [each["label"] for each in expected["detections"]] == ["disc", "ring"]
+    choose(page, "zones")
+    upload(page, EXAMPLE)
+    expect(page.locator(".shapes polygon")).to_have_count(2)
+    image = rectangle(page.locator(".frame img"))
+    scale = image["width"] / expected["image"]["width"]
+    drawn = zip(page.locator(".shapes g").all(), reversed(expected["detections"]), strict=True)
+    for shape, detection in drawn:  # the best one is drawn last, and lies on top
+        [polygon] = detection["polygons"]
+        place = rectangle(shape.locator("polygon"))
+        assert place["x"] - image["x"] == pytest.approx(scale * min(polygon[::2]), abs=2)
+        assert place["y"] - image["y"] == pytest.approx(scale * min(polygon[1::2]), abs=2)
+        assert place["width"] == pytest.approx(scale * (max(polygon[::2]) - min(polygon[::2])), abs=3)
+        seen, unseen = detection["keypoints"]
+        assert seen["score"] > 0.5 > unseen["score"]
+        circle = rectangle(shape.locator("circle"))
+        assert circle["x"] + circle["width"] / 2 - image["x"] == pytest.approx(scale * seen["x"], abs=1)
+        assert circle["y"] + circle["height"] / 2 - image["y"] == pytest.approx(scale * seen["y"], abs=1)
+    page.locator(".found .rows li").first.hover()
+    expect(page.locator(".shapes g.marked")).to_have_count(1)
+    page.get_by_label("masks").select_option("none")
+    expect(page.locator(".shapes polygon")).to_have_count(0)
+    expect(page.locator(".shapes circle")).to_have_count(2)
+
+
 def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
     upload(page, EXAMPLE)
     expect(page.locator(".box")).to_have_count(len(asked(server, EXAMPLE)["detections"]))
