@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serving import VERSION
 from serving.settings.table import TABLE
 from tests.image.container import podman
 from tests.support.harness import ROOT
