@@ -99,6 +99,15 @@ class Pump(threading.Thread):
         return self._last_error or self._last_line
 
 
+def has_terminal() -> bool:
+    """Whether a terminal controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def is_json(line: str) -> bool:
     return line.startswith('{"') and line.endswith("}")
 
@@ -149,6 +158,7 @@ class LinuxSystem:
         self._pumps: dict[str, Pump] = {}
         self._full: list[str] = []
         self._prefix = DIES_WITH_US if shutil.which(DIES_WITH_US[0]) else ()
+        self._had_terminal = has_terminal()
 
     def catch_signals(self) -> None:
         """From now on signals are only queued; the supervisor's loop acts on them."""
@@ -170,9 +180,11 @@ class LinuxSystem:
 
     def wait(self, timeout: float) -> int | None:
         try:
-            return self._events.get(timeout=timeout)
+            number = self._events.get(timeout=timeout)
         except queue.Empty:
             return None
+        # Its terminal was closed: this is no request for anything, and nobody is there to end us.
+        return signal.SIGTERM if number == signal.SIGHUP and self._had_terminal and not has_terminal() else number
 
     def start(self, process: Process) -> int:
         started = time.time()
