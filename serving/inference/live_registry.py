@@ -1,10 +1,10 @@
 """The registry of a server whose models are replaced while it serves (SERVE_RELOAD, repository/live.py)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from serving.errors import ModelNotFound
+from serving.errors import ModelNotFound, ServingError
 from serving.inference.crashes import Crashes
 from serving.inference.registry import Registry
 from serving.repository.live import LiveModel, LiveModels, Refusal, Table
@@ -26,12 +26,14 @@ class LiveRegistry(Registry):
 
     def index(self) -> dict[str, dict[str, IndexEntry]]:
         """By the names that callers know."""
-        models = self._live.table().models
-        found: dict[str, dict[str, IndexEntry]] = {model.triton_name: {} for model in models.values()}
-        for entry in self.gateway.index():
+        entries, table = list[IndexEntry](), Table()
+        while table is not self._live.table():  # else the entries may say that what was replaced is unloaded
+            table, entries = self._live.table(), self.gateway.index()
+        found: dict[str, dict[str, IndexEntry]] = {model.triton_name: {} for model in table.models.values()}
+        for entry in entries:
             if entry.name in found:
                 found[entry.name][entry.version] = entry
-        self._versions = {name: found[model.triton_name] for name, model in models.items()}
+        self._versions = {name: found[model.triton_name] for name, model in table.models.items()}
         return self._versions
 
     @contextmanager
@@ -59,12 +61,17 @@ class LiveRegistry(Registry):
 
     def _of(self, name: str, model: LiveModel) -> ServedModel:
         self._renew()
-        if not self._ready_versions(name):
-            self._require_ready(name)
         with self._lock:
             if model not in self._made:
-                self._made[model] = self.load(name, self._live.path(model), model.triton_name)
+                self._made[model] = self._loaded(name, model)
             return self._made[model]
+
+    def _loaded(self, name: str, model: LiveModel) -> ServedModel:
+        try:
+            return self.load(name, self._live.path(model), model.triton_name)
+        except ServingError:
+            self._require_ready(name)  # which says more
+            raise
 
     def _names(self, name: str) -> Sequence[str]:
         model = self._live.table().models.get(name)
@@ -74,9 +81,8 @@ class LiveRegistry(Registry):
         served = self._made.get(model)
         return served.names if served else [model.triton_name]
 
-    def _only_name(self) -> str:
-        self._renew()
-        return super()._only_name()
+    def _all_names(self) -> Collection[str]:
+        return self._live.table().models.keys()
 
     def _renew(self) -> None:
         """Forgets what was made of copies that are served no more."""

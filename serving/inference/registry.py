@@ -113,7 +113,7 @@ class Registry:
         return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
 
     def _only_name(self) -> str:
-        names = sorted(self._versions or self.index())
+        names = sorted(self._all_names())
         if len(names) != 1:
             raise InvalidRequest(
                 "no model is named; name one in the body's model_name, in "
@@ -121,6 +121,9 @@ class Registry:
                 f"?model_name=…; the models served are: {', '.join(names) or 'none'}"
             )
         return names[0]
+
+    def _all_names(self) -> Collection[str]:
+        return self._versions or self.index()
 
     def _folder(self, name: str) -> Path:
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)

@@ -1,10 +1,11 @@
 """Has changed models served, so that no call meets a mixture of the old and the new.
 
-    copy -> findings -> load as __NAME -> example -> table: NAME is __NAME -> old calls end -> unload the old NAME
-    -> load the same copy as NAME -> table: NAME is NAME -> calls of __NAME end -> unload __NAME
+    copy -> findings -> load as __NAME -> example -> table: NAME is __NAME -> calls of the old NAME end
+    -> load the same copy as NAME, in its place -> table: NAME is NAME -> calls of __NAME end -> unload __NAME
 
-The second half gives the model its own name in Triton again, which gRPC and /v2 know. Models that call each other go
-this way together. What is left to do follows from the table and from Triton's repository, whoever did the first part.
+The second half gives the model its own name in Triton again, which gRPC, /v2 and models that call it know. Models that
+call each other go this way together. What is left to do follows from the table and from Triton's repository, whoever
+did the first part.
 """
 
 import logging
@@ -13,20 +14,26 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.errors import BackendDied, InferenceFailed, LoadFailed, ServingError, TritonUnavailable
 from serving.host import tritonserver
+from serving.host.machine import memory_limit
+from serving.host.process_memory import used_by
 from serving.inference.crashes import Crashes
 from serving.inference.example import try_example
+from serving.inference.keeper import Tritonserver
 from serving.inference.live_registry import LiveRegistry
 from serving.inference.service import Inference
+from serving.multimodel import memory
+from serving.multimodel.memory import ModelMemory
 from serving.preparation.staging import Staging
 from serving.reload.folders import Folders, Found
 from serving.reload.trial import Refused, examine
+from serving.repository.archives import Archive
 from serving.repository.layout import CONFIG
 from serving.repository.links import replace_config
 from serving.repository.live import SPARE, LiveModel, LiveModels, Refusal, Table, new_load
@@ -54,7 +61,8 @@ class Changes:
         self.inference = Inference(self.gateway, Decoder(Limits(settings.max_image_pixels)))
         self.staging = Staging(settings, tritonserver.backend_directory())
         self._unloading: dict[str, float] = {}
-        self._home_at = 0.0
+        self.tritonserver = Tritonserver(settings.status_file, settings.triton_restart_request)
+        self._home_at, self._fits = 0.0, True
 
     def serve(self, seen: Mapping[str, Found], moving: Collection[str], again: bool) -> bool:
         """Has those served that are not `moving`, what was refused only `again`; whether nothing was left for later.
@@ -72,19 +80,25 @@ class Changes:
                 continue
             try:
                 self._change(unit, self._models(folders, targets))
+            except CycleError:
+                self._refuse(
+                    state, [f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"]
+                )
             except Refused as err:
                 self._refuse(state, err.reasons)
         return is_whole
 
     def tidy(self) -> None:
-        """Unloads what no call uses any more, then gives models their own names again. Raises TritonUnavailable,
-        TritonTimeout."""
+        """Gives models their own names again where no call uses what had these, and unloads what else no call uses.
+        Raises TritonUnavailable, TritonTimeout."""
+        away = {name: model for name, model in self.live.table().models.items() if model.triton_name != name}
         for name in self.live.leftovers():
-            if not self.live.is_used(name):
+            if not (self.live.is_used(name) or (name in away and self._fits)):
                 self._drop(name)
+        if away and time.monotonic() > self._home_at and self._are_free(away):
+            self._go_home(away)
         if not self.live.leftovers():
             self.live.remove_copies()
-            self._go_home()
 
     def _forget_refusals(self, states: Mapping[str, str], again: bool) -> None:
         table = self.live.table()
@@ -217,23 +231,39 @@ class Changes:
                 self.gateway.load(triton_name, self.settings.start_timeout)
             self._unloading[triton_name] = time.monotonic()
 
-    def _go_home(self) -> None:
-        away = {name: model for name, model in self.live.table().models.items() if model.triton_name != name}
-        if not away or time.monotonic() < self._home_at:
-            return
+    def _are_free(self, models: Models) -> bool:
+        """Whether their own names can be theirs: nothing has these, or what has them is not called and there is memory
+        for both."""
+        taken = [name for name in models if (self.live.repository / name).exists()]
+        return not taken or (self._fits and not any(map(self.live.is_used, taken)) and self._has_room(models))
+
+    def _has_room(self, models: Models) -> bool:
+        """Whether there is memory for them once more; where there is none, what has their names is unloaded first."""
+        folders = tuple(self.live.copy_of(name, model) for name, model in models.items())
+        needed = memory.estimate(Archive(folders[0], folders).weight(), len(folders))
+        pid = self.tritonserver.pid()
+        budget = ModelMemory(int(self.settings.model_memory_share * memory_limit()))
+        self._fits = not (pid and budget.shortfall(used_by(pid), needed))
+        return self._fits
+
+    def _go_home(self, away: Models) -> None:
+        """Triton has what has these names until it has the new ones."""
         self._home_at = time.monotonic() + HOME_PAUSE
         home = {name: replace(model, triton_name=name) for name, model in away.items()}
         try:
             for name, model in home.items():
-                self.live.show(name, model, (self.live.path(away[name]) / CONFIG).read_text(encoding="utf-8"))
+                config = (self.live.path(away[name]) / CONFIG).read_text(encoding="utf-8")
+                self.live.hide(name)
+                self.live.show(name, model, config)
             self._load(home, {model.triton_name: name for name, model in away.items()})
         except Refused as err:
+            self._home_at, self._fits = 0.0 if self._fits else self._home_at, False
             known_as = ", ".join(model.triton_name for model in away.values())
             log.warning("%s; it is served all the same, but Triton knows it as %s", err, known_as)
             return
         table = self.live.table()
         self.live.write(replace(table, models={**table.models, **home}))
-        self._home_at = 0.0
+        self._home_at, self._fits = 0.0, True
 
 
 def _place(cause: BaseException | None) -> str:

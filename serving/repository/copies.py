@@ -33,7 +33,7 @@ def copy(folder: Path, target: Path) -> None:
         elif path.stat().st_size > LARGEST_COPY:
             _link(path.resolve(), copied)
         else:
-            shutil.copyfile(path, copied)
+            shutil.copy(path, copied)
 
 
 def _link(file: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from serving.host import tritonserver
 from serving.host.address import bracketed, reached
 from serving.host.files import replace_file
 from serving.repository.facts import Facts
-from serving.repository.layout import arranged, config_name, overlay
+from serving.repository.layout import LayoutError, arranged, config_name, overlay
 from serving.repository.links import arrange
 from serving.repository.live import LiveModels
 from serving.settings.table import SECRETS, Settings
@@ -235,7 +235,11 @@ def reloader(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> li
         return []
     places = (repository / name for name in facts.models for repository in settings.model_repositories)
     parts = {name: model.parts for name, model in facts.models.items()}
-    LiveModels(settings.live_folder).begin([path for path in places if path.is_dir()], facts.configs, parts)
+    try:
+        LiveModels(settings.live_folder).begin([path for path in places if path.is_dir()], facts.configs, parts)
+    except OSError as err:
+        what = f"the model folders cannot be copied into the run folder: {err}"
+        raise LayoutError([f"{what}; name another one in SERVE_RUN_DIR, or set SERVE_RELOAD=false"]) from err
     command = (sys.executable, "-m", "serving.reload")
     return [Process("reload", command, environ, HERE, optional=True, passed_on=(signal.SIGHUP,))]
 

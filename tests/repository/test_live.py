@@ -95,7 +95,7 @@ def test_a_copy_is_used_until_its_last_call_ends_and_a_new_call_meets_the_new_on
     live.copy("a", after)
     live.show("a", after, "new")
     with worker.using("a") as old:
-        live.write(replace(live.table(), models=live.table().models | {"a": after}))
+        live.write(replace(live.table(), models={**live.table().models, "a": after}))
         assert (old, live.leftovers(), live.is_used("a")) == (before, ["a"], True)
         with worker.using("a") as new:
             assert new == after
@@ -124,7 +124,7 @@ def test_however_often_the_table_changes_no_call_uses_what_is_gone(live: LiveMod
     for name in ["__a", "a"] * 15:
         after = replace(live.table().models["a"], triton_name=name)
         live.show("a", after)
-        live.write(replace(live.table(), models=live.table().models | {"a": after}))
+        live.write(replace(live.table(), models={**live.table().models, "a": after}))
         for leftover in live.leftovers():
             while live.is_used(leftover):
                 pass
