@@ -42,7 +42,7 @@ from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-HANGS_AFTER = 20.0  # seconds, of an unload: Triton never ends that of an instance whose process has died
+HANGS_AFTER = 10.0  # seconds, of an unload: Triton never ends that of an instance whose process has died
 HOME_PAUSE = 30.0
 Models = Mapping[str, LiveModel]
 
@@ -283,4 +283,4 @@ def _refused(name: str) -> Iterator[None]:
         raise
     except ServingError as err:
         text = str(err)
-        raise Refused([text if name in text else f"{name}: {text}"]) from err
+        raise Refused([text if f"'{name}'" in text else f"{name}: {text}"]) from err
