@@ -14,10 +14,17 @@ from typing import Any, ClassVar
 import orjson
 
 from clients.base import TensorSpec
-from serving.bodies.instances import Instances
+from serving.bodies.instances import Instances, listed_items
 from serving.bodies.kserve import filled
-from serving.bodies.values import an_object, flat_array, json_length, json_values, objects, request_parameters
-from serving.budget import MOST_INSTANCES, check_count
+from serving.bodies.values import (
+    an_object,
+    check_keys,
+    flat_array,
+    json_length,
+    json_values,
+    objects,
+    request_parameters,
+)
 from serving.deadline import Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import InvalidRequest
@@ -99,13 +106,10 @@ class FlatBody(Body):
 
 def _items(given: Mapping[str, Any]) -> list[Item]:
     """One for each of `inputs`, which is an instance or a list of them."""
-    if strange := sorted(given.keys() - {"inputs"}):
-        raise InvalidRequest(f"the body with 'inputs': unknown key '{strange[0]}'; parameters stand in 'parameters'")
-    values = given["inputs"] if isinstance(given["inputs"], list) else [given["inputs"]]
-    if not values:
-        raise InvalidRequest("'inputs' must be an instance or a list of at least one")
-    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
-    return [Item("inputs", value=value) for value in values]
+    known = ("inputs", "parameters", *RESERVED)
+    check_keys(given, known, "the body with 'inputs' (a model's parameters stand in 'parameters')")
+    values = given["inputs"]
+    return listed_items(values if isinstance(values, list) else [values], "inputs")
 
 
 def _tensor(spec: TensorSpec, value: Any, batched: bool, deadline: Deadline) -> Tensor:

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 
 from clients.base import ModelClient, Tensors
-from serving.budget import read_json
-from serving.codecs import encode_image
+from serving.budget import MOST_INSTANCES, check_count, read_json
+from serving.codecs import describe, encode_image
 from serving.decoding import Decoder, Item
 from serving.errors import (
     DecodingError,
@@ -252,6 +252,14 @@ def check_media_type(client: ModelClient, kind: str) -> None:
     raise UnsupportedMediaType(
         f"model '{client.model.name}' takes {', '.join(allowed)} or application/json, not '{kind}'"
     )
+
+
+def listed_items(values: Any, field: str) -> list[Item]:
+    """An item for each of a list of instances; raises InvalidRequest, PayloadTooLarge."""
+    if not isinstance(values, list) or not values:
+        raise InvalidRequest(f"'{field}' must be a list of at least one instance, got {describe(values)}")
+    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
+    return [Item(field, value=value) for value in values]
 
 
 def joined(bodies: Sequence[Instances]) -> Instances:

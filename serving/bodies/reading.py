@@ -14,12 +14,12 @@ import orjson
 
 from serving.bodies.csv_rows import CSV, read_csv
 from serving.bodies.flat import SHAPES, FlatBody
-from serving.bodies.instances import Instances
+from serving.bodies.instances import Instances, listed_items
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
 from serving.bodies.kserve import BINARY_TYPE, TensorBody
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
 from serving.bodies.values import an_object, check_keys
-from serving.budget import MOST_INSTANCES, MOST_MEMBERS, check_count, read_json
+from serving.budget import MOST_MEMBERS, check_count, read_json
 from serving.codecs import describe
 from serving.decoding import Item
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
@@ -169,11 +169,7 @@ def _instances(document: Mapping[str, Any]) -> Instances:
     named = Target.within("the body", document)
     if shape == "payload":
         return Instances([_payload(document["payload"])], parameters, sample_shape=True, named=named)
-    values = document["instances"]
-    if not isinstance(values, list) or not values:
-        raise InvalidRequest(f"'instances' must be a list of at least one instance, got {describe(values)}")
-    check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
-    return Instances([Item("instances", value=value) for value in values], parameters, named=named)
+    return Instances(listed_items(document["instances"], shape), parameters, named=named)
 
 
 def _payload(payload: Any) -> Item:

@@ -256,7 +256,7 @@ def test_the_json_and_the_times_of_the_stages_are_shown(page: Page) -> None:
 
 def test_the_keyboard_is_enough(page: Page) -> None:
     expect(page.get_by_role("radio", name="yolov5")).to_be_checked()
-    for _ in range(3):  # the link past the top, the views, the models
+    for _ in range(4):  # the link past the top, the views, the API, the models
         page.keyboard.press("Tab")
     page.keyboard.press("ArrowUp")
     expect(page.get_by_role("radio", name="resnet")).to_be_checked()

@@ -339,8 +339,8 @@ def test_tritons_own_log_options_work(pair: tuple[Server, Server, range]) -> Non
 def test_ping_mode_live_asks_triton_alone(tmp_path: Path) -> None:
     """A model that does not load keeps /ping at 503, but not in that mode."""
     make_scale(tmp_path / "models")
-    (tmp_path / "models/scale/2/model.onnx").write_bytes(b"broken")
-    (tmp_path / "models/scale/1/model.onnx").write_bytes(b"broken")
+    for file in (tmp_path / "models").rglob("model.onnx"):
+        file.write_bytes(file.read_bytes().replace(b"Mul", b"Mux"))  # an operator that there is not
     server = Server(tmp_path, tmp_path / "models", SAGEMAKER_TRITON_PING_MODE="live").wait_ready()
     assert server.post(json={"inputs": []}).status_code == 503
     assert server.stop() == 0
