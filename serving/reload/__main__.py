@@ -77,8 +77,11 @@ class Reloader:
     @cached_property
     def _changes(self) -> "Changes":
         from serving.reload.changes import Changes
+        from serving.triton.gateway import TritonGateway
 
-        return Changes(self.settings, self.live)
+        address, seconds = f"unix:{self.settings.triton_sockets.grpc}", self.settings.grpc_timeout
+        gateway = TritonGateway(address, seconds, stream_timeout=self.settings.stream_timeout)
+        return Changes(self.settings, self.live, gateway)
 
     def is_tidy(self) -> bool:
         """Whether nothing is left of what was served before, and all models have their own names."""

@@ -50,12 +50,8 @@ Models = Mapping[str, LiveModel]
 class Changes:
     """Of the models of one server; for one thread."""
 
-    def __init__(self, settings: Settings, live: LiveModels) -> None:
-        self.settings, self.live = settings, live
-        sockets = settings.triton_sockets
-        self.gateway = TritonGateway(
-            f"unix:{sockets.grpc}", settings.grpc_timeout, stream_timeout=settings.stream_timeout
-        )
+    def __init__(self, settings: Settings, live: LiveModels, gateway: TritonGateway) -> None:
+        self.settings, self.live, self.gateway = settings, live, gateway
         crashes = Crashes(settings.run_dir / "crashes")
         self.registry = LiveRegistry(self.gateway, live, "", settings.model_clients, crashes)
         self.inference = Inference(self.gateway, Decoder(Limits(settings.max_image_pixels)))

@@ -290,3 +290,13 @@ def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(serv
     assert answer(server, "other") == before
     write_model(folder, "other", 6, "six")
     wait_for_answer(server, "other", [18.0, "six"])
+
+
+def test_a_server_without_models_is_not_well_until_there_is_one(server: Server, folder: Path) -> None:
+    for model in list(folder.iterdir()):
+        shutil.rmtree(model)
+    wait_until(lambda: server.ping() == 503, server.output)
+    assert "no model is served" in server.get("/ping").json()["error"]
+    write_model(folder, "product", 2, "two")
+    wait_until(lambda: server.ping() == 200, server.output)
+    assert server.post(json={"instances": [3]}).json()["predictions"] == [[6.0, "two"]]  # the only one needs no name
