@@ -20,6 +20,7 @@ from serving.settings.table import Settings
 
 if TYPE_CHECKING:
     from serving.reload.changes import Changes
+    from serving.reload.home import Home
 
 log = logging.getLogger(__name__)
 PAUSE, TIDYING = 1.0, 0.3  # between two looks; while models are being unloaded
@@ -70,7 +71,7 @@ class Reloader:
         moving = {name for name, (_, since) in self._since.items() if now < since + SETTLED and not asked}
         if seen == self._done and not asked and self.is_tidy():
             return
-        self._changes.tidy()
+        self._home.tidy()
         is_whole = self._changes.serve(seen, moving, again=asked)
         self._done = seen if is_whole else None
 
@@ -82,6 +83,12 @@ class Reloader:
         address, seconds = f"unix:{self.settings.triton_sockets.grpc}", self.settings.grpc_timeout
         gateway = TritonGateway(address, seconds, stream_timeout=self.settings.stream_timeout)
         return Changes(self.settings, self.live, gateway)
+
+    @cached_property
+    def _home(self) -> "Home":
+        from serving.reload.home import Home
+
+        return Home(self.settings, self.live, self._changes.loader)
 
     def is_tidy(self) -> bool:
         """Whether nothing is left of what was served before, and all models have their own names."""

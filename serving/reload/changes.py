@@ -9,42 +9,30 @@ did the first part.
 """
 
 import logging
-import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.errors import BackendDied, InferenceFailed, LoadFailed, ServingError, TritonUnavailable
+from serving.errors import BackendDied, InferenceFailed, LoadFailed, TritonUnavailable
 from serving.host import tritonserver
-from serving.host.machine import memory_limit
-from serving.host.process_memory import used_by
 from serving.inference.crashes import Crashes
 from serving.inference.example import try_example
-from serving.inference.keeper import Tritonserver
 from serving.inference.live_registry import LiveRegistry
 from serving.inference.service import Inference
-from serving.multimodel import memory
-from serving.multimodel.memory import ModelMemory
 from serving.preparation.staging import Staging
 from serving.reload.folders import Folders, Found
+from serving.reload.loading import Loader, Models, refused
 from serving.reload.trial import Refused, examine
-from serving.repository.archives import Archive
-from serving.repository.layout import CONFIG
-from serving.repository.links import replace_config
 from serving.repository.live import SPARE, LiveModel, LiveModels, Refusal, Table, new_load
-from serving.repository.model_config import read_config, written
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-HANGS_AFTER = 10.0  # seconds, of an unload: Triton never ends that of an instance whose process has died
-HOME_PAUSE = 30.0
-Models = Mapping[str, LiveModel]
 
 
 class Changes:
@@ -56,9 +44,7 @@ class Changes:
         self.registry = LiveRegistry(self.gateway, live, "", settings.model_clients, crashes)
         self.inference = Inference(self.gateway, Decoder(Limits(settings.max_image_pixels)))
         self.staging = Staging(settings, tritonserver.backend_directory())
-        self._unloading: dict[str, float] = {}
-        self.tritonserver = Tritonserver(settings.status_file, settings.triton_restart_request)
-        self._home_at, self._fits = 0.0, True
+        self.loader = Loader(settings, live, gateway, crashes)
 
     def serve(self, seen: Mapping[str, Found], moving: Collection[str], again: bool) -> bool:
         """Has those served that are not `moving`, what was refused only `again`; whether nothing was left for later.
@@ -83,18 +69,6 @@ class Changes:
             except Refused as err:
                 self._refuse(state, err.reasons)
         return is_whole
-
-    def tidy(self) -> None:
-        """Gives models their own names again where no call uses what had these, and unloads what else no call uses.
-        Raises TritonUnavailable, TritonTimeout."""
-        away = {name: model for name, model in self.live.table().models.items() if model.triton_name != name}
-        for name in self.live.leftovers():
-            if not (self.live.is_used(name) or (name in away and self._fits)):
-                self._drop(name)
-        if away and time.monotonic() > self._home_at and self._are_free(away):
-            self._go_home(away)
-        if not self.live.leftovers():
-            self.live.remove_copies()
 
     def _forget_refusals(self, states: Mapping[str, str], again: bool) -> None:
         table = self.live.table()
@@ -151,7 +125,7 @@ class Changes:
                 self.live.show(name, model, facts.configs.get(str(copied), ""))
                 self.staging.fit_plans(copied, self.live.path(model))
                 self.staging.complete(self.live.path(model))
-            self._load(models, {name: model.triton_name for name, model in models.items()})
+            self.loader.load(models, {name: model.triton_name for name, model in models.items()})
             for name, model in models.items():
                 self._ask(name, model)
 
@@ -180,21 +154,8 @@ class Changes:
             reason = reason.replace(f"'{model.triton_name}'", f"'{name}'")
         return reason
 
-    def _load(self, models: Models, names: Mapping[str, str]) -> None:
-        """With those names for the parts of ensembles; raises Refused, TritonUnavailable."""
-        for model in models.values():
-            config = read_config(self.live.path(model), self.settings.device)
-            config.name = ""
-            for step in config.ensemble_scheduling.step:
-                step.model_name = names.get(step.model_name, step.model_name)
-            replace_config(self.live.path(model), written(config))
-        for name, model in models.items():
-            self.registry.crashes.clear(model.triton_name)
-            with _refused(name):
-                self.gateway.load(model.triton_name, self.settings.start_timeout)
-
     def _ask(self, name: str, model: LiveModel) -> None:
-        with _refused(name):
+        with refused(name):
             served = self.registry.load(name, self.live.path(model), model.triton_name)
             if served.client_error:
                 raise LoadFailed(served.client_error)
@@ -212,55 +173,6 @@ class Changes:
         others = [each for each in table.refused if not state.keys() & each.folders.keys()]
         self.live.write(replace(table, refused=[*others, Refusal(state, reasons)]))
 
-    def _drop(self, triton_name: str) -> None:
-        states = {entry.state for entry in self.gateway.index() if entry.name == triton_name}
-        if "READY" in states:
-            self._unloading[triton_name] = time.monotonic()
-            self.gateway.unload(triton_name)
-        elif not states & {"LOADING", "UNLOADING"}:
-            self._unloading.pop(triton_name, None)
-            self.live.hide(triton_name)
-            self.registry.crashes.clear(triton_name)
-        elif time.monotonic() > self._unloading.setdefault(triton_name, time.monotonic()) + HANGS_AFTER:
-            log.warning("%s: a process of what was tried or served has died; unloading it once more", triton_name)
-            with suppress(ServingError):  # as inference/keeper.py does: the next look unloads it
-                self.gateway.load(triton_name, self.settings.start_timeout)
-            self._unloading[triton_name] = time.monotonic()
-
-    def _are_free(self, models: Models) -> bool:
-        """Whether their own names can be theirs: nothing has these, or what has them is not called and there is memory
-        for both."""
-        taken = [name for name in models if (self.live.repository / name).exists()]
-        return not taken or (self._fits and not any(map(self.live.is_used, taken)) and self._has_room(models))
-
-    def _has_room(self, models: Models) -> bool:
-        """Whether there is memory for them once more; where there is none, what has their names is unloaded first."""
-        folders = tuple(self.live.copy_of(name, model) for name, model in models.items())
-        needed = memory.estimate(Archive(folders[0], folders).weight(), len(folders))
-        pid = self.tritonserver.pid()
-        budget = ModelMemory(int(self.settings.model_memory_share * memory_limit()))
-        self._fits = not (pid and budget.shortfall(used_by(pid), needed))
-        return self._fits
-
-    def _go_home(self, away: Models) -> None:
-        """Triton has what has these names until it has the new ones."""
-        self._home_at = time.monotonic() + HOME_PAUSE
-        home = {name: replace(model, triton_name=name) for name, model in away.items()}
-        try:
-            for name, model in home.items():
-                config = (self.live.path(away[name]) / CONFIG).read_text(encoding="utf-8")
-                self.live.hide(name)
-                self.live.show(name, model, config)
-            self._load(home, {model.triton_name: name for name, model in away.items()})
-        except Refused as err:
-            self._home_at, self._fits = 0.0 if self._fits else self._home_at, False
-            known_as = ", ".join(model.triton_name for model in away.values())
-            log.warning("%s; it is served all the same, but Triton knows it as %s", err, known_as)
-            return
-        table = self.live.table()
-        self.live.write(replace(table, models={**table.models, **home}))
-        self._home_at, self._fits = 0.0, True
-
 
 def _place(cause: BaseException | None) -> str:
     """What a client's code raised, and where."""
@@ -268,15 +180,3 @@ def _place(cause: BaseException | None) -> str:
     return (
         f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
     )
-
-
-@contextmanager
-def _refused(name: str) -> Iterator[None]:
-    """A ServingError as Refused, except that there is no tritonserver."""
-    try:
-        yield
-    except TritonUnavailable:
-        raise
-    except ServingError as err:
-        text = str(err)
-        raise Refused([text if f"'{name}'" in text else f"{name}: {text}"]) from err

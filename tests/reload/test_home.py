@@ -9,7 +9,9 @@ import pytest
 
 from serving.errors import InvalidRequest
 from serving.host.status import ProcessStatus, write_status
-from serving.reload.changes import Changes
+from serving.inference.crashes import Crashes
+from serving.reload.home import Home
+from serving.reload.loading import Loader
 from serving.repository.live import LiveModels, Table
 from serving.settings.table import Settings
 from serving.triton.gateway import IndexEntry
@@ -53,9 +55,10 @@ def live(tmp_path: Path) -> LiveModels:
     return made
 
 
-def changes(live: LiveModels, gateway: Any, share: float) -> Changes:
+def home(live: LiveModels, gateway: Any, share: float) -> Home:
     write_status(live.folder.parent / "status.json", "ready", {"tritonserver": ProcessStatus(os.getpid(), 1)})
-    return Changes(Settings(run_dir=live.folder.parent, device="cpu", model_memory_share=share), live, gateway)
+    settings = Settings(run_dir=live.folder.parent, device="cpu", model_memory_share=share)
+    return Home(settings, live, Loader(settings, live, gateway, Crashes(None)))
 
 
 IN_PLACE = ["load model", "unload __model"]
@@ -74,7 +77,7 @@ def test_a_model_gets_its_name_in_place_of_the_old_one_or_where_memory_is_short_
     live: LiveModels, share: float, failures: int, calls: list[str]
 ) -> None:
     gateway = FakeGateway({"model", "__model"}, {"model": failures})
-    tidied = changes(live, gateway, share)
+    tidied = home(live, gateway, share)
     for _ in range(6):
         tidied.tidy()
         assert live.table().models["model"].triton_name in gateway.loaded
@@ -85,7 +88,7 @@ def test_a_model_gets_its_name_in_place_of_the_old_one_or_where_memory_is_short_
 
 def test_nothing_is_done_to_what_a_call_still_uses(live: LiveModels) -> None:
     gateway = FakeGateway({"model", "__model"})
-    tidied, before = changes(live, gateway, 1.0), live.table()
+    tidied, before = home(live, gateway, 1.0), live.table()
     live.write(Table({"model": replace(before.models["model"], triton_name="model")}))
     with LiveModels(live.folder).using("model"):
         live.write(before)
