@@ -31,6 +31,7 @@ class Incoming(flask.Request):
         self.started: float | None = None  # time.perf_counter()
         self.is_in_flight = False
         self.model = self.version = ""  # that answer
+        self.trace_id = ""  # of OpenTelemetry's trace, where there is one
 
     @cached_property
     def id(self) -> str:

@@ -1,5 +1,7 @@
 """What the Flask app's routes use, made once per app."""
 
+from typing import TYPE_CHECKING
+
 from flask import current_app
 
 from serving.budget import Budget
@@ -26,7 +28,11 @@ from serving.multimodel.records import LoadedModels
 from serving.preparation.staging import Staging
 from serving.repository.live import LiveModels
 from serving.settings.table import Settings
+from serving.settings.tracing import TraceSettings
 from serving.triton.gateway import TritonGateway
+
+if TYPE_CHECKING:
+    from serving.front.tracing import Tracing
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
 # more than so many bytes.
@@ -38,7 +44,7 @@ MOST_SHARED_MEMORY = 256 * 2**20
 class Services:
     """What the routes use, made once per app."""
 
-    def __init__(self, settings: Settings, shared_memory: str) -> None:
+    def __init__(self, settings: Settings, shared_memory: str, traces: TraceSettings) -> None:
         sockets = settings.triton_sockets
         self.gateway = TritonGateway(
             f"unix:{sockets.grpc}",
@@ -60,6 +66,7 @@ class Services:
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
+        self.tracing = tracing(traces)
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
         places = PROCESSES_PER_WORKER * settings.workers + 1
         self.in_flight = InFlight(settings.max_concurrency, places)
@@ -86,6 +93,15 @@ def registry(settings: Settings, gateway: TritonGateway) -> Registry:
     if settings.reloads:
         return LiveRegistry(gateway, LiveModels(settings.live_folder), default, own_clients, crashes)
     return Registry(gateway, settings.model_repositories, default, own_clients, settings.load_models, crashes)
+
+
+def tracing(traces: TraceSettings) -> "Tracing | None":
+    """What it imports is memory and time of the start, which only those pay who want it."""
+    if not traces.wanted:
+        return None
+    from serving.front.tracing import Tracing
+
+    return Tracing(traces.headers)
 
 
 def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> MultiModel:

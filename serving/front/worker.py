@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gunicorn.http.errors import (
@@ -30,6 +31,13 @@ PAGES = {
 
 class Worker(ThreadWorker):  # type: ignore[misc]
     """Of threads; its peer is nginx."""
+
+    at_end: Callable[[], None] | None = None  # called after the last request
+
+    def run(self) -> None:
+        super().run()
+        if self.at_end:
+            self.at_end()
 
     def accept(self, listener: Any) -> None:
         """Where it can open no more files or start no more threads, a caller waits; gthread's own worker would end, and

@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 BODY_LIMIT = 16 * 1024
@@ -26,14 +27,16 @@ class LocalConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._unix_socket))
 
 
-def get(address: Address, path: str, timeout: float) -> tuple[int, bytes]:
-    """The status and the beginning of the body; `timeout` in seconds bounds each wait. Raises OSError where nothing
-    answers, or what answers is no HTTP."""
+def get(
+    address: Address, path: str, timeout: float, headers: Mapping[str, str] | None = None, limit: int = BODY_LIMIT
+) -> tuple[int, bytes]:
+    """The status and the beginning of the body, `limit` bytes; `timeout` in seconds bounds each wait. Raises OSError
+    where nothing answers, or what answers is no HTTP."""
     connection = LocalConnection(address, timeout)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=dict(headers or {}))
         response = connection.getresponse()
-        return response.status, response.read(BODY_LIMIT)
+        return response.status, response.read(limit)
     except http.client.HTTPException as err:
         raise ConnectionError(f"{type(err).__name__}: {err}") from err
     finally:

@@ -19,6 +19,7 @@ from serving.settings.contradictions import BATCH_MEGABYTES, contradictions, obs
 from serving.settings.handed_on import HANDED_ON
 from serving.settings.parsing import LOG_LEVELS
 from serving.settings.setting import Setting, SettingsError, row
+from serving.settings.tracing import HEADERS
 from serving.settings.triton_sockets import TritonSockets
 
 AUTO = Path("auto")
@@ -217,6 +218,13 @@ class Settings:
         "how much is logged, by name or by number (20)",
         choices=tuple(LOG_LEVELS),
         parser=parsing.parse_log_level,
+    )
+    log_format: str = _choice(
+        "SERVE_LOG_FORMAT",
+        ("mixed", "text", "json"),
+        "how the log is written. mixed: requests and gunicorn's lines as JSON, others as text after their process's "
+        "name; text: all for people; json: every line is a JSON object",
+        parser=str.lower,
     )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
@@ -424,7 +432,7 @@ class Settings:
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON)
 # What models' code does not get, with the variable that is a mistake without them.
-SECRETS = {"SERVE_MANAGEMENT", *(variable for row in TABLE if row.secret for variable in row.variables)}
+SECRETS = {"SERVE_MANAGEMENT", *HEADERS, *(variable for row in TABLE if row.secret for variable in row.variables)}
 
 
 def markdown() -> str:

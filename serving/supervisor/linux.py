@@ -5,98 +5,28 @@ import glob
 import json
 import os
 import queue
-import re
-import select
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
 from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.http import Address, get
+from serving.host.status import LogError
+from serving.supervisor.output import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.supervisor.signs import Signs, groups
 from serving.supervisor.supervisor import STOP_SIGNALS, Hopeless, Process
 
-LINE_LIMIT = 16 * 1024
-CHUNK = 64 * 1024  # the size of a pipe's buffer
 PING_TIMEOUT = 2.0
-OUTPUT_END_TIMEOUT = 1.0
-OUTPUT_PATIENCE = 1.0  # seconds for a reader of the log that is slow
 FULL = 2**20  # bytes: who has less left is full
 # What we start ends with us, even when we are killed: nginx, gunicorn and Triton end their own children then. A
 # function between fork and exec (preexec_fn) would do it too, but is not safe beside threads.
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
-# Nobody who sends a request writes into a terminal, or begins a line of the log. Escaped as in JSON, which lines are.
-ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
-ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
-
-
-class Output:
-    """Writes whole lines from many threads to one file descriptor, each with the name of its process.
-
-    A line that is a JSON object stays as it is: it names its process itself. Serving is worth more than its log: where
-    nobody reads, lines are dropped, so that neither the processes nor our own loop wait. Their number is told to a
-    reader that comes back.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._dropped = 0
-
-    def write(self, name: str, *lines: str) -> None:
-        data = "".join(f"{line}\n" if is_json(line) else f"{name} | {line}\n" for line in lines).encode()
-        with self._lock:
-            told = f"\nserve | {self._dropped} lines were dropped: nobody read the log\n" if self._dropped else ""
-            if self._written(told.encode() + data):
-                self._dropped = 0
-            else:
-                self._dropped += len(lines)
-
-    def _written(self, data: bytes) -> bool:
-        """In parts that a pipe takes whole once it takes any. After the first wait in vain there is no other."""
-        patience = 0.0 if self._dropped else OUTPUT_PATIENCE
-        with contextlib.suppress(OSError):
-            while data and select.select([], [self._descriptor], [], patience)[1]:
-                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
-        return not data
-
-
-class Pump(threading.Thread):
-    """Reads a process's output to its end: drops noise, writes the rest to `output`, keeps the last error."""
-
-    def __init__(self, name: str, stream: IO[bytes], output: Output, noise: Sequence[str]) -> None:
-        super().__init__(name=f"pump-{name}", daemon=True)
-        self._source, self._stream, self._output = name, stream, output
-        self._noise = [re.compile(pattern) for pattern in noise]
-        self._last_line = self._last_error = ""
-
-    def run(self) -> None:
-        with self._stream:
-            for lines in read_lines(self._stream):
-                kept = [line for line in lines if is_json(line) or not any(each.search(line) for each in self._noise)]
-                for line in kept:
-                    self._remember(line)
-                self._output.write(self._source, *kept)
-
-    def _remember(self, line: str) -> None:
-        if is_json(line) and not (line := json_message(line)):
-            return
-        if line.strip():
-            self._last_line = line.strip()
-        if ERROR_LINE.search(line):
-            self._last_error = line.strip()
-
-    def last_error(self) -> str:
-        self.join(OUTPUT_END_TIMEOUT)
-        return self._last_error or self._last_line
 
 
 def has_terminal() -> bool:
@@ -106,34 +36,6 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def is_json(line: str) -> bool:
-    return line.startswith('{"') and line.endswith("}")
-
-
-def json_message(line: str) -> str:
-    """Level and message of a log line of serving/front/logs.py; "" for a request in nginx's log."""
-    try:
-        document = json.loads(line) if '"message"' in line else {}
-    except ValueError:
-        return line
-    return f"{document['level']}: {document['message']}" if {"level", "message"} <= document.keys() else ""
-
-
-def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """The lines that have come, without their ends; cut after 16 kB, undecodable bytes replaced, controls escaped."""
-    rest = b""
-    while data := os.read(stream.fileno(), CHUNK):
-        *whole, rest = (rest + data).split(b"\n")
-        rest = rest[: LINE_LIMIT + 1]
-        yield [_text(line) for line in whole]
-    if rest:
-        yield [_text(rest)]
-
-
-def _text(line: bytes) -> str:
-    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r").translate(ESCAPED)
 
 
 @dataclass
@@ -167,6 +69,9 @@ class LinuxSystem:
 
     def now(self) -> float:
         return time.monotonic()
+
+    def date(self) -> float:
+        return time.time()
 
     def oom_kills(self) -> int | None:
         return machine.oom_kills()
@@ -259,8 +164,11 @@ class LinuxSystem:
             return f"/ping: {err}"
         return "" if status == 200 else _reason(status, body)
 
-    def say(self, text: str) -> None:
-        self._output.write("serve", text)
+    def say(self, text: str, level: str = "info") -> None:
+        self._output.write("serve", text, level=level)
+
+    def errors(self) -> list[LogError]:
+        return self._output.errors()
 
     def drain(self) -> None:
         deadline = self.now() + OUTPUT_END_TIMEOUT

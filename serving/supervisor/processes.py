@@ -20,6 +20,7 @@ from serving.repository.layout import LayoutError, arranged, config_name, overla
 from serving.repository.links import arrange
 from serving.repository.live import LiveModels
 from serving.settings.table import SECRETS, Settings
+from serving.settings.tracing import TraceSettings
 from serving.supervisor import cloudwatch, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
 from serving.supervisor.supervisor import Process
@@ -202,7 +203,8 @@ def nginx(
     if not binary or not has_lua():
         raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
     configuration = settings.run_dir / "nginx.conf"
-    configuration.write_text(nginx_configuration(settings, facts.models), encoding="utf-8")
+    text = nginx_configuration(settings, facts.models, TraceSettings.from_env(environ).wanted)
+    configuration.write_text(text, encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.host.http import Address
-from serving.host.status import ProcessStatus, write_status
+from serving.host.status import LogError, ProcessStatus, Status, write_status
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
 RESTARTS_ALLOWED = 10  # likewise, of those that were asked for
@@ -116,8 +116,14 @@ class System(Protocol):
     def ping(self) -> str:
         """Why /ping does not answer 200, Hopeless where no waiting mends it; empty when it does."""
 
-    def say(self, text: str) -> None:
-        """One line of our own in the log."""
+    def say(self, text: str, level: str = "info") -> None:
+        """One line of our own in the log; `level` is info, warning or error."""
+
+    def errors(self) -> list[LogError]:
+        """The last ones in the log, the latest last."""
+
+    def date(self) -> float:
+        """Seconds since 1970."""
 
 
 class Hopeless(str):
@@ -147,6 +153,7 @@ class _Child:
     process: Process
     pid: int | None = None
     starts: int = 0
+    since: float | None = None  # when it was started the last time, in seconds since 1970
     deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
     restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
     restart_reason: str = ""  # why it is being killed as others asked for it; "" when it is not
@@ -160,7 +167,8 @@ class Supervisor:
     """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds; without
     `hang_timeout` nobody is missed.
 
-    `when_ready` are lines for the log when everything is ready for the first time.
+    `when_ready` are lines for the log when everything is ready for the first time; `address` is where others reach it,
+    for the status.
     """
 
     def __init__(
@@ -173,13 +181,15 @@ class Supervisor:
         stop_timeout: float,
         hang_timeout: float = 0.0,
         when_ready: Sequence[str] = (),
+        address: tuple[str, int] = ("", 0),
     ) -> None:
         self._children = [_Child(process) for process in processes]
         self._system, self._status_file = system, status_file
         self._start_timeout, self._stop_timeout = start_timeout, stop_timeout
         self._hang_timeout, self._last_look = hang_timeout, system.now()
-        self._when_ready = list(when_ready)
+        self._when_ready, self._address = list(when_ready), address
         self._stage, self._has_been_ready = "starting", False
+        self._began, self._errors_told = system.date(), 0.0
         self._since = system.now()
         self._next_report = REPORT_INTERVAL
         self._oom_kills = system.oom_kills()
@@ -196,12 +206,13 @@ class Supervisor:
                 self._kill_what_hangs()
                 self._start_due()
                 self._check_readiness()
+                self._tell_errors()
         except Failure as failure:
             code, reason = 1, str(failure)
-            self._system.say(reason)
+            self._system.say(reason, "error")
         self._stop()
         self._system.drain()
-        self._system.say(reason)
+        self._system.say(reason, "error" if code else "info")
         return code
 
     def _is_stop(self, number: int | None) -> bool:
@@ -227,7 +238,7 @@ class Supervisor:
         except OSError as err:
             self._give_up(child, f"{child.process.name} cannot be started: {err}")
             return
-        child.starts += 1
+        child.starts, child.since = child.starts + 1, self._system.date()
         self._write_status()
 
     def _reap(self) -> list[tuple[_Child, int]]:
@@ -259,7 +270,7 @@ class Supervisor:
             pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(recent.times) - 1))
             child.retry_at = now + pause
             self._write_status()
-            self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s")
+            self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
     def _restart_on_request(self) -> None:
         for child in self._children:
@@ -284,7 +295,7 @@ class Supervisor:
         reason = f"did not answer for {self._hang_timeout:g} s"
         if pid != child.pid:
             del child.silence[pid]
-            self._system.say(f"process {pid} of {child.process.name} {reason}; killing it")
+            self._system.say(f"process {pid} of {child.process.name} {reason}; killing it", "error")
             self._system.kill(pid)
         elif not child.restart_reason:
             child.hang_reason = f"it {reason}"
@@ -309,7 +320,7 @@ class Supervisor:
             raise Failure(reason)
         child.retry_at = math.inf
         self._write_status()
-        self._system.say(f"{reason}; going on without {child.process.name}")
+        self._system.say(f"{reason}; going on without {child.process.name}", "error")
 
     def _check_readiness(self) -> None:
         if self._stage == "ready":
@@ -328,7 +339,7 @@ class Supervisor:
             raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
         elif took > self._next_report:
             self._next_report += REPORT_INTERVAL
-            self._system.say(f"not ready after {took:.0f} s: {reason}")
+            self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
 
     def _announce(self, took: float) -> None:
         self._system.say(f"ready after {took:.1f} s")
@@ -349,7 +360,7 @@ class Supervisor:
                 self._await_end(child, deadline)
         for child in self._children:
             if child.pid is not None:
-                self._system.say(f"{child.process.name} did not stop in time: killing it")
+                self._system.say(f"{child.process.name} did not stop in time: killing it", "warning")
                 self._system.kill_group(child.pid)
                 self._await_end(child, self._system.now() + BACKOFF_MAX)
 
@@ -363,15 +374,24 @@ class Supervisor:
 
     def _write_status(self) -> None:
         processes = {child.process.name: self._describe(child) for child in self._children}
+        errors = self._system.errors()
+        status = Status(self._stage, processes, os.getpid(), self._began, self._address, errors)
         try:
-            write_status(self._status_file, self._stage, processes)
+            write_status(self._status_file, status)
         except OSError as err:  # a full disk is no reason to leave the processes alone
-            self._system.say(f"the status cannot be written: {err}")
+            self._system.say(f"the status cannot be written: {err}", "warning")
+
+    def _tell_errors(self) -> None:
+        """In the status, once a turn of the loop at the most."""
+        latest = max((error.time for error in self._system.errors()), default=0.0)
+        if latest > self._errors_told:
+            self._errors_told = latest
+            self._write_status()
 
     def _describe(self, child: _Child) -> ProcessStatus:
         down = "stopped" if self._stage == "stopping" else "backing off"
         state = down if child.pid is None else "running"
-        return ProcessStatus(pid=child.pid, starts=child.starts, state=state, last_exit=child.last_exit)
+        return ProcessStatus(child.pid, child.starts, state, child.last_exit, child.since)
 
 
 def _requested_restart(child: _Child) -> str:

@@ -63,7 +63,8 @@ class Call:
         self._future: Any = None
 
     def send(self) -> None:
-        self._future = self._connection.stub.ModelInfer.future(self._message, timeout=self._left())
+        infer, metadata = self._connection.stub.ModelInfer, self._request.metadata
+        self._future = infer.future(self._message, timeout=self._left(), metadata=metadata)
 
     def result(self) -> InferReply:
         """The reply; sends first what has not been sent. Raises a ServingError."""
@@ -89,7 +90,8 @@ class Call:
             return self._connection.call(self._wait, self._wait)
 
     def _wait(self) -> Any:
-        return self._connection.stub.ModelInfer(self._message, timeout=self._left())
+        infer, metadata = self._connection.stub.ModelInfer, self._request.metadata
+        return infer(self._message, timeout=self._left(), metadata=metadata)
 
     def _left(self) -> float:
         return self._deadline.left(self._timeout)
@@ -181,7 +183,10 @@ class TritonGateway:
         message, stub = request.message({}), self._connection.stub
         # The stream of requests ends after this one, so that of the responses ends after its last.
         return Responses(
-            self._connection, lambda: stub.ModelStreamInfer(iter([message]), timeout=deadline.left(self.stream_timeout))
+            self._connection,
+            lambda: stub.ModelStreamInfer(
+                iter([message]), timeout=deadline.left(self.stream_timeout), metadata=request.metadata
+            ),
         )
 
     def _register(self, name: str, size: int) -> None:

@@ -82,7 +82,7 @@ def gunicorn(tmp_path: Path) -> Iterator[Gunicorn]:
         subprocess.Popen([*own, "waiting:app"], cwd=tmp_path, env=environ, stderr=log) as process,
     ):
         running = Gunicorn(process, tmp_path)
-        wait_until((tmp_path / "gunicorn.sock").exists, "gunicorn listens")
+        wait_until(lambda: b"Listening at" in running.log(), "gunicorn listens")
         yield running
         kill(process)  # a worker that is booting would not hear of a stop
 

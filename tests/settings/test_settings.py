@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "max_concurrency": ("64", 64, "-1"),
     "server_header": ("true", True, "2"),
     "log_level": ("WARNING", "warning", "loud"),
+    "log_format": ("JSON", "json", "xml"),
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
     "kserve": ("TRUE", "true", "perhaps"),
     "page": ("TRUE", "true", "perhaps"),

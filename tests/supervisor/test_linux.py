@@ -13,7 +13,8 @@ from typing import IO
 
 import pytest
 
-from serving.supervisor.linux import LINE_LIMIT, LinuxSystem, Output, Pump, read_lines
+from serving.supervisor.linux import LinuxSystem
+from serving.supervisor.output import LINE_LIMIT, Output, Pump, read_lines
 from serving.supervisor.supervisor import Hopeless
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
@@ -25,7 +26,8 @@ import ctypes, json, os, sys
 from pathlib import Path
 from typing import IO
 from serving.supervisor.supervisor import Process, Supervisor
-from serving.supervisor.linux import LinuxSystem, Output
+from serving.supervisor.linux import LinuxSystem
+from serving.supervisor.output import Output
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 system = LinuxSystem(("127.0.0.1", port), Output(1), hang_timeout=3.0)
@@ -130,7 +132,8 @@ def test_a_signal_ends_all_and_the_exit_code_is_0(supervise: Start) -> None:
 # Prints the signal that a wait gives, in a terminal that is its own.
 WAITS = """
 import sys
-from serving.supervisor.linux import LinuxSystem, Output
+from serving.supervisor.linux import LinuxSystem
+from serving.supervisor.output import Output
 system = LinuxSystem(("127.0.0.1", 1), Output(1))
 system.catch_signals()
 open(sys.argv[1] + "/waits", "w").close()

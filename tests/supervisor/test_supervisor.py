@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serving.host.status import LogError, read_whole_status
 from serving.supervisor.supervisor import Hopeless, Process, Supervisor, describe_exit
 
 SIGCHLD = 17
@@ -20,6 +21,7 @@ class FakeSystem:
 
     def __init__(self) -> None:
         self.clock = 0.0
+        self.logged: list[LogError] = []
         self.killed_for_memory: int | None = 3  # before the start
         self.full: list[str] = []
         self.hung: dict[str, set[int]] = {}  # of a process: 0 is itself, another number a worker
@@ -124,8 +126,14 @@ class FakeSystem:
     def drain(self) -> None:
         self.said.append("(drained)")
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, level: str = "info") -> None:
         self.said.append(text)
+
+    def errors(self) -> list[LogError]:
+        return self.logged
+
+    def date(self) -> float:
+        return 1_000_000.0 + self.clock
 
     def starts(self, name: str) -> list[float]:
         return [when for when, what, who in self.history if (what, who) == ("start", name)]
@@ -464,6 +472,22 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     assert [each["starts"] for each in triton] == [1, 1, 1, 2, 2]
     assert triton[2]["last_exit"] == "was killed by SIGKILL (not for want of memory)"
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
+
+
+def test_the_status_file_tells_errors_of_the_log_and_since_when_each_process_runs(
+    supervisor: Supervisor, system: FakeSystem, status_file: Path
+) -> None:
+    error = LogError(1_000_003.0, "nginx", "POST /invocations 500")
+
+    def look() -> int:
+        status = read_whole_status(status_file)
+        assert (status.errors, status.since, status.pid) == ([error], 1_000_000.0, os.getpid())
+        assert status.processes["gunicorn"].since == 1_000_000.0
+        return SIGTERM
+
+    system.at(3, lambda: system.logged.append(error))
+    system.at(5, look)
+    assert supervisor.run() == 0
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(
