@@ -17,7 +17,7 @@ from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import measured, onnx_runtime, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
-from build_engines.families import bert, onnx_file, resnet, table, torchscript_file, yolov5
+from build_engines.families import bert, image_folder, onnx_file, resnet, table, torchscript_file, yolov5
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
 from build_engines.model_folder.config import difference, model_config, render
@@ -33,6 +33,7 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "resnet": resnet.export,
     "yolov5": yolov5.export,
     "bert": bert.export,
+    **dict.fromkeys(("image_embedding", "semantic_segmentation", "detr"), image_folder.export),
 }
 DEMOS: dict[str, Callable[[Request, Path], ModelSpec]] = {"resnet": demo_resnet.export, "yolov5": demo_yolov5.export}
 # Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.

@@ -72,9 +72,10 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add(
         "--client",
         default="",
-        help="for your own model: image-classification (resnet), yolov5, bert, table; default: none, it takes tensors",
+        help="for your own model: image-classification (resnet), image-embedding, semantic-segmentation, detr, yolov5, "
+        "bert, table; default: none, it takes tensors",
     )
-    add("--task", default="", help="for texts, where config.json does not decide: one of those in docs/texts.md")
+    add("--task", default="", help="for texts, where config.json does not decide: one of those in docs/models.md")
     add("--tokenizer", type=Path, metavar="FOLDER", help="for an ONNX file of texts: its tokenizer's files")
     add("--labels", type=Path, metavar="FILE", help="file with one label per line")
     add(

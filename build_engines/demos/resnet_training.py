@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from transformers import ResNetForImageClassification
 
 from build_engines.digits.images import held_out, training
-from clients.resnet import Client, Pixels
+from clients._image import Pixels
+from clients.resnet import Client
 
 ROUNDS, EPOCHS, BATCH, LEARNING_RATE = 32, 8, 128, 4e-3
 MAX_SHIFT = 3  # pixels of the network's input, in each direction

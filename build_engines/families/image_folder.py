@@ -1,4 +1,4 @@
-"""Folders of transformers whose network classifies images -> model folders.
+"""Folders of transformers whose network takes one image -> model folders.
 
 What config.json and the image processor say becomes settings of the client; that the client then prepares images as the
 processor does is tried on some. What needs torch or transformers is imported late.
@@ -10,22 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
-from clients.resnet import DEFAULT_LABELS
+from clients._image import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
 EXAMPLE = REPOSITORY / "resnet/example.png"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the network has
-KIND = "ForImageClassification"
-OTHERS = {
-    "ForObjectDetection": "an ONNX file of a YOLO is served (--client yolov5)",
-    "ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client",
+ENCODER = "Model"
+CLIENTS = {  # by the end of the architecture's name in config.json
+    "ForImageClassification": "resnet",
+    "ForSemanticSegmentation": "semantic_segmentation",
+    "ForObjectDetection": "detr",
+    "VisionModelWithProjection": "image_embedding",
+    ENCODER: "image_embedding",
 }
+LABELLED = {"resnet", "semantic_segmentation", "detr"}
+OTHERS = {"ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client"}
 REMEDY = "export it to ONNX and build that without --client: then it takes and gives tensors"
 
 
@@ -34,9 +39,11 @@ def is_image(checkpoint: Path) -> bool:
     return any((checkpoint / name).is_file() for name in PROCESSORS)
 
 
-def export(request: Request, path: Path, folder: Path) -> ModelSpec:
-    """The model folder's files; BuildError where the folder is no image classifier, or not all of one."""
-    config = check_architecture(path)
+def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
+    """The model folder's files; BuildError where the folder is of another network, or not all of one."""
+    if path is None or not path.is_dir():
+        raise BuildError(f"{path} is neither a folder as save_pretrained writes it nor an ONNX file")
+    config, client = check_architecture(path, request.client)
     if not is_image(path):
         raise BuildError(f"{path} has no preprocessor_config.json: it does not say how images are prepared")
     if request.size:
@@ -47,30 +54,38 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         raise BuildError(
             f"{path} is exported with the package '{err.name}', which is not installed (make dev installs it)"
         ) from err
-    settings = image_network.write_onnx(path, request, folder / "1" / "model.onnx")
-    activation = activation_of(config)
+    settings = image_network.write_onnx(path, client, request, folder / "1" / "model.onnx")
+    activation = activation_of(config) if client == "resnet" else "softmax"
     settings |= {"activation": activation} if activation != "softmax" else {}
-    write_labels(folder / DEFAULT_LABELS, labels_of(config), request.labels)
+    if client in LABELLED:
+        write_labels(folder / DEFAULT_LABELS, labels_of(config), request.labels)
+    elif request.labels:
+        raise UsageError(f"--labels {request.labels}: an encoder has no classes")
     shutil.copyfile(EXAMPLE, folder / "example.png")
     model_spec = ModelSpec(
-        client="resnet",
+        client=client,
         max_batch_size=MAX_BATCH_SIZE,
         settings={name: value for name, value in settings.items() if name not in IN_NETWORK},
-        labels=DEFAULT_LABELS if (folder / DEFAULT_LABELS).is_file() else "",
+        labels=DEFAULT_LABELS if client == "resnet" and (folder / DEFAULT_LABELS).is_file() else "",
     )
     return with_tensors(request, folder, model_spec)
 
 
-def check_architecture(checkpoint: Path) -> Mapping[str, Any]:
-    """config.json; BuildError unless it says that the network classifies images."""
+def check_architecture(checkpoint: Path, asked: str) -> tuple[Mapping[str, Any], str]:
+    """config.json, and the client of the network that it says; BuildError where none serves it, or another is asked
+    for."""
     config: Mapping[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     name = str((config.get("architectures") or [config.get("model_type", "network of no name")])[0])
-    if KIND not in name:
+    image = is_image(checkpoint)  # many a network is called …Model
+    client = next((each for end, each in CLIENTS.items() if name.endswith(end) and (image or end != ENCODER)), "")
+    if not client or asked not in ("", client):
         remedy = next((text for end, text in OTHERS.items() if end in name), REMEDY)
+        remedy = f"without --client it becomes a model of the client {client}" if client else remedy
+        known = ", ".join(f"…{end}" for end, each in CLIENTS.items() if asked in ("", each))
         raise BuildError(
-            f"{checkpoint} holds a {name} by its config.json, and this builds networks named …{KIND}; {remedy}"
+            f"{checkpoint} holds a {name} by its config.json, and this builds networks named {known}; {remedy}"
         )
-    return config
+    return config, client
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""Any image classifier of transformers as ONNX, from pixels to logits, exported by torch. The only module that loads
-these networks and their image processors."""
+"""Any network of transformers that takes one image as ONNX, from pixels to what its client reads, exported by torch.
+The only module that loads these networks and their image processors."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,48 +11,38 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor
 
 from build_engines.errors import BuildError, first_line
-from build_engines.families.torch_checkpoint import check_whole
+from build_engines.families.image_heads import CLOSE, HEADS, OFFLINE, OUTPUT, Head, load
 from build_engines.families.torch_export import export_onnx
 from build_engines.request import Request
+from clients._image import INTERPOLATIONS, ImageClient
 from clients.base import Model, TensorSpec
-from clients.resnet import INTERPOLATIONS, Client
+from clients.resnet import Client
 from serving.errors import InvalidRequest
 
-INPUT, OUTPUT = "input", "logits"
-CLOSE = 1e-3
+INPUT = "input"
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))  # widths and heights that processor and client are compared on
-OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
-def write_onnx(checkpoint: Path, request: Request, path: Path) -> dict[str, str]:
-    """input UINT8 [N,3,height,width] -> logits [N,classes], and the settings of the client that prepares its images;
-    BuildError."""
+def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dict[str, str]:
+    """input UINT8 [N,3,height,width] -> what the client `kind` reads, and that client's settings; BuildError."""
     processor = _processor(checkpoint)
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
-    client, network = client_of(processor, {**settings, **request.settings}), _load(checkpoint)
-    shape = client.input.shape
+    client, network = client_of(processor, {**settings, **request.settings}), load(checkpoint, HEADS[kind])
+    shape, module = client.input.shape, Pixels(network, client, HEADS[kind])
     try:
-        export_onnx(Logits(network, client), shape, path, (INPUT, OUTPUT), request.max_batch_size != 0, torch.uint8)
+        names = (INPUT, *HEADS[kind].outputs)
+        export_onnx(module, shape, path, names, request.max_batch_size != 0, torch.uint8)
+    except BuildError:
+        raise
     except Exception as err:  # the tracer raises many kinds
         raise BuildError(f"{type(network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
-    _try(Logits(network, client), shape, path, batches=(1, 3) if request.max_batch_size else (1,))
-    return settings
-
-
-def _load(checkpoint: Path) -> Any:
-    try:
-        network, found = AutoModelForImageClassification.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **OFFLINE
-        )
-    except Exception as err:  # each network raises its own
-        raise BuildError(f"{checkpoint} cannot be loaded as an image classifier: {first_line(err)}") from err
-    check_whole(checkpoint, found)
-    return network.eval()
+    _try(module, shape, path, batches=(1, 3) if request.max_batch_size else (1,))
+    return settings | (_scores(processor) if kind == "detr" else {})
 
 
 def _processor(checkpoint: Path) -> Any:
@@ -65,7 +56,10 @@ def settings_of(processor: Any) -> dict[str, str]:
     """The client's settings that stand for a processor; BuildError where none do."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     if len(sizes) != 1:
-        raise BuildError(f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; a fixed one is served")
+        raise BuildError(
+            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; a fixed one is served: where the "
+            'network was trained for any, set "size": {"height": 640, "width": 640} in preprocessor_config.json'
+        )
     (_, height, width) = sizes.pop()
     order = {"channel_order": "bgr"} if getattr(processor, "do_flip_channel_order", False) else {}
     resample = int(getattr(processor, "resample", None) or 0)
@@ -131,7 +125,20 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
         raise BuildError(f"{_name(processor)} prepares images in a way that is not served: {err}") from err
 
 
-def check_same(processor: Any, client: Client) -> None:
+def _scores(processor: Any) -> dict[str, str]:
+    """The settings of a detector's client, from what the processor keeps of a box with two equally good classes, and of
+    300 good boxes."""
+    try:
+        logits = torch.full((1, 300, 3), 9.0)
+        found = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
+        (kept,) = processor.post_process_object_detection(found, threshold=0.9)
+    except Exception as err:  # each processor raises its own
+        raise BuildError(f"{_name(processor)} does not say what boxes are kept: {first_line(err)}") from err
+    count = len(kept["scores"])  # softmax of three equal logits is a third: none is kept
+    return {"scores": "sigmoid", **({} if count == 300 else {"queries": str(count)})} if count else {}
+
+
+def check_same(processor: Any, client: ImageClient) -> None:
     """BuildError unless the client prepares images as the processor does."""
     rng = np.random.default_rng(0)
     for width, height in TRIED:
@@ -144,29 +151,29 @@ def check_same(processor: Any, client: Client) -> None:
             )
 
 
-class Logits(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """The network as RGB pixels UINT8 -> logits, without transformers' result classes."""
+class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """The network as RGB pixels UINT8 -> its outputs, without transformers' result classes."""
 
-    def __init__(self, network: Any, client: Client) -> None:
+    def __init__(self, network: Any, client: ImageClient, head: Head = HEADS["resnet"]) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.head = network, head
         self.gain, self.offset = torch.from_numpy(client.gain), torch.from_numpy(client.offset)
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.network(pixels.float() * self.gain + self.offset).logits
-        return logits
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.head.read(self.network, pixels.float() * self.gain + self.offset)
 
 
-def _try(module: Logits, shape: tuple[int, ...], path: Path, batches: tuple[int, ...]) -> None:
+def _try(module: Pixels, shape: tuple[int, ...], path: Path, batches: tuple[int, ...]) -> None:
     """BuildError where the file gives other values than the network."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
     for batch in batches:
         pixels = rng.integers(0, 256, (batch, *shape), dtype=np.uint8)
         with torch.inference_mode():
-            wanted = module(torch.from_numpy(pixels)).numpy()
-        found = session.run(None, {INPUT: pixels})[0]
-        if wanted.shape != found.shape or not np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE):
+            wanted = [tensor.numpy() for tensor in module(torch.from_numpy(pixels))]
+        found = session.run(None, {INPUT: pixels})
+        shapes = [[array.shape for array in arrays] for arrays in (found, wanted)]
+        if shapes[0] != shapes[1] or not module.head.same(found, wanted):
             raise BuildError(
                 f"the ONNX file that torch makes of {type(module.network).__name__} does not compute what the network "
                 f"does ({batch} images): export it by other means and build the ONNX file"

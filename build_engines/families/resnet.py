@@ -18,8 +18,9 @@ from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import sources
+from clients._image import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD
 from clients.base import Model, TensorSpec
-from clients.resnet import DEFAULT_LABELS, IMAGENET_MEAN, IMAGENET_STD, Client
+from clients.resnet import Client
 
 MAX_BATCH_SIZE = 32
 HUB_MODEL = "microsoft/resnet-50"

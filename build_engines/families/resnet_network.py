@@ -9,7 +9,8 @@ import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from build_engines.errors import BuildError
-from build_engines.families.image_network import INPUT, OUTPUT, Logits
+from build_engines.families.image_heads import OUTPUT
+from build_engines.families.image_network import INPUT, Pixels
 from build_engines.families.torch_checkpoint import load_state, read_state
 from build_engines.families.torch_export import export_onnx
 from clients.resnet import Client
@@ -67,4 +68,4 @@ def write_onnx(network: ResNetForImageClassification, client: Client, path: Path
     """input UINT8 [N,3,side,side] -> logits [N,classes]; `client` is that of the network alone, and says how the pixels
     are normalized."""
     shape = client.input.shape
-    export_onnx(Logits(network, client), shape, path, (INPUT, OUTPUT), batching, torch.uint8)
+    export_onnx(Pixels(network, client), shape, path, (INPUT, OUTPUT), batching, torch.uint8)

@@ -14,13 +14,14 @@ def export_onnx(
     module: torch.nn.Module,
     image: tuple[int, ...],
     path: Path,
-    names: tuple[str, str],
+    names: tuple[str, ...],
     batching: bool,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """`module` of one image input as `path`; the batch dimension is free when `batching`, else 1.
 
-    `image` is the input's shape without the batch; the shapes that the exporter leaves open are written into the file.
+    `image` is the input's shape without the batch, `names` are the input's and the
+    outputs'; the shapes that the exporter leaves open are written into the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     example = torch.zeros(2 if batching else 1, *image, dtype=dtype)
@@ -29,19 +30,20 @@ def export_onnx(
             "ignore", torch.jit.TracerWarning
         )  # the exporter warns that sizes and anchors become constants, as they should
         warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster
-        shape = tuple(module.eval()(example).shape)
+        made = module.eval()(example)
         _trace(module, example, path, names, batching)
     first = "batch" if batching else 1
-    name_shapes(path, {names[0]: (first, *image), names[1]: (first, *shape[1:])})
+    outputs = zip(names[1:], made if isinstance(made, tuple) else (made,), strict=True)
+    name_shapes(path, {names[0]: (first, *image)} | {name: (first, *tensor.shape[1:]) for name, tensor in outputs})
 
 
-def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, names: tuple[str, str], batching: bool) -> None:
+def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, names: tuple[str, ...], batching: bool) -> None:
     torch.onnx.export(
         module,
         (example,),
         str(path),
         input_names=[names[0]],
-        output_names=[names[1]],
+        output_names=list(names[1:]),
         dynamic_axes={name: {0: "batch"} for name in names} if batching else None,
         opset_version=OPSET,
         dynamo=False,

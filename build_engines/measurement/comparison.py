@@ -5,6 +5,7 @@
 | classes of an image or text | share of equal top-1 answers; accuracy where the truth is known | 0.98; 0.005 lost |
 | detection | mAP50 and mAP50-95 where the truth is known, else with the reference as the truth | 0.02 lost; 0.90 |
 | embedding | mean cosine | 0.98 |
+| classes of pixels | what is common to the shares of the classes | 0.98 |
 | fill-mask, entities, answers, rankings | share of equal first tokens, entities, answers, documents | 0.90 |
 | tensors | mean cosine of each output | 0.99 |
 """
@@ -119,7 +120,13 @@ def _detections(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[A
 
 def _embeddings(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
     mine, other = (np.array([p["embedding"] for p in predictions]) for predictions in (ours, theirs))
-    return [Score("cosine", cosine(mine, other), EMBEDDING_COSINE, f"{len(found)} texts")]
+    return [Score("cosine", cosine(mine, other), EMBEDDING_COSINE, f"{len(found)} samples")]
+
+
+def _segments(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
+    mine, other = ([{s["class_id"]: s["share"] for s in p["segments"]} for p in each] for each in (ours, theirs))
+    common = [sum(min(share, b.get(index, 0)) for index, share in a.items()) for a, b in zip(mine, other, strict=True)]
+    return [Score("common shares of classes", float(np.mean(common)), TOP1_AGREEMENT, f"{len(found)} images")]
 
 
 def _fills(found: Sequence[Sample], ours: Sequence[Any], theirs: Sequence[Any]) -> list[Score]:
@@ -165,6 +172,9 @@ _MEASURES: dict[str, Callable[[Sequence[Sample], Sequence[Any], Sequence[Any]], 
     "resnet": _classes,
     "text-classification": _classes,
     "yolov5": _detections,
+    "detr": _detections,
+    "image_embedding": _embeddings,
+    "semantic_segmentation": _segments,
     "embedding": _embeddings,
     "fill-mask": _fills,
     "token-classification": _entities,

@@ -54,10 +54,12 @@ def _served(names: Mapping[str, list[str]]) -> Iterator[ServedModel]:
 
 def _reply(served: ServedModel) -> Any:
     """What the model answers to its client's example; None where it does not."""
+    from serving.front.api_schemas import example_of
+
     if not served.client:
         return None
     deadline = incoming().deadline(services().gateway.timeout)
-    request = Request("openapi", Instances([Item("example", raw=served.client.example)]), deadline=deadline)
+    request = Request("openapi", Instances([Item("example", raw=example_of(served))]), deadline=deadline)
     with suppress(ServingError, orjson.JSONDecodeError):
         return orjson.loads(services().inference.once(served, request).content)
     return None

@@ -111,7 +111,7 @@ class Schemas:
         client = self._models[name].require_client()
         schemas = client.parameter_schemas()
         parameters = {
-            each.name: schemas[each.name] | {"description": each.help, "default": client.defaults[each.name]}
+            each.name: schemas[each.name] | {"description": each.help, "default": _plain(client.defaults[each.name])}
             for each in client.parameters
         }
         instances = {"type": "array", "minItems": 1, "maxItems": MOST_INSTANCES, "items": client.codec.schema()}
@@ -133,14 +133,25 @@ class Schemas:
 
     def _request_example(self, name: str) -> Json:
         served = self._models[name]
-        client = served.require_client()
-        if client.codec.name in PICTURES:
-            instance: Any = {client.codec.part: base64.b64encode(client.example).decode()}
-        elif client.codec.name == "text":
-            instance = served.example().decode().strip()
+        codec, example = served.require_client().codec, example_of(served)
+        if codec.name in PICTURES:
+            instance: Any = {codec.part: base64.b64encode(example).decode()}
+        elif codec.name == "text":
+            instance = example.decode().strip()
         else:
-            instance = orjson.loads(client.example)
+            instance = orjson.loads(example)
         return {"model_name": name, "instances": [instance]}
+
+
+def _plain(value: Any) -> Any:
+    """orjson writes no kind of tuple but tuple."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def example_of(served: ServedModel) -> bytes:
+    """The model's example; of pictures the client's own, which is small."""
+    client = served.require_client()
+    return client.example if client.codec.name in PICTURES else served.example()
 
 
 def _media_types(codec: Codec) -> Iterable[str]:

@@ -225,7 +225,7 @@ def families() -> list[str]:
 
 def family_name(name: str) -> str:
     """The module of a client that may be called otherwise."""
-    return ALSO_CALLED.get(name, name)
+    return ALSO_CALLED.get(name, name.replace("-", "_"))
 
 
 def family(name: str) -> type[ModelClient]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf import text_format
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -61,6 +63,31 @@ def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = ""
     model = onnx.load(save(graph, path))
     if names:
         model.metadata_props.add(key="names", value=names)
+    onnx.save(model, path)
+    return path
+
+
+def save_constants(path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 64, **metadata: str) -> Path:
+    """images [batch,3,side,side] -> these arrays for each image; `metadata` as Ultralytics' exporter writes it."""
+    nodes = [helper.make_node("ReduceMean", ["images"], ["means"], axes=[1, 2, 3], keepdims=0)]
+    nodes += [helper.make_node("Mul", ["means", "zero"], ["zeros"])]
+    weights = [numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
+    for name, array in outputs.items():
+        shape = np.array([-1, *[1] * array.ndim])
+        weights += [numpy_helper.from_array(shape, f"{name}_shape")]
+        weights += [numpy_helper.from_array(array.astype(np.float32), f"{name}_values")]
+        nodes += [helper.make_node("Reshape", ["zeros", f"{name}_shape"], [f"{name}_zeros"])]
+        nodes += [helper.make_node("Add", [f"{name}_zeros", f"{name}_values"], [name])]
+    float32 = TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "constants",
+        [helper.make_tensor_value_info("images", float32, ["batch", 3, side, side])],
+        [helper.make_tensor_value_info(name, float32, ["batch", *each.shape]) for name, each in outputs.items()],
+        weights,
+    )
+    model = onnx.load(save(graph, path))
+    helper.set_model_props(model, metadata)
     onnx.save(model, path)
     return path
 

@@ -1,11 +1,13 @@
-"""Small random image classifiers of transformers, as folders."""
+"""Small random image classifiers: of transformers as folders, of torchvision as tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 STAGES = {"depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16}
@@ -69,6 +71,18 @@ CLASSIFIERS: dict[str, tuple[str, Mapping[str, Any], str, Mapping[str, Any]]] = 
 }
 
 
+SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
+
+
+def images() -> list[Image.Image]:
+    """Coarse noise, enlarged, so that resizing matters."""
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(0, 256, (9, 9, 3), dtype=np.uint8) for _ in SIZES]
+    return [
+        Image.fromarray(each).resize(size, Image.Resampling.BICUBIC) for each, size in zip(noise, SIZES, strict=True)
+    ]
+
+
 def save_classifier(folder: Path, name: str, **changes: Any) -> Path:
     """One of CLASSIFIERS, as save_pretrained writes it."""
     network, config, processor, settings = CLASSIFIERS[name]
@@ -104,3 +118,39 @@ def _settle(network: Any) -> None:
 def image_processor_of(name: str) -> Any:
     """transformers' class that prepares images with Pillow."""
     return getattr(transformers, f"{name}ImageProcessorPil")
+
+
+def torchvision_state(bottleneck: bool) -> dict[str, torch.Tensor]:
+    """Random tensors under torchvision's names: stages of 2, 1, 1 and 1 blocks, 7 classes."""
+    torch.manual_seed(0)
+    state: dict[str, torch.Tensor] = {}
+
+    def convolution(name: str, out: int, into: int, kernel: int) -> None:
+        state[f"{name}.weight"] = torch.randn(out, into, kernel, kernel) / (into * kernel * kernel) ** 0.5
+
+    def norm(name: str, n: int) -> None:
+        values = {
+            "weight": torch.rand(n) + 0.5,
+            "bias": torch.randn(n),
+            "running_mean": torch.randn(n) / 9,
+            "running_var": torch.rand(n) + 0.5,
+            "num_batches_tracked": torch.tensor(3),
+        }
+        state.update({f"{name}.{key}": value for key, value in values.items()})
+
+    convolution("conv1", 8, 3, 7)
+    norm("bn1", 8)
+    into = 8
+    for stage, width in enumerate((16, 24, 32, 40), 1):
+        for index in range(2 if stage == 1 else 1):
+            place, inner = f"layer{stage}.{index}", width // 4 if bottleneck else width
+            kernels = [(inner, into, 1), (inner, inner, 3), (width, inner, 1)]
+            for k, (out, deep, size) in enumerate(kernels if bottleneck else [(width, into, 3), (width, width, 3)], 1):
+                convolution(f"{place}.conv{k}", out, deep, size)
+                norm(f"{place}.bn{k}", out)
+            if index == 0:
+                convolution(f"{place}.downsample.0", width, into, 1)
+                norm(f"{place}.downsample.1", width)
+            into = width
+    state["fc.weight"], state["fc.bias"] = torch.randn(7, 40), torch.randn(7)
+    return state

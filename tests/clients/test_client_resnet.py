@@ -310,8 +310,9 @@ def test_a_setting_that_does_not_fit_says_which_and_what_is_allowed(arguments: d
 
 
 def test_every_setting_stands_in_the_table_of_the_docstring() -> None:
-    documented = [line.split("`")[1] for line in str(Client.__doc__).splitlines() if line.strip().startswith("| `")]
-    assert sorted(documented) == sorted(p.name for p in Client.settings)
+    lines = [line for kind in Client.__mro__ for line in str(kind.__doc__).splitlines()]
+    documented = [line.split("`")[1] for line in lines if line.strip().startswith("| `")]
+    assert {name for name in documented if documented.count(name) == 1} >= {p.name for p in Client.settings}
 
 
 # --- labels ---

@@ -12,6 +12,7 @@ import pytest
 from predictor import create_app
 from serving import errors
 from serving.errors import ServingError
+from serving.inference.registry import families
 from serving.settings.table import TABLE, Settings, markdown
 from tests.support.harness import PATIENCE, ROOT
 from tests.support.readme import (
@@ -72,7 +73,7 @@ def test_every_route_stands_in_the_table() -> None:
     assert not [route for route in routes if route not in page]
 
 
-@pytest.mark.parametrize("name", ["resnet", "yolov5", "bert", "table"])
+@pytest.mark.parametrize("name", families())
 def test_every_parameter_of_a_client_stands_in_its_rows(name: str) -> None:
     page = (ROOT / "docs/calling.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]

@@ -71,4 +71,4 @@ def test_a_wrong_value_in_the_folder_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_families_are_the_modules_with_a_client() -> None:
-    assert families() == ["bert", "resnet", "table", "yolov5"]
+    assert families() == ["bert", "detr", "image_embedding", "resnet", "semantic_segmentation", "table", "yolov5"]

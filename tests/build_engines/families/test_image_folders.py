@@ -1,6 +1,7 @@
 """Folders of image classifiers become models that answer as transformers' own pipeline does."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,14 @@ import transformers
 from PIL import Image
 
 from build_engines.building.model import build
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.image_heads import HEADS
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from clients.base import ModelClient
 from tests.build_engines.models import session
-from tests.clients.image_models import CLASSIFIERS, LABELS, image_processor_of, save_classifier
-
-SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
-
-
-def images() -> list[Image.Image]:
-    """Coarse noise, enlarged, so that resizing matters."""
-    rng = np.random.default_rng(0)
-    noise = [rng.integers(0, 256, (9, 9, 3), dtype=np.uint8) for _ in SIZES]
-    return [
-        Image.fromarray(each).resize(size, Image.Resampling.BICUBIC) for each, size in zip(noise, SIZES, strict=True)
-    ]
+from tests.clients.image_models import CLASSIFIERS, LABELS, image_processor_of, images, save_classifier
+from tests.clients.vision_models import save_vision
 
 
 def made(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, Path]:
@@ -96,9 +88,9 @@ def test_a_preparation_that_is_not_served_is_not_built(
 @pytest.mark.parametrize(
     ("architecture", "told"),
     [
-        ("DetrForObjectDetection", "an ONNX file of a YOLO is served"),
-        ("SegformerForSemanticSegmentation", "export it to ONNX and build that without --client"),
-        ("CLIPModel", "export it to ONNX and build that without --client"),
+        ("Mask2FormerForUniversalSegmentation", "export it to ONNX and build that without --client"),
+        ("ViTForMaskedImageModeling", "its encoder can be exported to ONNX and built without --client"),
+        ("GLPNForDepthEstimation", "export it to ONNX and build that without --client"),
     ],
 )
 def test_other_networks_of_images_are_refused_by_name_before_they_are_loaded(
@@ -106,10 +98,39 @@ def test_other_networks_of_images_are_refused_by_name_before_they_are_loaded(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "other", "architectures": [architecture]}))
     (tmp_path / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(BuildError, match=rf"holds a {architecture} by its config.json.*ForImageClassification; {told}"):
+    with pytest.raises(BuildError, match=rf"holds a {architecture} by its config.json.*ForImage.*; {told}"):
         made(tmp_path, tmp_path)
 
 
 def test_a_folders_own_size_is_not_another(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--size is not for a folder of transformers"):
         made(tmp_path, save_classifier(tmp_path / "checkpoint", "vit"), size=64)
+
+
+def test_boxes_are_compared_as_sets() -> None:
+    rng = np.random.default_rng(0)
+    scores, boxes = rng.normal(size=(2, 40, 6)).astype(np.float32), rng.random((2, 40, 4)).astype(np.float32)
+    same = HEADS["detr"].same
+    assert same((scores[:, ::-1], boxes[:, ::-1]), (scores, boxes))
+    assert not same((scores, boxes[:, ::-1]), (scores, boxes))
+    other = scores.copy()
+    other[0, 0] += 1  # one of forty
+    assert same((other, boxes), (scores, boxes))
+
+
+def test_a_folder_of_another_kind_takes_no_other_client_and_no_labels_without_classes(tmp_path: Path) -> None:
+    checkpoint, encoder = save_vision(tmp_path / "segformer", "segformer"), save_vision(tmp_path / "vit", "vit")
+    told = "named …ForObjectDetection; without --client it becomes a model of the client semantic_segmentation"
+    with pytest.raises(BuildError, match=told):
+        made(tmp_path, checkpoint, client="detr")
+    with pytest.raises(UsageError, match="an encoder has no classes"):
+        made(tmp_path, encoder, labels=checkpoint / "config.json")
+    (tmp_path / "best.pth").write_bytes(b"x")
+    with pytest.raises(BuildError, match="neither a folder as save_pretrained writes it nor an ONNX file"):
+        made(tmp_path, tmp_path / "best.pth", client="detr")
+
+
+def test_a_detector_of_images_of_any_size_says_how_to_fix_one(tmp_path: Path) -> None:
+    checkpoint = save_vision(tmp_path / "checkpoint", "detr", size={"shortest_edge": 64, "longest_edge": 96})
+    with pytest.raises(BuildError, match=re.escape('set "size": {"height": 640, "width": 640} in preprocessor_config')):
+        made(tmp_path, checkpoint)

@@ -123,7 +123,7 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
         ),
         ({"settings": {"means": "1"}}, "name the --client for its own"),
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
-        ({"client": "nobody"}, "the clients are bert, resnet, table, yolov5"),
+        ({"client": "nobody"}, "the clients are bert, detr, image_embedding, resnet, semantic_segmentation, table, "),
         ({"client": "bert"}, "tokenizer"),
     ],
 )

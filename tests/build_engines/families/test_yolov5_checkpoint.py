@@ -1,9 +1,5 @@
 # mypy: allow-subclassing-any
-"""Official YOLOv5 checkpoints, by a stand-in for the release: its layers numbered and named as it publishes them.
-
-The release's packages are AGPL and not used here; what is published of its structure is written down again in
-`Release`, as a list of layers that is walked, unlike our own network. Files that would run code are made on purpose.
-"""
+"""Official YOLOv5 checkpoints, by a stand-in for the release. Files that would run code are made on purpose."""
 
 import collections
 import pickle
@@ -18,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from build_engines.building.model import build
 from build_engines.errors import BuildError
@@ -28,203 +23,13 @@ from build_engines.families.yolov5_network import YoloV5, YoloV5u
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from build_engines.weights.torch_files import Placeholder, load, tensors_of
-
-MODULE = "models_of_the_release"  # importable while a checkpoint is written, not when it is read
-ANCHORS = [[[8, 9], [20, 11], [21, 40]], [[50, 51], [52, 110], [130, 70]], [[140, 150], [260, 200], [380, 390]]]
+from tests.build_engines.yolov5_release import C3, MODULE, importable, random_release, save
 
 
-class Conv(nn.Module):
-    def __init__(self, c1: int, c2: int, k: int = 1, s: int = 1, p: int | None = None) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(c1, c2, k, s, k // 2 if p is None else p, bias=False)
-        self.bn = nn.BatchNorm2d(c2, eps=1e-3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.silu(self.bn(self.conv(x)))
-
-
-class Bottleneck(nn.Module):
-    def __init__(self, c: int, shortcut: bool) -> None:
-        super().__init__()
-        self.cv1, self.cv2, self.shortcut = Conv(c, c), Conv(c, c, 3), shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cv2(self.cv1(x)) + (x if self.shortcut else 0)
-
-
-class C3(nn.Module):
-    def __init__(self, c1: int, c2: int, n: int, shortcut: bool = True) -> None:
-        super().__init__()
-        self.cv1, self.cv2, self.cv3 = Conv(c1, c2 // 2), Conv(c1, c2 // 2), Conv(c2, c2)
-        self.m = nn.Sequential(*[Bottleneck(c2 // 2, shortcut) for _ in range(n)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cv3(torch.cat([self.m(self.cv1(x)), self.cv2(x)], 1))
-
-
-class SPPF(nn.Module):
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.cv1, self.cv2 = Conv(c, c // 2), Conv(c * 2, c)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.cv1(x)
-        return self.cv2(torch.cat([x, *(functional.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13))], 1))
-
-
-class Up(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.interpolate(x, scale_factor=2.0)
-
-
-class Join(nn.Module):
-    def __init__(self, other: int) -> None:
-        super().__init__()
-        self.other = other
-
-
-class Detect(nn.Module):
-    """Decodes cell by cell, in loops."""
-
-    def __init__(self, classes: int, channels: list[int]) -> None:
-        super().__init__()
-        self.m = nn.ModuleList(nn.Conv2d(c, 3 * (5 + classes), 1) for c in channels)
-        strides = torch.tensor([8.0, 16.0, 32.0])
-        self.register_buffer("anchors", torch.tensor(ANCHORS).float() / strides.view(3, 1, 1))
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        rows = []
-        for head, x, anchors, stride in zip(self.m, maps, self.anchors, (8, 16, 32), strict=True):
-            y = head(x).sigmoid()
-            n, _, height, width = y.shape
-            for a in range(3):
-                part = y[:, a * y.shape[1] // 3 : (a + 1) * y.shape[1] // 3]
-                for j in range(height):
-                    for i in range(width):
-                        v = part[:, :, j, i]
-                        xy = (v[:, :2] * 2 - 0.5 + torch.tensor([i, j])) * stride
-                        wh = (v[:, 2:4] * 2) ** 2 * anchors[a] * stride
-                        rows.append(torch.cat([xy, wh, v[:, 4:]], 1).view(n, 1, -1))
-        return torch.cat(rows, 1)
-
-
-class DFL(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(16, 1, 1, bias=False)
-        self.conv.weight.data = torch.arange(16.0).view(1, 16, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, _, cells = x.shape
-        return self.conv(x.view(n, 4, 16, cells).transpose(2, 1).softmax(1)).view(n, 4, cells)
-
-
-class DetectU(nn.Module):
-    def __init__(self, classes: int, channels: list[int]) -> None:
-        super().__init__()
-        c2, c3 = max(16, channels[0] // 4, 64), max(channels[0], min(classes, 100))
-        self.cv2 = nn.ModuleList(nn.Sequential(Conv(c, c2, 3), Conv(c2, c2, 3), nn.Conv2d(c2, 64, 1)) for c in channels)
-        self.cv3 = nn.ModuleList(
-            nn.Sequential(Conv(c, c3, 3), Conv(c3, c3, 3), nn.Conv2d(c3, classes, 1)) for c in channels
-        )
-        self.dfl = DFL()
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        tables = []
-        for box, score, x, stride in zip(self.cv2, self.cv3, maps, (8, 16, 32), strict=True):
-            sides = self.dfl(box(x).flatten(2)) * stride
-            cells = [((i + 0.5) * stride, (j + 0.5) * stride) for j in range(x.shape[2]) for i in range(x.shape[3])]
-            middle = torch.tensor(cells).T
-            low, high = middle - sides[:, :2], middle + sides[:, 2:]
-            tables.append(torch.cat([(low + high) / 2, high - low, score(x).flatten(2).sigmoid()], 1))
-        return torch.cat(tables, 2)
-
-
-class Release(nn.Module):
-    """Size n. `model` is numbered as the release's; a layer takes what the one before gives."""
-
-    def __init__(self, classes: int, anchor_free: bool) -> None:
-        super().__init__()
-        head = DetectU if anchor_free else Detect
-        self.model = nn.Sequential(
-            Conv(3, 16, 6, 2, 2),
-            Conv(16, 32, 3, 2),
-            C3(32, 32, 1),
-            Conv(32, 64, 3, 2),
-            C3(64, 64, 2),
-            Conv(64, 128, 3, 2),
-            C3(128, 128, 3),
-            Conv(128, 256, 3, 2),
-            C3(256, 256, 1),
-            SPPF(256),
-            Conv(256, 128),
-            Up(),
-            Join(6),
-            C3(256, 128, 1, False),
-            Conv(128, 64),
-            Up(),
-            Join(4),
-            C3(128, 64, 1, False),
-            Conv(64, 64, 3, 2),
-            Join(14),
-            C3(128, 128, 1, False),
-            Conv(128, 128, 3, 2),
-            Join(10),
-            C3(256, 256, 1, False),
-            head(classes, [64, 128, 256]),
-        )
-        self.names: Any = [f"thing {number}" for number in range(classes)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: list[Tensor] = []
-        for layer in self.model:
-            if isinstance(layer, Join):
-                x = torch.cat([x, outputs[layer.other]], 1)
-            elif isinstance(layer, Detect | DetectU):
-                x = layer([outputs[17], outputs[20], outputs[23]])
-            else:
-                x = layer(x)
-            outputs.append(x)
-        return x
-
-
-@pytest.fixture
-def importable() -> Iterator[types.ModuleType]:
-    """A module that has the stand-in's classes, as the release's has them: a checkpoint names them by it."""
-    module = types.ModuleType(MODULE)
-    sys.modules[MODULE] = module
-    classes = [Conv, Bottleneck, C3, SPPF, Up, Join, Detect, DetectU, DFL, Release]
-    homes = {each: each.__module__ for each in classes}
-    for each in classes:
-        setattr(module, each.__name__, each)
-        each.__module__ = MODULE
-    yield module
-    for each, home in homes.items():
-        each.__module__ = home
-    sys.modules.pop(MODULE, None)
-
-
-def random_release(classes: int, anchor_free: bool) -> Release:
-    """Its norms and biases are random too."""
-    torch.manual_seed(0)
-    model = Release(classes, anchor_free)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.normal_(0, 0.1)
-                module.running_var.uniform_(0.5, 1.5)
-                module.weight.uniform_(0.8, 1.2)
-                module.bias.normal_(0, 0.1)
-    model.eval()
-    return model
-
-
-def save(release: Release, path: Path, **changes: Any) -> Path:
-    """As the release saves: half precision, the model or its moving average in a dictionary."""
-    torch.save({"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"} | changes, path)
-    release.float()
-    sys.modules.pop(MODULE)
-    return path
+@pytest.fixture(name="importable")
+def an_importable_release() -> Iterator[types.ModuleType]:
+    with importable() as module:
+        yield module
 
 
 @pytest.mark.parametrize("anchor_free", [False, True])

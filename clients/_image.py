@@ -1,0 +1,253 @@
+"""Clients of one image: how it becomes the network's input, by settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
+from serving.codecs import IMAGE, decode_base64
+from serving.errors import InferenceFailed, InvalidRequest
+
+Pixels = NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # RGB, of 1 (torchvision)
+RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
+STEPS = ("nearest", "box")  # the interpolations that jump: where rounding differs, so does a pixel
+DEFAULT_LABELS = "labels.txt"
+FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
+EXAMPLE = decode_base64(  # a grey gradient, 8×8
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
+)
+
+# A JPEG may be decoded at a smaller size, but at no less than this factor times the size that it is resized to: 12
+# megapixels (4000×3000) are decoded at an eighth for 224. A larger factor changes the pixels less;
+# docs/benchmarks has figures.
+AMPLE = 1.4
+
+
+class ImageClient(ModelClient):
+    """A model whose first input is one image.
+
+    The settings of the input, set by `parameters` in config.pbtxt:
+
+    | Setting | Default | Meaning |
+    |---|---|---|
+    | `size` | from the input's shape | height and width of the network's input, "224" or "224,320" |
+    | `layout` | from the input's shape | nchw or nhwc; auto: the dimension of 1 or 3 is the channels |
+    | `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
+    | `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest |
+    | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
+    | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch |
+    | `exact` | false | true: each pixel is what transformers makes of the image; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
+    | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
+    | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
+    | `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
+    | `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's channel order; one value for all channels is allowed |
+    | `std` | 0.229,0.224,0.225 | divides each channel; like mean |
+
+    The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
+    The client uses the model's first input, whatever its name.
+    """  # noqa: E501
+
+    codec = IMAGE
+    settings: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
+        Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
+        Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
+        Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad")),
+        Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
+        Parameter("resize_to", (), "shorter side, or height and width, before the centre is cut out", minimum=1),
+        Parameter("exact", False, "transformers' pixels, at the cost of time"),
+        Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
+        Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
+        Parameter("scale", 1 / 255, "factor for the pixels"),
+        Parameter("mean", IMAGENET_MEAN, "subtracted after scale"),
+        Parameter("std", IMAGENET_STD, "divides after mean", minimum=1e-6),
+    )
+
+    def __init__(self, model: Model) -> None:
+        """Raises InvalidRequest when shape and settings do not fit together, OSError when a file is missing that a
+        setting names."""
+        super().__init__(model)
+        self.example, self.input = EXAMPLE, model.inputs[0]
+        self.frame = _frame(self.input, self.options)
+        self.resized = _resized(self.frame.size, self.options)
+        self.side = 0 if self.options["exact"] else int(AMPLE * max(self.resized))
+        self.gain, self.offset = self._normalization()
+
+    def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
+        """n RGB images -> the input [n, *its shape]."""
+        return {self.input.name: self.normalize(np.stack([self.fit(image) for image in instances]))}
+
+    def fit(self, image: Image.Image) -> Pixels:
+        """An RGB image -> pixels [height, width, channels] in the network's size and channel order."""
+        image = image.convert("L") if self.frame.channels == 1 else image
+        options = {**self.options, "resize_to": self.resized}
+        resized = _RESIZE[self.options["resize"]](image, self.frame.size, options)
+        pixels: Pixels = np.atleast_3d(np.asarray(resized))
+        return pixels[..., ::-1] if self.options["channel_order"] == "bgr" else pixels
+
+    def normalize(self, pixels: Pixels) -> NDArray[Any]:
+        """[n, height, width, channels] uint8 -> the input's datatype and layout, [n, *its shape]."""
+        ordered = pixels if self.frame.channels_last else pixels.transpose(0, 3, 1, 2)
+        if self.input.datatype == "UINT8":
+            values: NDArray[Any] = np.ascontiguousarray(ordered)
+        else:
+            values = np.empty(ordered.shape, np.float32)
+            np.multiply(ordered, self.gain, out=values)
+            values += self.offset
+            values = values.astype(FLOAT_TYPES[self.input.datatype], copy=False)
+        return values[:, None] if self.frame.own_batch else values
+
+    def _normalization(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(gain, offset) per channel, so that pixel · gain + offset = (pixel · scale - mean) / std."""
+        mean, std = self._per_channel("mean"), self._per_channel("std")
+        shape = (1, 1, -1) if self.frame.channels_last else (-1, 1, 1)
+        gain, offset = self.options["scale"] / std, -mean / std
+        return gain.astype(np.float32).reshape(shape), offset.astype(np.float32).reshape(shape)
+
+    def _per_channel(self, name: str) -> NDArray[np.float64]:
+        values, channels = self.options[name], self.frame.channels
+        if self.input.datatype != "UINT8" and len(values) not in (1, channels):
+            raise InvalidRequest(
+                f"parameter '{name}' has {len(values)} values, input '{self.input.name}' has {channels} "
+                f"channel{'s' if channels > 1 else ''}: give one value, or one per channel"
+            )
+        return np.asarray(values, np.float64)
+
+    def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
+        """An output as FP32; raises InferenceFailed where it is not finite."""
+        values: NDArray[np.float32] = outputs[name].astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
+        return values
+
+
+LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The form of the network's input: `size` is (height, width).
+
+    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0.
+    """
+
+    size: tuple[int, int]
+    channels: int
+    channels_last: bool
+    own_batch: bool
+
+
+def _frame(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
+    """The frame that follows from the input's shape and the settings `layout` and `size`."""
+    shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
+    if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
+        raise InvalidRequest(
+            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image classifier takes one image of "
+            f"UINT8, FP16, FP32 or FP64 as [channels, height, width] or [height, width, channels]"
+        )
+    channels_last = _channels_last(spec, shape, options["layout"])
+    channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
+    if channels not in (-1, 1, 3):
+        raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
+    size = _size(spec, (height, width), options["size"])
+    return Frame(size, 3 if channels == -1 else channels, channels_last, len(spec.shape) == 4)
+
+
+def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
+    if layout != "auto":
+        return layout == "nhwc"
+    if shape[0] in (1, 3) or shape[2] in (1, 3):
+        return shape[0] not in (1, 3)
+    raise InvalidRequest(
+        f"input '{spec.name}' {list(spec.shape)} has no dimension of 1 or 3 for the channels; "
+        f"set the parameter 'layout' to nchw or nhwc"
+    )
+
+
+def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) -> tuple[int, int]:
+    """(height, width) from the setting, checked against the shape, or from the shape alone."""
+    if not given:
+        if min(shape) > 0:
+            return shape
+        raise InvalidRequest(f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size'")
+    if len(given) > 2 or any(not side.is_integer() for side in given):
+        raise InvalidRequest(f"parameter 'size': {given} must be one or two whole numbers (height, width)")
+    size = (int(given[0]), int(given[-1]))
+    if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
+        raise InvalidRequest(f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}")
+    return size
+
+
+def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
+    """What the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this."""
+    given = options["resize_to"]
+    if not given:
+        share = options["crop_pct"] if options["resize"] == "shortest" else 1
+        return (int(size[0] / share), int(size[1] / share))
+    found = (int(given[0]), int(given[-1]))
+    if len(given) > 2 or found[0] < size[0] or found[1] < size[1] or options["resize"] == "pad":
+        raise InvalidRequest(
+            f"parameter 'resize_to': {given} must be one or two numbers, at least the size {size} that is cut out of it"
+        )
+    return found
+
+
+def _shortest(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
+    """Covers size / crop_pct, then crops the centre: the rule of torchvision and transformers for ImageNet."""
+    height, width = options["resize_to"]
+    if width * image.height >= height * image.width:
+        covering = (width * image.height // image.width, width)
+    else:
+        covering = (height, height * image.width // image.height)
+    cut = _centre(covering, size)
+    whole = options["exact"] or options["interpolation"] in STEPS
+    if not whole or max(covering[0] / height, covering[1] / width) > RIBBON:
+        return _resample(image, size, options, _source_box(image, covering, cut))
+    return _resample(image, covering, options).crop(cut)
+
+
+def _centre(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    top, left = ((long - side) // 2 for long, side in zip(outer, size, strict=True))
+    return (left, top, left + size[1], top + size[0])
+
+
+def _source_box(image: Image.Image, covering: tuple[int, int], cut: tuple[int, int, int, int]) -> Box:
+    """The box in the original image that becomes `cut` of the resized one, so that Pillow computes only the cut: two
+    thirds of the time. Its rounding then differs by less than torchvision's two ways do (docs/benchmarks)."""
+    x, y = image.width / covering[1], image.height / covering[0]
+    return (cut[0] * x, cut[1] * y, min(cut[2] * x, image.width), min(cut[3] * y, image.height))
+
+
+def _stretch(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
+    return _resample(image, options["resize_to"], options).crop(_centre(options["resize_to"], size))
+
+
+def _pad(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
+    """The whole image, as large as fits, in the middle of a grey background."""
+    factor = min(size[0] / image.height, size[1] / image.width)
+    height, width = (max(1, round(side * factor)) for side in (image.height, image.width))
+    level = options["pad_value"]
+    sheet = Image.new(image.mode, size[::-1], level if image.mode == "L" else (level,) * 3)
+    sheet.paste(_resample(image, (height, width), options), ((size[1] - width) // 2, (size[0] - height) // 2))
+    return sheet
+
+
+def _resample(
+    image: Image.Image, size: tuple[int, int], options: Mapping[str, Any], box: Box | None = None
+) -> Image.Image:
+    return image.resize(size[::-1], INTERPOLATIONS[options["interpolation"]], box=box)
+
+
+_RESIZE: dict[str, Callable[[Image.Image, tuple[int, int], Mapping[str, Any]], Image.Image]] = {
+    "shortest": _shortest,
+    "stretch": _stretch,
+    "pad": _pad,
+}

@@ -1,0 +1,123 @@
+"""Object detection by the networks of transformers that answer with a set of boxes: DETR, YOLOS, RT-DETR, D-FINE …"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clients._drawing import draw
+from clients._image import LABELS, ImageClient
+from clients._schemas import INTEGER, NUMBER, STRING, listed, record
+from clients.base import Model, Parameter, Tensors, labels_of
+from clients.resnet import sigmoid, softmax
+from serving.errors import InferenceFailed, InvalidRequest
+
+LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them
+MOST = 1000  # detections of an image
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+class Client(ImageClient):
+    """Objects in an image, best first, in pixels of the image as it was sent: `{"detections": [{"label", "class_id",
+    "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`.
+
+    The settings besides those of its input (clients/_image.py):
+
+    | Setting | Default | Meaning |
+    |---|---|---|
+    | `scores` | softmax | softmax: one class for each box, the last class is no object (DETR, YOLOS); sigmoid: the best of all boxes' classes (RT-DETR, Deformable DETR) |
+    | `queries` | 0 | of sigmoid: how many of the best are looked at; 0: as many as there are boxes |
+    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
+
+    The outputs are `logits` [boxes, classes] and `pred_boxes` [boxes, 4]: centre and sides, as shares of the image.
+    """  # noqa: E501
+
+    settings = (
+        *ImageClient.settings,
+        Parameter("scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")),
+        Parameter("queries", 0, "how many of the best scores are looked at; 0: as many as there are boxes", minimum=0),
+        LABELS,
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("confidence", 0.5, "return only detections with a score above it", minimum=0, maximum=1),
+        Parameter("max_detections", 100, "how many to return per image", minimum=1, maximum=MOST),
+    )
+
+    def __init__(self, model: Model) -> None:
+        """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
+        `labels` names is missing."""
+        super().__init__(model)
+        self.labels = labels_of(model, self.options["labels"])
+        shapes = {spec.name: spec.shape for spec in model.outputs}
+        if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):
+            raise InvalidRequest(
+                f"model '{model.name}' has the outputs {', '.join(shapes)}, not {LOGITS} [boxes, classes] and {BOXES} "
+                "[boxes, 4]"
+            )
+        if mismatch := self._mismatch(shapes[LOGITS][-1]):
+            raise InvalidRequest(mismatch)
+
+    def _mismatch(self, classes: int) -> str:
+        classes -= self.options["scores"] == "softmax"
+        if not self.labels or classes < 0 or classes == len(self.labels):
+            return ""
+        return f"model '{self.model.name}' has {len(self.labels)} labels, its output '{LOGITS}' {classes} classes"
+
+    def prediction_schema(self) -> dict[str, Any]:
+        box = record(**dict.fromkeys(CORNERS, NUMBER))
+        detection = record(label=STRING, class_id=INTEGER, score=NUMBER, box=box)
+        return record(detections=listed(detection), image=record(width=INTEGER, height=INTEGER))
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """The outputs [n, boxes, …] -> the detections of each image, highest score first. Raises InferenceFailed when
+        they are not finite or their number of classes is not that of the labels."""
+        logits, boxes = self.finite(outputs, LOGITS), self.finite(outputs, BOXES)
+        if mismatch := self._mismatch(logits.shape[-1]):
+            raise InferenceFailed(mismatch)
+        return [
+            self._detect(scores, corners, image.size, parameters)
+            for scores, corners, image in zip(logits, boxes, instances, strict=True)
+        ]
+
+    def _detect(
+        self,
+        logits: NDArray[np.float32],
+        boxes: NDArray[np.float32],
+        size: tuple[int, int],
+        parameters: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        rows, classes, scores = self._ranked(logits)
+        kept = np.flatnonzero(scores > parameters["confidence"])[: parameters["max_detections"]]
+        half = boxes[rows[kept], 2:] / 2
+        centres = boxes[rows[kept], :2]
+        sides = np.array([*size, *size], np.float32)
+        corners = np.clip(np.concatenate((centres - half, centres + half), 1) * sides, 0, sides)
+        found = zip(
+            classes[kept].tolist(), scores[kept].tolist(), corners.astype(np.float64).round(2).tolist(), strict=True
+        )
+        return {
+            "detections": [self._detection(*each) for each in found],
+            "image": {"width": size[0], "height": size[1]},
+        }
+
+    def _ranked(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+        """Boxes, their classes and scores, highest score first."""
+        if self.options["scores"] == "sigmoid":
+            scores = sigmoid(logits).reshape(-1)
+            best = np.argsort(-scores, kind="stable")[: self.options["queries"] or len(logits)]
+            return best // logits.shape[1], best % logits.shape[1], scores[best]
+        shares = softmax(logits)[:, :-1]
+        best = np.argsort(-shares.max(1), kind="stable")
+        return best, shares[best].argmax(1), shares[best].max(1)
+
+    def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
+        label = self.labels[class_id] if self.labels else str(class_id)
+        return {"label": label, "class_id": class_id, "score": score, "box": dict(zip(CORNERS, corners, strict=True))}
+
+    def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
+        """The image with a box and a label for each detection."""
+        return draw(instance, prediction["detections"])

@@ -1,0 +1,42 @@
+"""Images as vectors, by the vision encoders of transformers or any network that gives one vector for an image."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clients._image import ImageClient
+from clients._schemas import NUMBER, listed, record
+from clients.base import Model, Parameter, Tensors
+from serving.errors import InferenceFailed, InvalidRequest
+
+
+class Client(ImageClient):
+    """`{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses the model's first output,
+    [dimensions]; its settings are those of its input (clients/_image.py)."""
+
+    parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
+
+    def __init__(self, model: Model) -> None:
+        """Raises InvalidRequest when shape and settings do not fit together."""
+        super().__init__(model)
+        self.output = model.outputs[0]
+        if len(self.output.shape) != 1 + (model.max_batch_size == 0):
+            raise InvalidRequest(
+                f"output '{self.output.name}' {list(self.output.shape)} of model '{model.name}' is no vector; export "
+                "the network with its pooled output first"
+            )
+
+    def prediction_schema(self) -> dict[str, Any]:
+        return record(embedding=listed(NUMBER))
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """The output [n, dimensions] -> a vector for each image. Raises InferenceFailed when it is not finite."""
+        vectors = self.finite(outputs, self.output.name)
+        if vectors.ndim != 2:
+            raise InferenceFailed(f"output '{self.output.name}' {list(vectors.shape)} is no vector for each image")
+        if parameters["normalize"]:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return [{"embedding": vector} for vector in vectors.tolist()]

@@ -1,0 +1,127 @@
+"""A class for each pixel of an image, by SegFormer or any network that gives a map of scores for each class."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clients._drawing import VEIL, class_colour
+from clients._image import LABELS, ImageClient, Pixels
+from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
+from clients.base import Model, Parameter, Tensors, labels_of
+from serving.codecs import decode_base64
+from serving.errors import InferenceFailed, InvalidRequest
+
+MOST_CLASSES = 256  # that a pixel of a grey PNG can say
+MOST_PIXELS = 2**21  # of a map: each costs a score of every class
+
+
+class Client(ImageClient):
+    """Which class each pixel has, and which share of the image is whose, largest first: `{"segments": [{"label",
+    "class_id", "share"}, …], "map": {"b64": "…", "width", "height"}, "image": {"width", "height"}}`. The map is a grey
+    PNG of class ids, as large as the image, or of 2,097,152 pixels where the image has more.
+
+    The settings besides those of its input (clients/_image.py):
+
+    | Setting | Default | Meaning |
+    |---|---|---|
+    | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
+
+    The client uses the model's first output, [classes, height, width], and enlarges it bilinearly.
+    """  # noqa: E501
+
+    settings = (*ImageClient.settings, LABELS)
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("map", "png", "how the map is returned", choices=("png", "none")),
+    )
+
+    def __init__(self, model: Model) -> None:
+        """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
+        `labels` names is missing."""
+        super().__init__(model)
+        self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
+        shape = self.output.shape[int(model.max_batch_size == 0) :]
+        if len(shape) != 3:
+            raise InvalidRequest(f"output '{self.output.name}' {list(shape)} is no map of scores for each class")
+        if mismatch := self._mismatch(shape[0]):
+            raise InvalidRequest(mismatch)
+
+    def _mismatch(self, classes: int) -> str:
+        if classes > MOST_CLASSES:
+            return f"output '{self.output.name}' has {classes} classes, and a map has at most {MOST_CLASSES}"
+        if not self.labels or classes in (-1, len(self.labels)):
+            return ""
+        return f"model '{self.model.name}' has {len(self.labels)} labels, its output {classes} classes"
+
+    def prediction_schema(self) -> dict[str, Any]:
+        size: dict[str, Schema] = {"width": INTEGER, "height": INTEGER}
+        encoded = STRING | {"contentEncoding": "base64", "contentMediaType": "image/png"}
+        segment = record(label=STRING, class_id=INTEGER, share=NUMBER)
+        schema = record(segments=listed(segment), image=record(**size))
+        schema["properties"]["map"] = record(b64=encoded, **size)  # not required: the parameter may be none
+        return schema
+
+    def postprocess(
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
+    ) -> list[Any]:
+        """The output [n, classes, height, width] -> the map of each image. Raises InferenceFailed when it is not
+        finite or its number of classes is not that of the labels."""
+        scores = self.finite(outputs, self.output.name)
+        if mismatch := self._mismatch(scores.shape[1]):
+            raise InferenceFailed(mismatch)
+        return [
+            self._prediction(one, image.size, parameters["map"] == "png")
+            for one, image in zip(scores, instances, strict=True)
+        ]
+
+    def _prediction(self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool) -> dict[str, Any]:
+        classes = best_classes(scores, _map_size(*size))
+        counts = np.bincount(classes.reshape(-1), minlength=len(scores))
+        order = [index for index in np.argsort(-counts, kind="stable").tolist() if counts[index]]
+        segments = [
+            {"label": self._label(index), "class_id": index, "share": float(counts[index] / classes.size)}
+            for index in order
+        ]
+        image = {"image": {"width": size[0], "height": size[1]}}
+        return {"segments": segments, **({"map": _encoded(classes)} if with_map else {}), **image}
+
+    def _label(self, class_id: int) -> str:
+        return self.labels[class_id] if self.labels else str(class_id)
+
+    def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
+        """The image under a veil of its classes' colours; InvalidRequest where the map was not asked for."""
+        if "map" not in prediction:
+            raise InvalidRequest("a picture is drawn from the map: leave the parameter 'map' at png")
+        found = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
+        found.putpalette([part for index in range(MOST_CLASSES) for part in class_colour(index)])
+        veil = found.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
+        return Image.blend(instance, veil, VEIL / 255)
+
+
+def best_classes(scores: NDArray[np.float32], size: tuple[int, int]) -> Pixels:
+    """[classes, height, width], enlarged to `size` (width, height) -> the class of each pixel; of equal scores the
+    first class. One class at a time, so that it takes the memory of three maps."""
+    best = np.zeros(size[::-1], np.uint8)
+    highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)
+    for index, plane in enumerate(scores[1:], 1):
+        level = cv2.resize(plane, size, interpolation=cv2.INTER_LINEAR)
+        best[level > highest] = index
+        np.maximum(highest, level, out=highest)
+    return best
+
+
+def _map_size(width: int, height: int) -> tuple[int, int]:
+    factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
+    return max(1, int(width * factor)), max(1, int(height * factor))
+
+
+def _encoded(classes: Pixels) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    Image.fromarray(classes).save(buffer, "PNG")
+    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return {"b64": text, "width": classes.shape[1], "height": classes.shape[0]}

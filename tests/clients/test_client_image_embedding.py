@@ -1,0 +1,59 @@
+"""Images as vectors: those of transformers' own encoders."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from build_engines.measurement.comparison import compare
+from clients.base import Model, TensorSpec
+from clients.image_embedding import Client
+from serving.errors import InferenceFailed, InvalidRequest
+from tests.clients.image_models import images
+from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, runner, serve
+
+
+def client_of(*shape: int) -> Client:
+    inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("vector", "FP32", shape),)
+    return Client(Model("own", Path("/nonexistent"), inputs, outputs, 8))
+
+
+def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
+    """What transformers compares with a text, where the network has more than a pooled output."""
+    pixels = processor_of(checkpoint, name)(images=picture, return_tensors="pt")
+    with torch.inference_mode():
+        if name == "clip-projected":
+            return transformers.CLIPVisionModelWithProjection.from_pretrained(checkpoint)(**pixels).image_embeds[0]
+        return transformers.AutoModel.from_pretrained(checkpoint).get_image_features(**pixels).pooler_output[0]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint, client = serve(tmp_path, name)
+    ours = [each["embedding"] for each in predict(client, images(), normalize=False)]
+    if name in ("clip", "siglip", "clip-projected"):
+        wanted = [of_the_network(checkpoint, name, picture).numpy() for picture in images()]
+    else:
+        whole = pipeline("image-feature-extraction", checkpoint, name)
+        wanted = [np.array(whole(picture, pool=True)[0]) for picture in images()]
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
+    assert np.ptp(ours, axis=0).max() > 0.01  # the network tells the images apart
+    scaled = [each["embedding"] for each in predict(client, images())]
+    np.testing.assert_allclose(scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6)
+    (score,) = compare(client.model, client, runner(client), runner(client), count=2)
+    assert score.value == pytest.approx(1)
+
+
+def test_what_is_no_vector_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"output 'vector' \[7, 7, 32\] of model 'own' is no vector"):
+        client_of(7, 7, 32)
+    for wrong, told in ((np.full((1, 4), np.nan), "is not finite"), (np.zeros((1, 2, 4)), "is no vector")):
+        with pytest.raises(InferenceFailed, match=told):
+            client_of(4).postprocess({"vector": wrong}, {}, images()[:1], {"normalize": True})
+    assert client_of(4).postprocess({"vector": np.zeros((1, 4))}, {}, [None], {"normalize": True}) == [
+        {"embedding": [0, 0, 0, 0]}
+    ]

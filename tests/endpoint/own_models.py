@@ -1,0 +1,143 @@
+"""What users bring, made small: for each model that docs/models.md builds, the files that its row names."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pandas as pd
+import torch
+from PIL import Image
+from skl2onnx import to_onnx
+from skl2onnx.common.data_types import FloatTensorType
+
+from build_engines.building.model import export
+from build_engines.request import Request
+from tests.build_engines import trained, yolov5_release
+from tests.build_engines.models import save_classifier, save_constants, save_scale
+from tests.clients import image_models
+from tests.clients.text_models import save_checkpoint
+from tests.clients.vision_models import save_vision
+
+FOLDER = "FOLDER"  # as the page names a checkpoint's
+NAMES = "{0: 'cat', 1: 'dog'}"
+BOX = [30, 30, 20, 24]  # centre and sides
+
+
+def text(folder: Path, task: str, *labels: str, family: str = "bert") -> None:
+    names = dict(enumerate(labels or ("bad", "good")))
+    ids = {name: index for index, name in names.items()}
+    save_checkpoint(folder / FOLDER, task, family, id2label=names, label2id=ids)
+
+
+def text_file(folder: Path) -> None:
+    text(folder, "text-classification")
+    export(Request("own"), folder / FOLDER, folder / "made")
+    (folder / "made/1/model.onnx").rename(folder / "opinions.onnx")
+
+
+def torchvision(folder: Path) -> None:
+    torch.save(image_models.torchvision_state(bottleneck=False), folder / "resnet.pth")
+
+
+def classifier(folder: Path) -> None:
+    save_classifier(folder / "birds.onnx")
+    (folder / "birds.txt").write_text("hen\nowl\ntit\n")
+
+
+def checkpoint(folder: Path) -> None:
+    with yolov5_release.importable():
+        release = yolov5_release.random_release(2, anchor_free=False)
+        release.names = ["cat", "dog"]
+        for head in release.model[-1].m:  # so that there are detections
+            torch.nn.init.constant_(head.bias, 2)
+        yolov5_release.save(release, folder / "best.pt")
+
+
+def detector(folder: Path) -> None:
+    save_constants(folder / "yolo11n.onnx", {"output0": columns([*BOX, 0.9, 0.1])}, names=NAMES)
+
+
+def segmentation(folder: Path) -> None:
+    outputs = {"output0": columns([*BOX, 0.9, 0.1, *[1] * 32]), "output1": np.ones((32, 16, 16))}
+    save_constants(folder / "yolo11n-seg.onnx", outputs, names=NAMES)
+
+
+def pose(folder: Path) -> None:
+    outputs = {"output0": columns([*BOX, 0.9, *[20, 20, 0.8] * 17])}
+    save_constants(folder / "yolo11n-pose.onnx", outputs, names="{0: 'person'}", kpt_shape="[17, 3]")
+
+
+def columns(box: list[float]) -> Any:
+    """A detector's table of 100 boxes, all of them this one."""
+    return np.tile(np.array(box)[:, None], (1, 100))
+
+
+def people(folder: Path) -> None:
+    rows_of(trained.mixed(folder), folder, "churn.joblib")
+
+
+def xgboost(folder: Path) -> None:
+    rows_of(trained.xgboosts(folder), folder, "irises.json")
+
+
+def lightgbm(folder: Path) -> None:
+    rows_of(trained.lightgbms(folder), folder, "prices.txt")
+
+
+def converted(folder: Path) -> None:
+    model = trained.odd_classes(folder)
+    types = [("X", FloatTensorType([None, 4]))]
+    onnx.save(to_onnx(model.model, initial_types=types, target_opset={"": 17, "ai.onnx.ml": 3}), model.file)
+    rows_of(model, folder, "plants.onnx")
+    (folder / "names.txt").write_text("oak\nrose\nfern\n")
+
+
+def rows_of(model: trained.Trained, folder: Path, name: str) -> None:
+    model.file.rename(folder / name)
+    pd.DataFrame(model.rows[:3]).to_csv(folder / "rows.csv", index=False, header=False)
+
+
+class Total(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=True)
+
+
+def torchscript(folder: Path) -> None:
+    torch.jit.script(Total()).save(str(folder / "scorer.pt"))
+
+
+MAKERS: Mapping[str, Callable[[Path], object]] = {
+    "sentences": lambda folder: text(folder, "embedding"),
+    "words": lambda folder: text(folder, "fill-mask"),
+    "reviews": lambda folder: text(folder, "text-classification"),
+    "entities": lambda folder: text(folder, "token-classification", "O", "B-CAT", "I-CAT", family="roberta"),
+    "answers": lambda folder: text(folder, "question-answering", family="distilbert"),
+    "topics": lambda folder: text(folder, "zero-shot-classification", "contradiction", "neutral", "entailment"),
+    "ranks": lambda folder: text(folder, "text-ranking", "LABEL_0", family="xlm-roberta"),
+    "opinions": text_file,
+    "flowers": lambda folder: image_models.save_classifier(folder / FOLDER, "vit"),
+    "pictures": torchvision,
+    "looks": lambda folder: save_vision(folder / FOLDER, "dinov2"),
+    "streets": lambda folder: save_vision(folder / FOLDER, "segformer"),
+    "animals": lambda folder: save_vision(folder / FOLDER, "yolos"),
+    "birds": classifier,
+    "pets": checkpoint,
+    "things": detector,
+    "masks": segmentation,
+    "poses": pose,
+    "churn": people,
+    "irises": xgboost,
+    "prices": lightgbm,
+    "plants": converted,
+    "doubles": lambda folder: save_scale(folder / "doubles.onnx"),
+    "scorer": torchscript,
+}
+
+
+def make(name: str, folder: Path) -> None:
+    """The files that the model's row names, and a picture."""
+    folder.mkdir()
+    Image.effect_noise((96, 64), 60).convert("RGB").save(folder / "cat.jpg")
+    MAKERS[name](folder)

@@ -1,0 +1,195 @@
+"""What users bring, through one command and the whole container: each row of docs/models.md, and README's."""
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from build_engines.__main__ import main
+from clients.bert import TASKS
+from tests.endpoint.own_models import MAKERS, make
+from tests.support.harness import PATIENCE, ROOT, Server
+from tests.support.readme import CUT, commands
+
+PAGE = (ROOT / "docs/models.md").read_text()
+_ROW = re.compile(r"^\| (.*?) \|(.*?)\| `(build (\S+) .*?)` \| `(.+?)` \| `(\{.+\})` \|$", re.MULTILINE)
+TYPES = {".jpg": "image/jpeg", ".csv": "text/csv"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the page's table; `body` is JSON or the name of a file."""
+
+    kind: str
+    task: str
+    command: str
+    model: str
+    body: str
+    reply: str
+
+
+ROWS = [Row(*map(str.strip, found.groups())) for found in _ROW.finditer(PAGE)]
+README = [line for line in commands("Add your model") if "model_name=iris" not in line]
+BUILD = ".venv/bin/python -m build_engines "
+CALLS = [line for line in README if line.startswith("curl ")]
+TEXTS = [row for row in ROWS if row.task.startswith(tuple(TASKS))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    for model, command in {row.model: row.command for row in ROWS}.items():
+        make(model, folder / model)
+        with contextlib.chdir(folder / model):
+            assert main([*shlex.split(command), "--for", "cpu", "--out", str(folder / "repository")]) == 0, command
+    started = Server(folder, folder / "repository", SERVE_WORKERS="1").wait_ready()
+    yield started
+    started.kill_all()
+
+
+@pytest.fixture(scope="module")
+def document(server: Server) -> Any:
+    found = server.get("/openapi.json").json()
+
+    validate(found)
+    return found
+
+
+def shape(value: Any) -> Any:
+    """Keys and kinds of values; of a list those of its first item."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value[:1]]
+    return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}: {row.body}")
+def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path, document: Any) -> None:
+    path = f"/invocations?model_name={row.model}"
+    if row.body.startswith("{"):
+        answer = server.post(path, json=json.loads(row.body))
+    else:
+        file = folder / row.model / row.body
+        answer = server.post(path, data=file.read_bytes(), headers={"Content-Type": TYPES[file.suffix]})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    shown = json.loads(row.reply.replace("…", f'"{CUT}"'))
+    schema = f"#/components/schemas/{row.model}{'Reply' if 'predictions' in shown else 'Outputs'}"
+    Draft202012Validator(document | {"$ref": schema}).validate(found)
+    assert (found.pop("model_name"), found.pop("model_version")) == (row.model, "1")
+    assert shape(found) == shape(shown)
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_each_call_of_the_readme_is_answered(command: str, server: Server, folder: Path) -> None:
+    here = command.replace("http://localhost:8080", server.url)
+    model = re.findall(r"model_name=(\w+)", command)[0]
+    done = subprocess.run(["bash", "-ec", here], cwd=folder / model, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert {"predictions", "outputs"} & json.loads(done.stdout).keys(), done.stdout
+
+
+def test_the_readme_begins_with_rows_of_the_page() -> None:
+    builds = [line.removeprefix(BUILD) for line in README if line.startswith(BUILD)]
+    assert len(builds) == len(CALLS) == 4
+    assert set(builds) <= {row.command for row in ROWS}
+
+
+def test_every_line_of_the_table_is_a_row_and_every_model_of_these_tests_has_one() -> None:
+    assert len(ROWS) == len(re.findall(r"\| `build ", PAGE))
+    assert {row.model for row in ROWS} == set(MAKERS)
+    assert len({row.command for row in ROWS}) == len(MAKERS)
+
+
+def test_each_task_of_texts_has_a_row() -> None:
+    assert {row.task for row in ROWS} >= set(TASKS)
+
+
+def ask(server: Server, model: str, body: Any) -> list[Any]:
+    answer = server.post(f"/invocations?model_name={model}", json=body)
+    assert answer.status_code == 200, answer.text
+    predictions: list[Any] = answer.json()["predictions"]
+    return predictions
+
+
+@pytest.mark.parametrize("row", TEXTS, ids=lambda row: str(row.task))
+def test_every_form_of_body_asks_a_text_s_task_alike(row: Row, server: Server) -> None:
+    body = json.loads(row.body)
+    parameters = body.pop("parameters", {})
+    value = body.get("inputs", body)
+    (prediction,) = ask(server, row.model, {"instances": [value], "parameters": parameters})
+    assert ask(server, row.model, {"inputs": value, "parameters": parameters}) == [prediction]
+    assert ask(server, row.model, {"inputs": [value, value], "parameters": parameters}) == [prediction] * 2
+    whole = value if isinstance(value, dict) else {"text": value}
+    assert ask(server, row.model, {**whole, "parameters": parameters}) == [prediction]
+
+
+def test_more_rows_than_a_batch_has_are_asked_in_several_calls(server: Server) -> None:
+    documents = [f"the {word} sat on the mat" for word in ("cat", "dog", "fox", "sun", "moon") * 20]
+    (all_at_once,) = ask(server, "ranks", {"query": "the cat", "documents": documents})
+    ranking = all_at_once["ranking"]
+    assert sorted(entry["index"] for entry in ranking) == list(range(100))
+    alone = ask(server, "ranks", {"instances": [{"query": "the cat", "documents": [each]} for each in documents[:5]]})
+    scores = {entry["index"]: entry["score"] for entry in ranking}
+    assert [scores[index] for index in range(5)] == pytest.approx([p["ranking"][0]["score"] for p in alone], abs=1e-5)
+
+
+def test_instances_of_many_rows_and_of_few_keep_their_order(server: Server) -> None:
+    contexts = ["the cat sat on the mat. " * count for count in (1, 40, 2, 30, 1)]
+    instances = [{"question": "the dog", "context": each} for each in contexts]
+    together = ask(server, "answers", {"instances": instances})
+    alone = [ask(server, "answers", {"inputs": each})[0] for each in instances]
+    for ours, wanted in zip(together, alone, strict=True):
+        assert ours["answers"][0]["score"] == pytest.approx(wanted["answers"][0]["score"], abs=1e-5)
+        assert ours["tokens"] == wanted["tokens"]
+
+
+def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
+    lines = [{"question": "the dog", "context": "the cat sat"}, {"inputs": {"question": "a", "context": "the sun"}}]
+    body = "\n".join(map(json.dumps, lines))
+    answer = server.post(
+        "/invocations?model_name=answers", data=body, headers={"Content-Type": "application/jsonlines"}
+    )
+    bare, framed = map(json.loads, answer.text.splitlines())
+    assert "answers" in bare
+    assert "answers" in framed["predictions"][0]
+
+
+def test_tensors_are_tensors_still(server: Server) -> None:
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    body = {"inputs": [{"name": name, "shape": [1, 3], "datatype": "INT64", "data": [1, 1, 1]} for name in names]}
+    answer = server.post("/invocations?model_name=sentences", json=body).json()
+    assert answer["outputs"][0]["name"] == "last_hidden_state"
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "message"),
+    [
+        ("sentences", {"inputs": "a", "top_k": 2}, "unknown key 'top_k'"),
+        ("sentences", {"inputs": [{"text": "a", "text_pair": "b"}]}, "unknown key 'text_pair'"),
+        ("reviews", {"text": "a", "text_pairs": "b"}, "unknown key 'text_pairs'"),
+        ("reviews", {"text": "a", "text_pair": 3}, "text_pair.*expected a string, got int 3"),
+        ("answers", {"question": "who?"}, 'expected {"question": "…", "context": "…"}'),
+        ("ranks", {"query": "a", "documents": []}, "documents.*at least one string"),
+        ("ranks", {"inputs": "a"}, 'expected {"query"'),
+        ("topics", {"inputs": "a"}, "it has no labels to choose from"),
+    ],
+)
+def test_what_is_no_instance_of_the_task_is_refused(model: str, body: Any, message: str, server: Server) -> None:
+    answer = server.post(f"/invocations?model_name={model}", json=body)
+    assert answer.status_code == 400
+    assert re.search(message.replace("{", r"\{"), answer.json()["error"])
