@@ -5,6 +5,7 @@ PYTHON ?= python3
 PORT ?= 8080
 HOST ?= $(or $(SERVE_HOST),127.0.0.1)
 PAGE := $(or $(SERVE_PAGE),auto)
+RELOAD := $(or $(SERVE_RELOAD),auto)
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
@@ -13,7 +14,7 @@ MODELS := model_repository/bert/1/model.onnx
 .PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
-	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) $(BIN)/python serve
+	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) $(BIN)/python serve
 
 setup: .venv/.serving .venv/triton/preload.so
 

@@ -88,10 +88,12 @@ def ping() -> Response:
 
 
 def models() -> Response:
-    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version."""
+    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version.
+    `refused` has changes of model folders that are not served."""
     registry = services().registry
     described = [_describe(registry, name) for name in sorted(registry.index())]
-    return json_reply({"models": described, "version": VERSION})
+    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.refused()]
+    return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
 
 def metrics() -> Response:

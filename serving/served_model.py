@@ -16,7 +16,8 @@ class ServedModel:
 
     `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
     requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
-    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py).
+    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). Triton may know it by
+    another name, `loaded_as` (repository/live.py).
     """
 
     model: Model
@@ -26,15 +27,20 @@ class ServedModel:
     parts: tuple[str, ...] = ()
     engine: str = ""
     engine_reason: str = ""
+    loaded_as: str = ""
 
     @property
     def name(self) -> str:
         return self.model.name
 
     @property
+    def triton_name(self) -> str:
+        return self.loaded_as or self.name
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Its own, and its parts'."""
-        return (self.name, *self.parts)
+        """Triton's, and those of its parts."""
+        return (self.triton_name, *self.parts)
 
     def require_client(self) -> ModelClient:
         """The client; raises ModelFailed, or InvalidRequest that says what to send instead."""

@@ -293,7 +293,15 @@ _MODEL = {
     },
     "required": ["name", "versions"],
 }
-_MODELS = {"type": "object", "properties": {"models": {"type": "array", "items": _MODEL}}, "required": ["models"]}
+_REFUSED = {
+    "type": "object",
+    "properties": {each: {"type": "array", "items": {"type": "string"}} for each in ("models", "reasons")},
+}
+_MODELS = {
+    "type": "object",
+    "properties": {"models": {"type": "array", "items": _MODEL}, "refused": {"type": "array", "items": _REFUSED}},
+    "required": ["models"],
+}
 _EXECUTION_PARAMETERS = {
     "type": "object",
     "properties": {

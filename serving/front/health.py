@@ -9,26 +9,13 @@ Triton; its success is written beside the sockets, so that every worker knows of
 
 import logging
 import threading
-from collections import deque
 from pathlib import Path
 
-from serving.bodies.instances import Instances
-from serving.decoding import Item
-from serving.errors import (
-    BackendDied,
-    DecodingError,
-    InvalidRequest,
-    ModelFailed,
-    ModelNotReady,
-    NotAcceptable,
-    ServingError,
-    TritonTimeout,
-    TritonUnavailable,
-)
+from serving.errors import BackendDied, ModelFailed, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
 from serving.host.status import read_status
+from serving.inference.example import try_example
 from serving.inference.registry import Registry, why_not_ready
 from serving.inference.service import Inference
-from serving.request import Request
 from serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -84,6 +71,8 @@ class Health:
     def _check_models(self) -> bool:
         """Whether all are served. Raises ModelNotReady, ModelFailed, ModelRestarting, ModelRefused."""
         index = self.registry.index()
+        if not index:
+            raise ModelNotReady("no model is served: the model repository has none")
         troubles = {name: error for name in index if (error := self.registry.trouble(name))}
         if troubles and (len(troubles) == len(index) or not self._was_ready()):
             raise next(iter(troubles.values()))
@@ -145,21 +134,9 @@ class Health:
             self._running = False
 
     def _try_example(self, served: ServedModel) -> None:
-        if not served.client and not served.client_error:
-            return
-        item = Item("example", raw=served.example())
         try:
-            self._infer(served, item)
+            try_example(self.inference, served)
         except (TritonUnavailable, BackendDied, ModelFailed):
             raise
-        except (DecodingError, InvalidRequest) as err:
-            raise ModelFailed(served.name, f"its example is refused: {err}") from err
         except ServingError as err:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
-
-    def _infer(self, served: ServedModel, item: Item) -> None:
-        request = Request("canary", Instances([item]))
-        try:
-            self.inference.once(served, request)
-        except NotAcceptable:  # the model only streams
-            deque(self.inference.stream(served, request).lines, maxlen=0)

@@ -19,12 +19,14 @@ from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
 from serving.inference.crashes import Crashes
 from serving.inference.keeper import Keeper, LoadedAtStart, Tritonserver
+from serving.inference.live_registry import LiveRegistry
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.multimodel.control import MultiModel
 from serving.multimodel.memory import ModelMemory
 from serving.multimodel.records import LoadedModels
 from serving.preparation.staging import Staging
+from serving.repository.live import LiveModels
 from serving.settings.table import Settings
 from serving.settings.tracing import TraceSettings
 from serving.triton.gateway import TritonGateway
@@ -53,14 +55,7 @@ class Services:
             shared_prefix=shared_memory,
             shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,
         )
-        self.registry = Registry(
-            self.gateway,
-            settings.model_repositories,
-            settings.default_model,
-            settings.model_clients,
-            settings.load_models,
-            Crashes(settings.run_dir / "crashes"),
-        )
+        self.registry = registry(settings, self.gateway)
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
         limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
@@ -89,6 +84,15 @@ class Services:
             server,
             self.metrics.count_crash,
         )
+
+
+def registry(settings: Settings, gateway: TritonGateway) -> Registry:
+    """Of the models that `serve` has loaded."""
+    crashes = Crashes(settings.run_dir / "crashes")
+    default, own_clients = settings.default_model, settings.model_clients
+    if settings.reloads:
+        return LiveRegistry(gateway, LiveModels(settings.live_folder), default, own_clients, crashes)
+    return Registry(gateway, settings.model_repositories, default, own_clients, settings.load_models, crashes)
 
 
 def tracing(traces: TraceSettings) -> "Tracing | None":

@@ -22,6 +22,7 @@ from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
 from serving.repository.engines import REASON
+from serving.repository.live import Refusal
 from serving.repository.model_config import backend_of
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
@@ -73,7 +74,9 @@ class Registry:
         ModelRestarting, ModelRefused, InvalidRequest."""
         name = name or self.default or self._only_name()
         with self.crashes.watch(partial(self._names, name)):
-            yield self._resolved(name, version)
+            served = self.get(name)
+            self._check_version(name, version)
+            yield served
 
     def trouble(self, name: str) -> ServingError | None:
         """Why the model, or a part of it, is not served for a while after deaths of its processes."""
@@ -84,13 +87,11 @@ class Registry:
         served = self._served.get(name)
         return served.names if served else [name]
 
-    def _resolved(self, name: str, version: str | None) -> ServedModel:
-        served = self.get(name)
-        if version is not None and version not in self._ready_versions(served.name):
+    def _check_version(self, name: str, version: str | None) -> None:
+        if version is not None and version not in self._ready_versions(name):
             self.index()
-            if version not in (ready := self._ready_versions(served.name)):
-                raise VersionNotFound(served.name, version, ready)
-        return served
+            if version not in (ready := self._ready_versions(name)):
+                raise VersionNotFound(name, version, ready)
 
     def get(self, name: str) -> ServedModel:
         """The model of that name, its client made at first use."""
@@ -112,7 +113,7 @@ class Registry:
         return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
 
     def _only_name(self) -> str:
-        names = sorted(self._versions or self.index())
+        names = sorted(self._all_names())
         if len(names) != 1:
             raise InvalidRequest(
                 "no model is named; name one in the body's model_name, in "
@@ -121,22 +122,29 @@ class Registry:
             )
         return names[0]
 
+    def _all_names(self) -> Collection[str]:
+        return self._versions or self.index()
+
     def _folder(self, name: str) -> Path:
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
 
-    def load(self, name: str, folder: Path) -> ServedModel:
-        """The model that Triton serves by that name, with a client made from its folder."""
-        config = self.gateway.config(name)
+    def load(self, name: str, folder: Path, triton_name: str = "") -> ServedModel:
+        """The model that Triton serves by that name, or by another one, with a client made from its folder."""
+        config = self.gateway.config(triton_name or name)
         model, sequencing = describe_model(name, folder, config), self._sequencing(config)
         parts = tuple(step.model_name for step in config.ensemble_scheduling.step)
         engine, why = backend_of(config), model.parameters.get(REASON, "")
-        served = ServedModel(model, None, "", sequencing, parts, engine, why)
+        served = ServedModel(model, None, "", sequencing, parts, engine, why, triton_name)
         try:
             return replace(served, client=make_client(model, self.own_clients))
         except Exception as err:
             reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
             log.exception(reason)
             return replace(served, client_error=reason)
+
+    def refused(self) -> Sequence[Refusal]:
+        """Changes of model folders that are not served."""
+        return ()
 
     def forget(self, served: ServedModel | None) -> None:
         """Lets the code of a model's own client go, when the model is served no more."""

@@ -111,7 +111,7 @@ def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
     _check_number(served, "inputs", len(batch.inputs), len(served.model.inputs))
     _check_number(served, "outputs", len(batch.outputs), len(served.model.outputs))
     return InferRequest(
-        model=served.name,
+        model=served.triton_name,
         version=request.version,
         inputs=tuple(batch.inputs),
         id=request.id,

@@ -43,17 +43,17 @@ class Staging:
     def fit(self, archive: Archive, staged: Path) -> None:
         """Changes what is staged of the archive for Triton; raises LoadFailed."""
         for part in archive.parts:
-            if self.settings.tensorrt != OFF:
-                self._fit_plans(part, staged / part.name)
+            self.fit_plans(part, staged / part.name)
             self._arrange(staged / part.name)
-            self._complete(staged / part.name)
+            self.complete(staged / part.name)
 
     @cached_property
     def _here(self) -> Abilities:
         return replace(abilities(self.settings), obstacle=OBSTACLE)
 
-    def _fit_plans(self, folder: Path, staged: Path) -> None:
-        model = plan_model(folder, self.settings.device)
+    def fit_plans(self, folder: Path, staged: Path) -> None:
+        """Of one model; raises LoadFailed."""
+        model = plan_model(folder, self.settings.device) if self.settings.tensorrt != OFF else None
         if model is None:
             return
         found = model.versions()
@@ -72,7 +72,8 @@ class Staging:
         if choice:
             log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", model.name, choice)
 
-    def _complete(self, model: Path) -> None:
+    def complete(self, model: Path) -> None:
+        """The configuration of one that is staged; raises LoadFailed."""
         config = read_config(model, self.settings.device)
         if backend_of(config) == ENSEMBLE and not config.platform:  # Triton 24.10 loads none without
             config.platform = ENSEMBLE

@@ -17,7 +17,15 @@ from serving.repository.differences import contradiction
 from serving.repository.engines import Choice, Engines, told
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import LayoutError, folders_in, is_model, versions
-from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, is_complete, read_config, written
+from serving.repository.model_config import (
+    ENSEMBLE,
+    Unreadable,
+    backend_of,
+    is_complete,
+    parts_of,
+    read_config,
+    written,
+)
 from serving.repository.plans import repositories_with_plans
 from serving.repository.served import Served, served
 from serving.settings.table import Settings
@@ -56,6 +64,7 @@ def _models(found: Served, own_clients: bool) -> Mapping[str, ModelFacts]:
 def model_facts(folder: Path, config: Any, own_clients: bool = True) -> ModelFacts:
     numbered = config.version_policy.HasField("specific")
     return ModelFacts(
+        parts=tuple(parts_of(config)),
         version="" if numbered else versions(folder)[-1].name,
         backend=backend_of(config),
         client=_has_client(folder, config, own_clients),

@@ -11,8 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model that is loaded. `version` answers when a request names none; "" where the version policy names some."""
+    """A model that is loaded, and those that it calls. `version` answers when a request names none; "" where the
+    version policy names some."""
 
+    parts: tuple[str, ...] = ()
     version: str = ""
     backend: str = ""
     client: bool = False
@@ -51,4 +53,5 @@ class Facts:
     def from_json(cls, text: str) -> "Facts":
         found: dict[str, Any] = json.loads(text)
         lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-        return cls(**found | lists | {"models": {name: ModelFacts(**each) for name, each in found["models"].items()}})
+        models = {name: ModelFacts(**each | {"parts": tuple(each["parts"])}) for name, each in found["models"].items()}
+        return cls(**found | lists | {"models": models})

@@ -25,12 +25,23 @@ OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: optio
 def contradictions(values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     """A line for each."""
     found = [*_port_mistakes(values), *_argument_mistakes(values), *_batch_mistakes(values)]
+    if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
+        found.append(f"SERVE_RELOAD=true does not go with {obstacle}: leave SERVE_RELOAD out")
     if environ.get("SERVE_MANAGEMENT", "").strip() not in ("", "open") and not values["management_secret"]:
         found.append(
             "SERVE_MANAGEMENT is no longer read, and /models is open to everybody without SERVE_MANAGEMENT_SECRET: "
             "set that one to HEADER=VALUE, and remove SERVE_MANAGEMENT"
         )
     return found
+
+
+def obstacle_to_reload(values: Mapping[str, Any]) -> str:
+    """Why model folders that change cannot be served; "" where they can."""
+    if values["multi_model"]:
+        return "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME unloads archives"
+    if any("model-control-mode" in word for word in values["additional_arguments"]):
+        return "--model-control-mode in SAGEMAKER_TRITON_ADDITIONAL_ARGS, by which Triton loads what it likes"
+    return ""
 
 
 def _port_mistakes(values: Mapping[str, Any]) -> Iterator[str]:

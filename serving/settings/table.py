@@ -15,7 +15,7 @@ from typing import Any
 
 from serving.host.machine import Machine, this_machine
 from serving.settings import parsing
-from serving.settings.contradictions import BATCH_MEGABYTES, contradictions
+from serving.settings.contradictions import BATCH_MEGABYTES, contradictions, obstacle_to_reload
 from serving.settings.handed_on import HANDED_ON
 from serving.settings.parsing import LOG_LEVELS
 from serving.settings.setting import Setting, SettingsError, row
@@ -248,6 +248,13 @@ class Settings:
         "variable is set whose name begins with SAGEMAKER_",
         parser=str.lower,
     )
+    reload: str = _choice(
+        "SERVE_RELOAD",
+        ("false", "auto", "true"),
+        "whether a model folder that is changed, added or removed is served without a restart; auto, which `make run` "
+        "sets: where SAGEMAKER_MULTI_MODEL is not true",
+        parser=str.lower,
+    )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
         False,
@@ -331,7 +338,17 @@ class Settings:
     @property
     def several_models(self) -> bool:
         """Whether one that hangs must leave others room."""
-        return self.multi_model or len(self.load_models) > 1
+        return self.multi_model or self.reloads or len(self.load_models) > 1
+
+    @property
+    def reloads(self) -> bool:
+        """Whether models change while others are served."""
+        return self.reload == "true"
+
+    @property
+    def live_folder(self) -> Path:
+        """What is served then (serving/repository/live.py)."""
+        return self.run_dir / "live"
 
     @property
     def model_concurrency(self) -> int:
@@ -451,6 +468,7 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     given = {name for name, value in environ.items() if value.strip()}
     sagemaker = any(name.startswith("SAGEMAKER_") for name in given)
     settled = {name: values[name].replace("auto", str(not sagemaker).lower()) for name in ("kserve", "page")}
+    settled["reload"] = values["reload"].replace("auto", str(not obstacle_to_reload(values)).lower())
     times = next(each for each in TABLE if each.name == "request_timeout").variables
     return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not given & set(times) else {})
 

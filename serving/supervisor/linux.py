@@ -29,6 +29,15 @@ FULL = 2**20  # bytes: who has less left is full
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
+def has_terminal() -> bool:
+    """Whether a terminal controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 @dataclass
 class _Running:
     process: Process
@@ -51,6 +60,7 @@ class LinuxSystem:
         self._pumps: dict[str, Pump] = {}
         self._full: list[str] = []
         self._prefix = DIES_WITH_US if shutil.which(DIES_WITH_US[0]) else ()
+        self._had_terminal = has_terminal()
 
     def catch_signals(self) -> None:
         """From now on signals are only queued; the supervisor's loop acts on them."""
@@ -75,9 +85,11 @@ class LinuxSystem:
 
     def wait(self, timeout: float) -> int | None:
         try:
-            return self._events.get(timeout=timeout)
+            number = self._events.get(timeout=timeout)
         except queue.Empty:
             return None
+        # Its terminal was closed: this is no request for anything, and nobody is there to end us.
+        return signal.SIGTERM if number == signal.SIGHUP and self._had_terminal and not has_terminal() else number
 
     def start(self, process: Process) -> int:
         started = time.time()

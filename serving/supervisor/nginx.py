@@ -77,8 +77,9 @@ def has_lua() -> bool:
 
 
 def _door_models(settings: Settings, models: Mapping[str, ModelFacts]) -> str:
-    """The rows of door.lua's table. None where a model's name is not Triton's or an answer is not a plain inference."""
-    if settings.multi_model or settings.inference_type != "infer":
+    """The rows of door.lua's table. None where a model's name is not Triton's, a model may be replaced, or an answer is
+    not a plain inference."""
+    if settings.multi_model or settings.reloads or settings.inference_type != "infer":
         return ""
     rows = (_door_model(name, model) for name, model in models.items() if PLAIN_NAME.fullmatch(name))
     return "\n            ".join(rows)

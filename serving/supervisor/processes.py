@@ -16,8 +16,9 @@ from serving.host import tritonserver
 from serving.host.address import bracketed, reached
 from serving.host.files import replace_file
 from serving.repository.facts import Facts
-from serving.repository.layout import arranged, config_name, overlay
+from serving.repository.layout import LayoutError, arranged, config_name, overlay
 from serving.repository.links import arrange
+from serving.repository.live import LiveModels
 from serving.settings.table import SECRETS, Settings
 from serving.settings.tracing import TraceSettings
 from serving.supervisor import cloudwatch, triton_options
@@ -56,7 +57,7 @@ def table(
 ) -> list[Process]:
     """The processes in the order of their start; FileNotFoundError names a program that is missing. nginx inherits the
     listeners."""
-    settings = with_configs(settings, facts.configs)
+    settings = settings if settings.reloads else with_configs(settings, facts.configs)
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
@@ -68,7 +69,7 @@ def table(
     if facts.plans:  # may have to be built first, by a process that becomes tritonserver then
         server = replace(server, command=(sys.executable, "-m", "serving.preparation.rebuild", *server.command))
     needed = [server, gunicorn(settings, front), nginx(settings, facts, common, listeners)]
-    return needed + cloudwatch_agent(settings, common)
+    return needed + cloudwatch_agent(settings, common) + reloader(settings, facts, common)
 
 
 def with_configs(settings: Settings, configs: Mapping[str, str]) -> Settings:
@@ -99,7 +100,8 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
     flags = {
         "backend-directory": backends,
         "allow-metrics": "true",
-        "strict-readiness": "true",
+        # While a model is tried that nobody calls yet, the others are ready.
+        "strict-readiness": str(not settings.reloads).lower(),
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
@@ -111,7 +113,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
     if settings.device == "cpu":
         flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
     command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if complete:
+    if complete and (not settings.reloads or tritonserver.only_python_backends(backends)):
         command.append("--disable-auto-complete-config")
     for backend in tritonserver.python_backends(backends):
         command.append(f"--backend-config={backend},shm-region-prefix-name={shared_memory}")
@@ -227,6 +229,21 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
     host, port = ping_address(settings)
     own = cloudwatch.agent_environment(settings, f"{bracketed(host)}:{port}", environ)
     return [Process("cloudwatch-agent", (program,), {**environ, **own}, settings.run_dir, optional=True)]
+
+
+def reloader(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> list[Process]:
+    """What has changed model folders served, where that is asked for; copies the models as they lie there now."""
+    if not settings.reloads:
+        return []
+    places = (repository / name for name in facts.models for repository in settings.model_repositories)
+    parts = {name: model.parts for name, model in facts.models.items()}
+    try:
+        LiveModels(settings.live_folder).begin([path for path in places if path.is_dir()], facts.configs, parts)
+    except OSError as err:
+        what = f"the model folders cannot be copied into the run folder: {err}"
+        raise LayoutError([f"{what}; name another one in SERVE_RUN_DIR, or set SERVE_RELOAD=false"]) from err
+    command = (sys.executable, "-m", "serving.reload")
+    return [Process("reload", command, environ, HERE, optional=True, passed_on=(signal.SIGHUP,))]
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:

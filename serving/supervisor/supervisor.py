@@ -54,7 +54,8 @@ class Process:
     which others ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving
     goes on without an `optional` one: it is not waited for, and given up where the deaths of another would end
     everything. What works answers a GET at `answers_at` (address and path) whatever else it does; its workers touch a
-    file each in the folder `beats`, named by their pids, every second. It inherits the `listeners`."""
+    file each in the folder `beats`, named by their pids, every second. It inherits the `listeners`, and gets the
+    signals `passed_on` in place of `serve`."""
 
     name: str
     command: tuple[str, ...]
@@ -69,6 +70,7 @@ class Process:
     answers_at: tuple[Address, str] | None = None
     beats: Path | None = None
     listeners: tuple[socket.socket, ...] = ()
+    passed_on: tuple[signal.Signals, ...] = ()
 
 
 class System(Protocol):
@@ -197,7 +199,7 @@ class Supervisor:
         code, reason = 0, "stopped"
         try:
             self._start_due()
-            while self._system.wait(self._seconds_to_wait()) not in STOP_SIGNALS:
+            while not self._is_stop(self._system.wait(self._seconds_to_wait())):
                 for child, exit_code in self._reap():
                     self._handle_death(child, exit_code)
                 self._restart_on_request()
@@ -212,6 +214,14 @@ class Supervisor:
         self._system.drain()
         self._system.say(reason, "error" if code else "info")
         return code
+
+    def _is_stop(self, number: int | None) -> bool:
+        """Whether it is a signal to stop; one that a process gets instead is passed on."""
+        takers = [child for child in self._children if number in child.process.passed_on]
+        for child in takers:
+            if child.pid is not None and number is not None:
+                self._system.signal(child.pid, signal.Signals(number))
+        return number in STOP_SIGNALS and not takers
 
     def _seconds_to_wait(self) -> float:
         waiting = any(child.pid is None and child.retry_at < math.inf for child in self._children)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from serving.host.machine import gpu_count
 from serving.host.tritonserver import python_backends
+from serving.repository.live import LiveModels
 from serving.settings.handed_on import HANDED_ON, HandedOn
 from serving.settings.table import Settings
 from serving.settings.triton_sockets import GRPC_PORT, TritonSockets
@@ -23,6 +24,10 @@ def addresses(sockets: TritonSockets) -> dict[str, object]:
 def models(settings: Settings) -> Iterator[str]:
     """Where and which; in multi-model mode the SageMaker endpoint loads them later."""
     if settings.multi_model:
+        return
+    if settings.reloads:  # those that lie there whenever tritonserver starts
+        yield from (f"--model-repository={LiveModels(settings.live_folder).repository}",)
+        yield from ("--model-control-mode=explicit", "--load-model=*")
         return
     yield from (f"--model-repository={folder}" for folder in settings.model_repositories)
     if settings.load_models:

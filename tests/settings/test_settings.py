@@ -53,6 +53,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
     "kserve": ("TRUE", "true", "perhaps"),
     "page": ("TRUE", "true", "perhaps"),
+    "reload": ("auto", "true", "maybe"),
     "cloudwatch": ("true", True, "perhaps"),
     "cloudwatch_log_group": ("/mine", "/mine", None),
     "cloudwatch_namespace": ("Mine", "Mine", None),
@@ -125,6 +126,17 @@ def test_a_mode_that_closed_the_management_routes_does_not_open_them_silently(mo
         read(SERVE_MANAGEMENT=mode)
     assert read(SERVE_MANAGEMENT=mode, SERVE_MANAGEMENT_SECRET="X-Key=abc").management_secret == "X-Key=abc"
     assert read(SERVE_MANAGEMENT="open").management_secret == ""
+
+
+@pytest.mark.parametrize(
+    "variables", [{"SAGEMAKER_MULTI_MODEL": "true"}, {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode=poll"}]
+)
+def test_where_models_are_loaded_otherwise_folders_are_not_looked_at(variables: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=f"SERVE_RELOAD=true does not go with .*{next(iter(variables))}"):
+        read(SERVE_RELOAD="true", **variables)
+    assert not read(SERVE_RELOAD="auto", **variables).reloads
+    assert read(SERVE_RELOAD="auto").reloads
+    assert not read().reloads
 
 
 def test_no_variable_stands_in_two_rows() -> None:

@@ -129,6 +129,37 @@ def test_a_signal_ends_all_and_the_exit_code_is_0(supervise: Start) -> None:
     assert running.lines()[-1] == "serve | stopped"
 
 
+# Prints the signal that a wait gives, in a terminal that is its own.
+WAITS = """
+import sys
+from serving.supervisor.linux import LinuxSystem
+from serving.supervisor.output import Output
+system = LinuxSystem(("127.0.0.1", 1), Output(1))
+system.catch_signals()
+open(sys.argv[1] + "/waits", "w").close()
+open(sys.argv[1] + "/signal", "w").write(str(system.wait(60)))
+"""
+
+
+@pytest.mark.parametrize(("closes", "number"), [(True, signal.SIGTERM), (False, signal.SIGHUP)])
+def test_a_hang_up_of_its_terminal_is_a_stop(tmp_path: Path, closes: bool, number: int) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, "-c", WAITS, str(tmp_path)],
+        stdin=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    ends_with(lambda: kill(process))
+    os.close(theirs)
+    wait_until((tmp_path / "waits").exists, "it waits")
+    if closes:
+        os.close(ours)
+    else:
+        process.send_signal(signal.SIGHUP)
+    assert process.wait(PATIENCE) == 0
+    assert (tmp_path / "signal").read_text() == str(int(number))
+
+
 def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise: Start) -> None:
     running = supervise({"one": "sleep 100 & echo rest=$!; wait"})
     running.says("rest=")

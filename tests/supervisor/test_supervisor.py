@@ -380,6 +380,20 @@ def test_a_stop_signal_stops_nginx_then_gunicorn_then_triton(
     assert system.clock < 6
 
 
+def test_a_signal_that_a_process_gets_instead_stops_nothing(system: FakeSystem, status_file: Path) -> None:
+    table = [
+        Process("gunicorn", ("gunicorn",), {}, Path("/")),
+        Process("reload", (), {}, Path("/"), passed_on=(SIGHUP,)),
+    ]
+    supervisor = Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
+    system.deaf = {"reload"}
+    system.at(5, system.send(SIGHUP))
+    system.at(6, lambda: system.deaf.clear())
+    system.at(9, system.send(SIGTERM))
+    assert supervisor.run() == 0
+    assert system.stops() == [("SIGHUP", "reload"), ("SIGTERM", "reload"), ("SIGTERM", "gunicorn")]
+
+
 def test_a_stop_while_one_is_backing_off_does_not_start_it_again(supervisor: Supervisor, system: FakeSystem) -> None:
     system.at(5, system.die("gunicorn", 1))
     system.at(5.1, system.send(SIGTERM))

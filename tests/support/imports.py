@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "inference": ("serving/inference/*.py",),
     "multimodel": ("serving/multimodel/*.py",),
     "preparation": ("serving/preparation/*.py",),
+    "reload": ("serving/reload/*.py",),
     "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }
 

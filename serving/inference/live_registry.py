@@ -1,0 +1,94 @@
+"""The registry of a server whose models are replaced while it serves (SERVE_RELOAD, repository/live.py)."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from serving.errors import ModelNotFound, ServingError
+from serving.inference.crashes import Crashes
+from serving.inference.registry import Registry
+from serving.repository.live import LiveModel, LiveModels, Refusal, Table
+from serving.served_model import ServedModel
+from serving.triton.gateway import IndexEntry, TritonGateway
+
+
+class LiveRegistry(Registry):
+    """A call meets one state of its model: the client and what Triton has loaded are of one copy of its folder, which
+    is not unloaded before the call ends."""
+
+    def __init__(
+        self, gateway: TritonGateway, live: LiveModels, default: str, own_clients: bool, crashes: Crashes
+    ) -> None:
+        super().__init__(gateway, [live.repository], default, own_clients, crashes=crashes)
+        self._live = live
+        self._known: Table | None = None
+        self._made: dict[LiveModel, ServedModel] = {}
+
+    def index(self) -> dict[str, dict[str, IndexEntry]]:
+        """By the names that callers know."""
+        entries, table = list[IndexEntry](), Table()
+        while table is not self._live.table():  # else the entries may say that what was replaced is unloaded
+            table, entries = self._live.table(), self.gateway.index()
+        found: dict[str, dict[str, IndexEntry]] = {model.triton_name: {} for model in table.models.values()}
+        for entry in entries:
+            if entry.name in found:
+                found[entry.name][entry.version] = entry
+        self._versions = {name: found[model.triton_name] for name, model in table.models.items()}
+        return self._versions
+
+    @contextmanager
+    def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
+        """As of any registry."""
+        name = name or self.default or self._only_name()
+        with self._live.using(name) as model:
+            if model is None:
+                raise ModelNotFound(name, self._live.table().models)
+            with self.crashes.watch(partial(self._names_of, model)):
+                served = self._of(name, model)
+                self._check_version(name, version)
+                yield served
+
+    def get(self, name: str) -> ServedModel:
+        """As of any registry."""
+        models = self._live.table().models
+        if name not in models:
+            raise ModelNotFound(name, models)
+        return self._of(name, models[name])
+
+    def refused(self) -> Sequence[Refusal]:
+        """Changes of model folders that are not served."""
+        return self._live.table().refused
+
+    def _of(self, name: str, model: LiveModel) -> ServedModel:
+        self._renew()
+        with self._lock:
+            if model not in self._made:
+                self._made[model] = self._loaded(name, model)
+            return self._made[model]
+
+    def _loaded(self, name: str, model: LiveModel) -> ServedModel:
+        try:
+            return self.load(name, self._live.path(model), model.triton_name)
+        except ServingError:
+            self._require_ready(name)  # which says more
+            raise
+
+    def _names(self, name: str) -> Sequence[str]:
+        model = self._live.table().models.get(name)
+        return self._names_of(model) if model else [name]
+
+    def _names_of(self, model: LiveModel) -> Sequence[str]:
+        served = self._made.get(model)
+        return served.names if served else [model.triton_name]
+
+    def _all_names(self) -> Collection[str]:
+        return self._live.table().models.keys()
+
+    def _renew(self) -> None:
+        """Forgets what was made of copies that are served no more."""
+        table = self._live.table()
+        if table is not self._known:
+            with self._lock:
+                self._known, self._versions = table, {}
+                for model in self._made.keys() - set(table.models.values()):
+                    self.forget(self._made.pop(model))

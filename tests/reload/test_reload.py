@@ -1,0 +1,302 @@
+"""Model folders that change while the container serves (SERVE_RELOAD)."""
+
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.support.harness import ONE_INSTANCE, Server, wait_until
+
+CLIENT = '''
+"""A number -> its product with the model's factor, and the word in the model's folder."""
+
+import numpy as np
+
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+
+class Client(ModelClient):
+    codec = JSON
+    example = b"1"
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.word = (model.path / "word.txt").read_text()
+
+    def preprocess(self, instances):
+        return {"x": np.array([[float(each)] for each in instances], dtype=np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return [[float(row[0]), self.word] for row in outputs["y"]]
+'''
+CONFIG = (
+    'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    'input { name: "x" data_type: TYPE_FP32 dims: [1] }\noutput { name: "y" data_type: TYPE_FP32 dims: [1] }\n'
+)
+ENSEMBLE = (
+    'platform: "ensemble"\nmax_batch_size: 8\n'
+    'input { name: "x" data_type: TYPE_FP32 dims: [1] }\noutput { name: "y" data_type: TYPE_FP32 dims: [1] }\n'
+    'ensemble_scheduling { step { model_name: "inner" model_version: -1 '
+    'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }\n'
+)
+
+
+def write_weights(folder: Path, factor: float) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "k"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
+        [helper.make_tensor("k", TensorProto.FLOAT, [], [factor])],
+    )
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "1/model.onnx")
+
+
+def write_model(repository: Path, name: str, factor: float, word: str) -> Path:
+    """A model that answers 3 with [3 * factor, word]."""
+    folder = repository / name
+    write_weights(folder, factor)
+    (folder / "config.pbtxt").write_text(CONFIG + ONE_INSTANCE)
+    (folder / "client.py").write_text(CLIENT)
+    (folder / "word.txt").write_text(word)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("repository")
+    write_model(repository, "product", 2, "two")
+    write_model(repository, "other", 5, "five")
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = tmp_path_factory.mktemp("serve")
+    running = Server(made, folder, SERVE_RELOAD="true", SERVE_WORKERS="2").wait_ready()
+    yield running
+    assert running.stop() == 0
+    assert running.processes() == []
+
+
+def answer(server: Server, name: str) -> Any:
+    """What the model says of 3; the status where that is not 200."""
+    reply = server.post(json={"model_name": name, "instances": [3]})
+    return reply.json()["predictions"][0] if reply.status_code == 200 else reply.status_code
+
+
+def wait_for_answer(server: Server, name: str, expected: Any, meanwhile: Callable[[], object] = bool) -> None:
+    def has_come() -> bool:
+        meanwhile()
+        return bool(answer(server, name) == expected)
+
+    wait_until(has_come, lambda: f"{name} answers {expected}:\n{server.output()[-3000:]}")
+
+
+def described(server: Server) -> dict[str, Any]:
+    """GET /models by name."""
+    return {model["name"]: model for model in server.get("/models").json()["models"]}
+
+
+def refused(server: Server) -> dict[str, str]:
+    """What GET /models says of changes that are not served: the reasons by the models."""
+    found = server.get("/models").json().get("refused", [])
+    return {",".join(each["models"]): "\n".join(each["reasons"]) for each in found}
+
+
+def wait_for_calls(answers: list[Any], number: int) -> None:
+    before = len(answers)
+    wait_until(lambda: len(answers) >= before + number, "calls")
+
+
+def wait_for_refusal(server: Server, model: str, reason: str) -> None:
+    wait_until(
+        lambda: re.search(reason, refused(server).get(model, "")),
+        lambda: f"{reason} in {refused(server)}\n{server.output()[-3000:]}",
+    )
+
+
+def wait_tidy(server: Server, meanwhile: Callable[[], object] = bool) -> None:
+    """Until Triton has nothing but what is served, by its own names."""
+
+    def is_tidy() -> bool:
+        meanwhile()
+        index = server.triton().post("/v2/repository/index").json()
+        return {entry["name"] for entry in index if entry.get("state") == "READY"} == described(server).keys()
+
+    wait_until(is_tidy, lambda: f"Triton has what is served, no more:\n{server.output()[-3000:]}")
+
+
+@contextmanager
+def constant_load(server: Server, name: str) -> Iterator[list[Any]]:
+    """What the model answers to callers that ask all the time."""
+    answers: list[Any] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            answers.append(answer(server, name))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_changed_model_answers_anew_and_no_caller_meets_an_error_or_a_mixture(server: Server, folder: Path) -> None:
+    states: list[int] = []
+
+    def look() -> None:
+        states.extend(server.get(path).status_code for path in ("/ping", "/v2/models/product/ready"))
+
+    with constant_load(server, "product") as answers:
+        for factor, word in ((3, "three"), (4, "four")):
+            wait_for_calls(answers, 20)
+            write_model(folder, "product", factor, word)
+            wait_for_answer(server, "product", [3.0 * factor, word], look)
+            wait_tidy(server, look)
+    assert {tuple(each) if isinstance(each, list) else each for each in answers} == {
+        (6.0, "two"),
+        (9.0, "three"),
+        (12.0, "four"),
+    }
+    assert set(states) == {200}
+    assert answer(server, "other") == [15.0, "five"]
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}
+    reply = server.triton().post("/v2/models/product/infer", json={"inputs": [tensor]})
+    assert reply.json()["outputs"][0]["data"] == [12.0]  # what Triton has by this name is the new one, too
+
+
+def test_an_added_model_is_listed_and_answers(server: Server, folder: Path) -> None:
+    assert answer(server, "added") == 404
+    write_model(folder, "added", 7, "seven")
+    wait_until(lambda: "added" in described(server), server.output)
+    assert answer(server, "added") == [21.0, "seven"]
+    assert "/v2/models/added/infer" in server.get("/openapi.json").json()["paths"]
+    assert server.get("/v2/models/added").json()["name"] == "added"
+
+
+def test_a_removed_model_is_not_found_and_the_others_go_on(server: Server, folder: Path) -> None:
+    write_model(folder, "leaving", 8, "eight")
+    wait_for_answer(server, "leaving", [24.0, "eight"])
+    shutil.rmtree(folder / "leaving")
+    wait_for_answer(server, "leaving", 404)
+    reply = server.post(json={"model_name": "leaving", "instances": [3]})
+    assert reply.json()["code"] == "model_not_found"
+    assert "there is no model 'leaving'; the models served are: " in reply.json()["error"]
+    assert "leaving" not in described(server)
+    assert server.ping() == 200
+    wait_tidy(server)
+
+
+def break_weights(model: Path) -> None:
+    (model / "1/model.onnx").write_bytes(b"no ONNX")
+
+
+def break_client(model: Path) -> None:
+    (model / "client.py").write_text(CLIENT.replace('outputs["y"]', 'outputs["z"]'))
+
+
+def break_config(model: Path) -> None:
+    (model / "config.pbtxt").write_text("platform: onnx")
+
+
+def remove_version(model: Path) -> None:
+    shutil.rmtree(model / "1")
+
+
+BROKEN: tuple[tuple[Callable[[Path], None], str], ...] = (
+    (break_weights, "product: 1/model.onnx: "),
+    (break_client, "product.*KeyError: 'z', client.py line "),  # its example is asked
+    (break_config, "product/config.pbtxt cannot be read: 1:"),
+    (remove_version, "the model 'product' has no version: found .* in .*/product; expected "),
+)
+
+
+def test_a_broken_model_is_refused_and_the_old_one_serves_on(server: Server, folder: Path) -> None:
+    before = answer(server, "product")
+    for spoil, reason in BROKEN:
+        spoil(write_model(folder, "product", 10, "ten"))
+        wait_for_refusal(server, "product", reason)
+        assert str(server.run_dir) not in refused(server)["product"]
+        assert re.search(f"^reload \\| ERROR: .*{reason}", server.output(), re.MULTILINE)
+        assert answer(server, "product") == before
+        assert server.ping() == 200
+    write_model(folder, "product", 10, "ten")
+    wait_for_answer(server, "product", [30.0, "ten"])
+    assert refused(server) == {}
+
+
+def test_models_that_call_each_other_change_together(server: Server, folder: Path) -> None:
+    write_model(folder, "inner", 2, "inner")
+    outer = write_model(folder, "outer", 2, "outer, of 2")
+    shutil.rmtree(outer / "1")
+    (outer / "1").mkdir()
+    (outer / "config.pbtxt").write_text(ENSEMBLE)
+    wait_for_answer(server, "outer", [6.0, "outer, of 2"])
+    wait_tidy(server)
+    with constant_load(server, "outer") as answers:
+        wait_for_calls(answers, 20)
+        write_weights(folder / "inner", 9)
+        (outer / "word.txt").write_text("outer, of 9")
+        wait_until(lambda: [27.0, "outer, of 9"] in answers, lambda: f"of 9\n{server.output()[-3000:]}")
+        wait_tidy(server)
+    assert {tuple(each) for each in answers} == {(6.0, "outer, of 2"), (27.0, "outer, of 9")}
+    shutil.rmtree(folder / "inner")
+    wait_until(lambda: refused(server), server.output)
+    assert refused(server) == {
+        "inner,outer": "the model 'outer' calls 'inner', and there is no such model; there are outer"
+    }
+    assert answer(server, "outer") == [27.0, "outer, of 9"]
+    shutil.rmtree(outer)
+    wait_until(lambda: not {"inner", "outer"} & described(server).keys(), server.output)
+    assert refused(server) == {}
+
+
+def test_sighup_has_what_was_refused_looked_at_again(server: Server, folder: Path) -> None:
+    model = write_model(folder, "again", 2, "two")
+    break_weights(model)
+    wait_until(lambda: "again" in refused(server), server.output)
+    said = server.output().count("again: 1/model.onnx")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: server.output().count("again: 1/model.onnx") > said, server.output)
+    shutil.rmtree(model)
+    wait_until(lambda: not refused(server), "what is gone is refused no more")
+
+
+def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(server: Server, folder: Path) -> None:
+    wait_tidy(server)
+    before = answer(server, "other")
+    break_weights(folder / "other")
+    wait_until(lambda: "other" in refused(server), server.output)
+    server.replace("tritonserver")
+    wait_until(lambda: server.ping() == 200, server.output)
+    assert answer(server, "other") == before
+    write_model(folder, "other", 6, "six")
+    wait_for_answer(server, "other", [18.0, "six"])
+
+
+def test_a_server_without_models_is_not_well_until_there_is_one(server: Server, folder: Path) -> None:
+    for model in list(folder.iterdir()):
+        shutil.rmtree(model)
+    wait_until(lambda: server.ping() == 503, server.output)
+    assert "no model is served" in server.get("/ping").json()["error"]
+    write_model(folder, "product", 2, "two")
+    wait_until(lambda: server.ping() == 200, server.output)
+    assert server.post(json={"instances": [3]}).json()["predictions"] == [[6.0, "two"]]  # the only one needs no name
