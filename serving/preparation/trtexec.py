@@ -4,7 +4,6 @@ Options are those of NVIDIA/TensorRT, samples/common/sampleOptions.cpp: `--works
 8.4 on; `--buildOnly` up to 8.5, `--skipInference` from then on. What this one has is read from its --help.
 """
 
-import ctypes
 import re
 import signal
 import subprocess
@@ -16,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.host.machine import dying_with_us
 from serving.repository.fingerprint import FILE, TRTEXEC_FOLDERS, Build, Fingerprint, Hardware
 
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
 REPORT_SECONDS = 5.0
 REMEMBERED, SHOWN = 200, 5  # lines of its output
 CALIBRATION = "calibration.cache"  # beside the ONNX file, where the precision is int8
-PR_SET_PDEATHSIG = 1  # prctl(2)
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with the YY.MM of the "
@@ -152,15 +151,13 @@ def run(words: list[str], say: Callable[[str], None], seconds: float) -> list[st
     The kernel kills it when this process ends, even by SIGKILL.
     """
     lines: deque[str] = deque(maxlen=REMEMBERED)
-    libc = ctypes.CDLL(None)
     process = subprocess.Popen(
-        words,
+        (*dying_with_us("KILL"), *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
     output = (line.rstrip() for line in process.stdout or () if line.strip())
     reader = threading.Thread(target=lines.extend, args=(output,), daemon=True)

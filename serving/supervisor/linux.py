@@ -5,7 +5,6 @@ import glob
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import time
@@ -24,9 +23,6 @@ from serving.supervisor.supervisor import STOP_SIGNALS, Hopeless, Process
 
 PING_TIMEOUT = 2.0
 FULL = 2**20  # bytes: who has less left is full
-# What we start ends with us, even when we are killed: nginx, gunicorn and Triton end their own children then. A
-# function between fork and exec (preexec_fn) would do it too, but is not safe beside threads.
-DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
 def has_terminal() -> bool:
@@ -59,7 +55,7 @@ class LinuxSystem:
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
         self._full: list[str] = []
-        self._prefix = DIES_WITH_US if shutil.which(DIES_WITH_US[0]) else ()
+        self._prefix = machine.dying_with_us("TERM")  # nginx, gunicorn and Triton end their own children then
         self._had_terminal = has_terminal()
 
     def catch_signals(self) -> None:

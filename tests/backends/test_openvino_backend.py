@@ -17,7 +17,7 @@ from tests.backends.calls import Arrays, config, executions, infer, refusal, tog
 from tests.backends.onnx_models import TABLE
 from tests.backends.openvino_models import BUNDLED, NUMBERS, REFUSED, SERVED, write_repository
 from tests.backends.triton_process import Server, serving
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, wait_until
 
 RANDOM = np.random.default_rng(0)
 FP32 = 1e-4  # relative to the largest value, in FP32
@@ -312,7 +312,7 @@ def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backe
         """The only compiled model, after a start that did not take it from the cache."""
         cache = str(tmp_path / "cache")
         with serving(folder / "models", backends, tmp_path / "log", *options, SERVE_ENGINE_CACHE=cache) as server:
-            assert re.search("lookup_0_0: OpenVINO .* compiled in", server.text())
+            wait_until(lambda: re.search("lookup_0_0: OpenVINO .* compiled in", server.text()), "it is compiled")
         (blob,) = (tmp_path / "cache").rglob("*.blob")
         return blob
 

@@ -123,7 +123,7 @@ class Container(Server):
 
     def connect(self) -> "Container":
         """Makes the container reachable at `url`."""
-        state = wait_until(self.state, f"{self.name} runs")
+        state = wait_until(self.state, lambda: f"{self.name} runs; its log is\n{self.log.read_text()}")
         command = [*SUDO, sys.executable, str(RELAY), str(self.port), str(state["Pid"])]
         self.relay = subprocess.Popen(command)
         return self

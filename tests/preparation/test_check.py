@@ -233,7 +233,7 @@ def test_a_client_that_does_not_work(repository: Path, old: str, new: str, told:
 def test_a_client_that_there_is_not(repository: Path) -> None:
     change(repository / "resnet" / CONFIG, 'string_value: "resnet"', 'string_value: "resnext"')
     assert (
-        "there is no client 'resnext'; the clients are: bert, resnet, table, yolov5"
+        "there is no client 'resnext'; the clients are: bert, detr, image_embedding, resnet, semantic_segmentation"
         in findings(repository, "resnet")[0]
     )
 
