@@ -22,13 +22,13 @@ models: $(MODELS)
 
 dev: .venv/.dev
 
-# Four processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
+# Three processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 # More threads of torch would wait for each other, and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
 test: setup models $(if $(FILE),,lint)
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
-AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Two things at once: lint, and the tests that start no server, which tests/support/calls.py tells. Those that build
 # engines, and the fuzzing, take minutes of processor time: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
