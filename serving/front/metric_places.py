@@ -16,6 +16,8 @@ from typing import IO
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 
+from serving.host.files import try_lock
+
 KINDS = ("counter", "histogram")  # a process has a file of each
 FIRST_SIZE = 64 * 1024  # bytes; prometheus_client doubles a file that is full
 LARGEST_ENTRY = 4 * 1024  # bytes of one number with its name and labels
@@ -60,9 +62,7 @@ class Places:
     def _take(self, number: int) -> IO[str] | None:
         """The locked file; None where another process has the place."""
         file = (self._folder / f"{number}.place").open("a")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        if try_lock(file.fileno(), fcntl.LOCK_EX):
+            return file
+        file.close()
+        return None

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.host.files import try_lock
 from serving.host.status import read_status
 from serving.host.stubs import Death, Stub, Stubs
 from serving.inference.crashes import Crashes, Report, Trouble
@@ -120,7 +121,7 @@ class Keeper:
 
     def _run(self) -> None:
         with (self._folder / "keeper.lock").open("a") as lock:
-            while not _locked(lock.fileno()):
+            while not try_lock(lock.fileno(), fcntl.LOCK_EX):
                 time.sleep(TAKE_OVER_SECONDS)
             while True:
                 try:
@@ -252,11 +253,3 @@ class Keeper:
 
 def _told(death: Death) -> str:
     return f"process '{death.stub.instance}' died: {death.how}"
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
 from serving.errors import TritonTimeout, TritonUnavailable
-from serving.host.files import digest, replace_file
+from serving.host.files import digest, replace_file, try_lock
 from serving.host.status import ProcessStatus, read_status
 
 LOADING, READY, UNLOADING = "loading", "ready", "unloading"
@@ -108,14 +107,14 @@ class LoadedModels:
     def is_changing(self, name: str) -> bool:
         """Whether somebody loads or unloads it: a worker that was killed may have left its record."""
         with self._lock_file(f"change {name}").open("a") as file:
-            return not _try_lock(file, fcntl.LOCK_EX)
+            return not try_lock(file.fileno(), fcntl.LOCK_EX)
 
     @contextmanager
     def _lock(self, what: str, kind: int, seconds: float) -> Iterator[None]:
         """A lock belongs to the open file: closing it, or the end of its process, frees the lock."""
         deadline = time.monotonic() + seconds
         with self._lock_file(what).open("a") as file:
-            while not _try_lock(file, kind):
+            while not try_lock(file.fileno(), kind):
                 if time.monotonic() > deadline:
                     raise TritonTimeout(f"the model is still in use after {seconds:g} s; try again")
                 time.sleep(PAUSE)
@@ -124,14 +123,6 @@ class LoadedModels:
     def _lock_file(self, what: str) -> Path:
         """Empty, and kept until the next start: to remove it would take it from another who waits for it."""
         return self.folder / f"{digest(what)}.lock"
-
-
-def _try_lock(file: TextIO, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read(file: Path) -> LoadedModel | None:

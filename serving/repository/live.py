@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from serving.host.files import replace_file
+from serving.host.files import replace_file, try_lock
 from serving.repository.copies import copy, signature
 from serving.repository.links import link_entries, replace_config
 
@@ -161,17 +161,9 @@ def _held(folder: Path, kind: int) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _locked(descriptor, kind)
+        yield try_lock(descriptor, kind)
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _parsed(data: bytes) -> Table:
