@@ -71,7 +71,7 @@ class Client(ImageClient):
     ) -> list[Any]:
         """The output [n, classes, height, width] -> the map of each image. Raises InferenceFailed when it is not
         finite or its number of classes is not that of the labels."""
-        scores = self.finite(outputs, self.output.name)
+        scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
         return [

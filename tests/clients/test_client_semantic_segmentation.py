@@ -67,6 +67,14 @@ def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts
     assert map_of(found).tolist() == [[0, 2, 2, 2]] * 2
 
 
+def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) -> None:
+    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 3, 2, 4)),)
+    scores = np.zeros((1, 3, 2, 4))
+    scores[:, 1] = 1
+    found = answer(Client(Model("own", tmp_path, inputs, outputs, 0)), scores, Image.new("RGB", (4, 2)))
+    assert map_of(found).tolist() == [[1] * 4] * 2
+
+
 def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
     client, scores = client_of(tmp_path, 3, 2, 4), np.random.default_rng(0).random((3, 2, 4))
     large = Image.new("RGB", (3000, 1500), "white")
