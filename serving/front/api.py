@@ -14,7 +14,6 @@ from serving.errors import ServingError
 from serving.front.incoming import incoming
 from serving.front.replies import json_reply
 from serving.front.services import services
-from serving.multimodel.control import LARGEST_PAGE
 from serving.request import Request
 from serving.served_model import ServedModel
 
@@ -55,6 +54,8 @@ def _archives() -> dict[str, str] | None:
     models = services().multi_model
     if models is None:
         return None
+    from serving.multimodel.control import LARGEST_PAGE
+
     loaded, _ = models.page("", LARGEST_PAGE)
     return {model.name: model.triton_name for model in loaded}
 
