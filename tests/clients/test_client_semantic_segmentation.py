@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from build_engines.measurement.comparison import compare
+from clients._masks import MOST_PIXELS
 from clients.base import Model, TensorSpec
-from clients.semantic_segmentation import MOST_PIXELS, Client, best_classes
+from clients.semantic_segmentation import Client, best_classes
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
 from tests.clients.vision_models import pipeline, predict, runner, serve
