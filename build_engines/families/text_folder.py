@@ -63,7 +63,7 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
     if (checkpoint / MODULES).is_file():
         fitting = ("embedding",)
-    elif "embedding" in fitting and not name.endswith("Model") and not asked:
+    elif "embedding" in fitting and not name.endswith(("Model", "TextModelWithProjection")) and not asked:
         raise CheckpointError(
             f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; with --task embedding its "
             f"encoder is built, without what {name} adds to it"
@@ -131,6 +131,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
+    if tower := read_json(source / "config.json").get("text_config"):  # of a network of texts and images
+        (target / "config.json").write_text(json.dumps(tower, indent=2))
 
 
 def _is_word_piece(source: Path) -> bool:
