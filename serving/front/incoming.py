@@ -58,7 +58,7 @@ class Incoming(flask.Request):
     def _data(self) -> bytes:
         """Once in memory: pieces that are joined would be there twice. nginx has the body whole before it sends it, so
         its length is known."""
-        if self.content_length is None:
+        if self.content_length is None or self.content_length <= PIECE:
             return self.get_data(cache=False)
         # A BufferedReader reads a known number of bytes into their final place.
         return io.BufferedReader(_Pieces(self.stream)).read(self.content_length)
