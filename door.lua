@@ -1,7 +1,8 @@
 -- The door for small tensors past Python, run by nginx (its Lua module, LuaJIT). A request that is plainly a small tensor
--- goes to Triton; every other one goes to Flask, which also says what is wrong with it: the door refuses nothing. No byte
+-- goes to Triton; every other one goes to Flask, which also says what is wrong with it; only when too many are past Python the door refuses. No byte
 -- of a caller's JSON reaches Triton: it is read once, checked and written anew, its numbers as binary data.
 
+local bulkhead = require("bulkhead")
 local ffi = require("ffi")
 local json = require("cjson").new()
 json.decode_max_depth(12) -- four for document, inputs, input and data, the rest for nested data
@@ -176,6 +177,7 @@ local function enter(name, version, json_size)
     ngx.req.read_body()
     local ok, body, size = pcall(door.rewritten, ngx.req.get_body_data(), json_size)
     if not ok then return end
+    if not bulkhead.enter(name) then return ngx.exit(ngx.HTTP_TOO_MANY_REQUESTS) end
     var.door_model, var.door_version, var.door_body, var.door_json_size = name, version, body, size
     ngx.exec("@triton")
 end

@@ -3,18 +3,22 @@ what they got; tests/test_door.py has the real ones."""
 
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
 import pytest
 import requests
 
 from serving.repository.facts import ModelFacts
 from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error, wait_until_at_work
+from tests.support.harness import wait_until
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 FLOATS = np.array([[0.1, -2.5, 1e-30, 16777216.0]], dtype=np.float32)
@@ -454,19 +458,61 @@ def test_a_question_reaches_triton_without_its_body(edge: Edge) -> None:
         assert not {"Content-Length", "Transfer-Encoding"} & set(got.headers)
 
 
-def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) -> None:
-    path, replies = "/invocations?model_name=scale&model_version=2", list[Got]()
-    callers = [threading.Thread(target=lambda: replies.append(send(edge, body(), path))) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    wait_until_at_work(2)
-    begun = time.monotonic()
-    response = requests.post(f"{edge.url}{path}", json=body(), timeout=5)
-    assert "2 requests, or 2 of this model, are in work" in check_error(response, 503, "overloaded")
-    assert response.headers["Retry-After"] == "1"
-    assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
-    assert send(edge, b"large".ljust(20_000)).program == "Flask"
+SLOW = "/invocations?model_name=scale&model_version=2"
+
+
+@contextmanager
+def callers(edge: Edge, number: int) -> Iterator[list[Got]]:
+    """So many at Triton; their replies, after the context."""
+    replies = list[Got]()
+    threads = [threading.Thread(target=lambda: replies.append(send(edge, body(), SLOW))) for _ in range(number)]
+    Triton.go_on.clear()
+    for thread in threads:
+        thread.start()
+    wait_until_at_work(number)
+    yield replies
     Triton.go_on.set()
-    for caller in callers:
-        caller.join()
+    for thread in threads:
+        thread.join()
+
+
+def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) -> None:
+    with callers(edge, 2) as replies:
+        begun = time.monotonic()
+        response = requests.post(f"{edge.url}{SLOW}", json=body(), timeout=5)
+        assert "2 requests are in work, or of this model as many" in check_error(response, 503, "overloaded")
+        assert response.headers["Retry-After"] == "1"
+        assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
+        assert send(edge, b"large".ljust(20_000)).program == "Flask"
     assert [got.program for got in replies] == ["Triton"] * 2
+
+
+def past_python(edge: Edge) -> bool:
+    reply = requests.post(f"{edge.url}/invocations?model_name=scale", json=body(), timeout=10)
+    return reply.status_code == 200 and Got(reply).program == "Triton"
+
+
+def leave_two(edge: Edge) -> None:
+    """Two callers who do not wait for Triton's answer."""
+    sent = json.dumps(body()).encode()
+    head = f"POST {SLOW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    Triton.go_on.clear()
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", edge.settings.port)) as connection:
+            connection.sendall(head.encode() + sent)
+    wait_until_at_work(2)
+
+
+def test_the_places_of_callers_who_left_are_free_when_triton_has_answered(edge: Edge) -> None:
+    leave_two(edge)
+    assert not past_python(edge)
+    Triton.go_on.set()
+    wait_until(lambda: past_python(edge), "the places are free")
+
+
+def test_the_places_of_a_worker_of_nginx_that_died_are_free(edge: Edge) -> None:
+    leave_two(edge)
+    for worker in psutil.Process(edge.process.pid).children():
+        worker.kill()
+    wait_until(lambda: past_python(edge), "the places are free, though Triton has not answered")
+    Triton.go_on.set()
