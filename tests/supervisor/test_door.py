@@ -513,5 +513,6 @@ def test_the_places_of_a_worker_of_nginx_that_died_are_free(edge: Edge) -> None:
     leave_two(edge)
     for worker in psutil.Process(edge.process.pid).children():
         worker.kill()
+        worker.wait()  # until then it may take a connection
     wait_until(lambda: past_python(edge), "the places are free, though Triton has not answered")
     Triton.go_on.set()
