@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from serving.repository.facts import ModelFacts
-from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error, wait_until_at_work
+from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error
 from tests.support.harness import wait_until
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -457,18 +457,29 @@ def test_a_question_reaches_triton_without_its_body(edge: Edge) -> None:
         assert not {"Content-Length", "Transfer-Encoding"} & set(got.headers)
 
 
-SLOW = "/invocations?model_name=scale&model_version=2"
+QUICK = "/invocations?model_name=scale"
+SLOW = f"{QUICK}&model_version=2"
+
+
+def passed(edge: Edge, path: str) -> Got | None:
+    """None where there is no place. That of a request is free a moment after its reply."""
+    reply = requests.post(f"{edge.url}{path}", json=body(), timeout=10)
+    return Got(reply) if reply.status_code == 200 else None
 
 
 @contextmanager
 def callers(edge: Edge, number: int) -> Iterator[list[Got]]:
     """So many at Triton; their replies, after the context."""
     replies = list[Got]()
-    threads = [threading.Thread(target=lambda: replies.append(send(edge, body(), SLOW))) for _ in range(number)]
+
+    def ask() -> None:
+        replies.append(wait_until(lambda: passed(edge, SLOW), "a place is free"))
+
+    threads = [threading.Thread(target=ask) for _ in range(number)]
     Triton.go_on.clear()
     for thread in threads:
         thread.start()
-    wait_until_at_work(number)
+    wait_until(lambda: len(Upstream.at_work) == number, "they are at Triton")
     yield replies
     Triton.go_on.set()
     for thread in threads:
@@ -486,27 +497,25 @@ def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) ->
     assert [got.program for got in replies] == ["Triton"] * 2
 
 
-def past_python(edge: Edge) -> bool:
-    reply = requests.post(f"{edge.url}/invocations?model_name=scale", json=body(), timeout=10)
-    return reply.status_code == 200 and Got(reply).program == "Triton"
-
-
 def leave_two(edge: Edge) -> None:
-    """Two callers who do not wait for Triton's answer."""
+    """Two requests are at Triton whose callers do not wait for its answer."""
     sent = json.dumps(body()).encode()
     head = f"POST {SLOW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
     Triton.go_on.clear()
-    for _ in range(2):
+
+    def are_there() -> bool:
         with socket.create_connection(("127.0.0.1", edge.settings.port)) as connection:
             connection.sendall(head.encode() + sent)
-    wait_until_at_work(2)
+        return len(Upstream.at_work) == 2
+
+    wait_until(are_there, "they are at Triton")
+    assert not passed(edge, QUICK)
 
 
 def test_the_places_of_callers_who_left_are_free_when_triton_has_answered(edge: Edge) -> None:
     leave_two(edge)
-    assert not past_python(edge)
     Triton.go_on.set()
-    wait_until(lambda: past_python(edge), "the places are free")
+    assert wait_until(lambda: passed(edge, QUICK), "the places are free").program == "Triton"
 
 
 def test_the_places_of_a_worker_of_nginx_that_died_are_free(edge: Edge) -> None:
@@ -514,5 +523,5 @@ def test_the_places_of_a_worker_of_nginx_that_died_are_free(edge: Edge) -> None:
     for worker in psutil.Process(edge.process.pid).children():
         worker.kill()
         worker.wait()  # until then it may take a connection
-    wait_until(lambda: past_python(edge), "the places are free, though Triton has not answered")
+    wait_until(lambda: passed(edge, QUICK), "the places are free, though Triton has not answered")
     Triton.go_on.set()
