@@ -18,8 +18,8 @@ from tests.support.started import ends_with, kill
 
 # Layers are kept here from one run of the tests to the next; outside of the repository.
 HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
-# A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store, and podman waits with
-# a start while a layer is written there.
+# A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store, and podman waits
+# with a start while a layer is written there.
 BUILD_SECONDS = 1200
 RELAY = ROOT / "tests/image/relay.py"
 SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
