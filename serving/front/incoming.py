@@ -38,6 +38,10 @@ class Incoming(flask.Request):
         """nginx hands on the caller's Inference-Id or an id that it made."""
         return self.headers.get("X-Request-Id") or uuid.uuid4().hex
 
+    @property
+    def accept(self) -> str:
+        return self.headers.get("Accept", "")
+
     @cached_property
     def attributes(self) -> Mapping[str, str]:
         return read_attributes(self.headers.get(ATTRIBUTES, ""))
@@ -84,7 +88,7 @@ def read_request(source: Incoming, seconds: float, budget: Budget, body: Body, n
         attributes=source.attributes,
         parameters={key: value for key, value in source.args.items() if key not in RESERVED},
         session=source.headers.get(SESSION_ID, ""),
-        accept=source.accept_mimetypes,
+        accept=source.accept,
         deadline=source.deadline(seconds),
         budget=budget,
         timings=source.timings,
