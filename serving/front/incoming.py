@@ -12,6 +12,7 @@ import flask
 from serving.bodies.instances import Instances
 from serving.bodies.reading import read_attributes, read_body, unpacked
 from serving.budget import Budget
+from serving.codecs import FORM
 from serving.deadline import HANDED_OVER, Deadline
 from serving.decoding import Item
 from serving.errors import InvalidRequest
@@ -102,7 +103,7 @@ def target_model(source: Incoming) -> Target:
 
 def read_invocation(source: Incoming, generates: bool) -> Body:
     """The body of /invocations; raises InvalidRequest and others."""
-    if source.mimetype == "multipart/form-data":
+    if source.mimetype == FORM:
         return _read_form(source)
     return read_body(source.headers.get("Content-Type", ""), source.whole(), generates)
 
@@ -115,7 +116,7 @@ def _read_form(form: Incoming) -> Instances:
     # a part without a name has None for one
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
-    return Instances(files, parameters, media_type="multipart/form-data", named=named)
+    return Instances(files, parameters, media_type=FORM, named=named)
 
 
 class _Pieces(io.RawIOBase):
