@@ -54,7 +54,7 @@ COPY scripts/image/bill_of_materials.py ./
 RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
 
 FROM scratch AS program
-COPY serve wsgi.py predictor.py nginx.conf door.lua arrivals.lua LICENSE /opt/program/
+COPY serve wsgi.py predictor.py nginx.conf door.lua arrivals.lua bulkhead.lua nulls.lua LICENSE /opt/program/
 COPY clients /opt/program/clients
 COPY page /opt/program/page
 COPY serving /opt/program/serving

@@ -1,7 +1,8 @@
 -- The door for small tensors past Python, run by nginx (its Lua module, LuaJIT). A request that is plainly a small tensor
--- goes to Triton; every other one goes to Flask, which also says what is wrong with it: the door refuses nothing. No byte
--- of a caller's JSON reaches Triton: it is read once, checked and written anew, its numbers as binary data.
+-- goes to Triton; every other one goes to Flask, which also says what is wrong with it. No byte of a caller's JSON reaches
+-- Triton: it is read once, checked and written anew, its numbers as binary data.
 
+local bulkhead = require("bulkhead")
 local ffi = require("ffi")
 local json = require("cjson").new()
 json.decode_max_depth(12) -- four for document, inputs, input and data, the rest for nested data
@@ -10,8 +11,6 @@ json.decode_invalid_numbers(false) -- NaN, Infinity, 0x10
 local MOST_BYTES = 16 * 1024 -- of a body
 local SAFE_NAME = "^[%w_.:/ -]+$"
 local EXACT = 2 ^ 53 - 1 -- beyond it two whole numbers can be the same double
-local LARGEST_FP32 = (2 - 2 ^ -23) * 2 ^ 127
-local LARGEST_FP64 = (2 - 2 ^ -52) * 2 ^ 1023 -- 1e999 is read as infinity
 
 -- What names the model, and the version if it does: "Target-Model|Custom-Attributes|query string".
 local NAMING = {
@@ -32,33 +31,24 @@ local INPUT_PARAMETERS = { binary_data_size = true }
 local OUTPUT = { name = true, parameters = true }
 local OUTPUT_PARAMETERS = { binary_data = true }
 
-local function between(least, most)
-    return function(value) return type(value) == "number" and value >= least and value <= most end
-end
-
-local function whole(least, most)
-    local within = between(least, most)
-    return function(value) return within(value) and value % 1 == 0 end
-end
-
-local function boolean(value) return type(value) == "boolean" end
-
-local function datatype(c_type, takes)
-    return { size = ffi.sizeof(c_type), array = ffi.typeof(c_type .. "[?]"), takes = takes }
+-- `least` and `most` are of the numbers in JSON that the type holds.
+local function datatype(c_type, least, most)
+    local is_whole = c_type:find("int") ~= nil
+    return { size = ffi.sizeof(c_type), array = ffi.typeof(c_type .. "[?]"), is_whole = is_whole, least = least, most = most }
 end
 
 local DATATYPES = {
-    BOOL = datatype("bool", boolean),
-    INT8 = datatype("int8_t", whole(-2 ^ 7, 2 ^ 7 - 1)),
-    INT16 = datatype("int16_t", whole(-2 ^ 15, 2 ^ 15 - 1)),
-    INT32 = datatype("int32_t", whole(-2 ^ 31, 2 ^ 31 - 1)),
-    INT64 = datatype("int64_t", whole(-EXACT, EXACT)),
-    UINT8 = datatype("uint8_t", whole(0, 2 ^ 8 - 1)),
-    UINT16 = datatype("uint16_t", whole(0, 2 ^ 16 - 1)),
-    UINT32 = datatype("uint32_t", whole(0, 2 ^ 32 - 1)),
-    UINT64 = datatype("uint64_t", whole(0, EXACT)),
-    FP32 = datatype("float", between(-LARGEST_FP32, LARGEST_FP32)),
-    FP64 = datatype("double", between(-LARGEST_FP64, LARGEST_FP64)),
+    BOOL = datatype("bool", 1, 0), -- has no numbers: JSON's true and false are Flask's
+    INT8 = datatype("int8_t", -2 ^ 7, 2 ^ 7 - 1),
+    INT16 = datatype("int16_t", -2 ^ 15, 2 ^ 15 - 1),
+    INT32 = datatype("int32_t", -2 ^ 31, 2 ^ 31 - 1),
+    INT64 = datatype("int64_t", -EXACT, EXACT),
+    UINT8 = datatype("uint8_t", 0, 2 ^ 8 - 1),
+    UINT16 = datatype("uint16_t", 0, 2 ^ 16 - 1),
+    UINT32 = datatype("uint32_t", 0, 2 ^ 32 - 1),
+    UINT64 = datatype("uint64_t", 0, EXACT),
+    FP32 = datatype("float", -3.4028234663852886e38, 3.4028234663852886e38),
+    FP64 = datatype("double", -1.7976931348623157e308, 1.7976931348623157e308), -- 1e999 is read as infinity
 }
 
 -- The functions up to `rewritten` raise an error where a document is not plainly right, no matter which.
@@ -91,16 +81,16 @@ local function elements_of(shape)
     return elements
 end
 
--- Writes the values of nested lists into the array, from index `at` on; returns the index behind the last one.
+-- Writes the numbers of nested lists into the array, from index `at` on; returns the index behind the last one.
 local function fill(array, at, elements, kind, list)
     assert(#list > 0)
     for _, value in ipairs(list) do
         if type(value) == "table" then
             at = fill(array, at, elements, kind, value)
         else
-            assert(at < elements and kind.takes(value))
-            array[at] = value
-            at = at + 1
+            assert(at < elements and type(value) == "number" and value >= kind.least and value <= kind.most)
+            assert(value % 1 == 0 or not kind.is_whole)
+            array[at], at = value, at + 1
         end
     end
     return at
@@ -112,8 +102,8 @@ local function packed(list, kind, elements)
     return ffi.string(array, elements * kind.size)
 end
 
--- An input as Triton gets it, and its data; `next_bytes` takes them from behind the JSON.
-local function read_input(input, next_bytes)
+-- An input as Triton gets it, and its data, which may be the next bytes of the body, from `at` on; and how far that went.
+local function read_input(input, body, at)
     known(input, INPUT)
     local kind, elements = DATATYPES[input.datatype], elements_of(input.shape)
     local size, data = elements * kind.size, nil
@@ -122,10 +112,10 @@ local function read_input(input, next_bytes)
         data = packed(input.data, kind, elements)
     else
         assert(known(input.parameters, INPUT_PARAMETERS).binary_data_size == size)
-        data = next_bytes(size)
+        data, at = body:sub(at, at + size - 1), at + size
     end
     local parameters = { binary_data_size = size }
-    return { name = name_of(input.name), datatype = input.datatype, shape = input.shape, parameters = parameters }, data
+    return { name = name_of(input.name), datatype = input.datatype, shape = input.shape, parameters = parameters }, data, at
 end
 
 local function read_output(output)
@@ -133,25 +123,20 @@ local function read_output(output)
     return { name = name_of(output.name), parameters = { binary_data = flag(parameters.binary_data) } }
 end
 
-local door = { models = {}, default_model = "" } -- nginx.conf sets both
-
--- The body for Triton and the length of its JSON, of a body whose first `json_size` bytes are JSON.
-function door.rewritten(body, json_size)
+-- The body for Triton and the length of its JSON, of a body that begins with `json_size` bytes of JSON ("": it is all).
+local function rewritten(body, json_size)
+    assert(not json_size:find("%D"))
+    json_size = tonumber(json_size) or #body
     assert(json_size > 0 and json_size <= #body)
-    local text, position = body:sub(1, json_size), json_size
+    local text, data, at = body:sub(1, json_size), {}, json_size + 1
     assert(not text:find("\0", 1, true)) -- cjson stops there
-    local function next_bytes(size)
-        position = position + size
-        assert(position <= #body)
-        return body:sub(position - size + 1, position)
-    end
-    local document, data = known(json.decode(text), DOCUMENT), {}
+    local document = known(json.decode(text), DOCUMENT)
     local parameters = known(document.parameters, DOCUMENT_PARAMETERS)
     local anew = { inputs = {}, parameters = { binary_data_output = flag(parameters.binary_data_output) } }
     for i, input in ipairs(document.inputs) do
-        anew.inputs[i], data[i] = read_input(input, next_bytes)
+        anew.inputs[i], data[i], at = read_input(input, body, at)
     end
-    assert(#data > 0 and position == #body)
+    assert(#data > 0 and at == #body + 1) -- the data are all there
     if document.outputs ~= nil then
         assert(#document.outputs > 0)
         anew.outputs = {}
@@ -162,20 +147,17 @@ function door.rewritten(body, json_size)
     return head .. table.concat(data), #head
 end
 
--- The length of a body that the door may read, else nil.
-local function length_of_plain_body(var)
-    if var.request_method ~= "POST" or var.http_content_encoding or var.http_x_amzn_sagemaker_session_id then return end
-    local length = tonumber(var.content_length)
-    return length and length <= MOST_BYTES and length or nil
-end
+local door = { models = {}, default_model = "" } -- nginx.conf sets both
 
 -- Sends the request to Triton and does not return, or returns and so leaves it to Flask.
 local function enter(name, version, json_size)
     local var = ngx.var
-    if not (version and json_size) then return end
-    ngx.req.read_body()
-    local ok, body, size = pcall(door.rewritten, ngx.req.get_body_data(), json_size)
+    if var.request_method ~= "POST" or var.http_content_encoding or var.http_x_amzn_sagemaker_session_id then return end
+    local length = tonumber(var.content_length)
+    if not version or not length or length > MOST_BYTES then return end
+    local ok, body, size = pcall(rewritten, ngx.req.get_body_data(), json_size)
     if not ok then return end
+    if not bulkhead.enter(name) then return ngx.exit(ngx.HTTP_TOO_MANY_REQUESTS) end
     var.door_model, var.door_version, var.door_body, var.door_json_size = name, version, body, size
     ngx.exec("@triton")
 end
@@ -192,70 +174,21 @@ end
 -- POST /invocations
 function door.invocations()
     local var = ngx.var
-    local length, kind = length_of_plain_body(var), var.content_type or ""
     local name, version =
         named(var.http_x_amzn_sagemaker_target_model, var.http_x_amzn_sagemaker_custom_attributes, var.args)
-    local model = door.models[name]
-    if not (length and model) then return end
-    local json_size = tonumber(kind:match(BINARY_TYPE))
-    if JSON_TYPE[kind] and not model.has_client then json_size = length end
-    enter(name, version or model.version, json_size)
+    local model, kind = door.models[name], var.content_type or ""
+    if not model then return end
+    local json_size = kind:match(BINARY_TYPE) or JSON_TYPE[kind] and not model.has_client and ""
+    if json_size then enter(name, version or model.version, json_size) end
 end
 
 -- POST /v2/models/NAME[/versions/VERSION]/infer, whose path nginx.conf takes apart
 function door.infer()
     local var = ngx.var
-    local json_size, header_size = length_of_plain_body(var), var.http_inference_header_content_length
     local name, version = var.kserve_model, var.kserve_version
     local model = door.models[name]
-    if not (json_size and model) then return end
-    if header_size then json_size = tonumber(header_size:match("^%d+$")) end
-    enter(name, version ~= "" and version or model.version, json_size)
-end
-
--- The next part of a reply in JSON. Triton writes NaN and infinities as such, which is no JSON; as in Flask's replies
--- they become null. `state` is between the parts: whether a string has begun, and the start of what may go on.
-function door.nulled(state, part, is_last)
-    local is_cut = not is_last and part:find("[%-%a\\]$")
-    local is_plain = not (part:find("NaN", 1, true) or part:find("Infinity", 1, true) or part:find("\\", 1, true))
-    if is_plain and not is_cut and state.held == "" then
-        local _, quotes = part:gsub('"', "")
-        state.in_string = state.in_string ~= (quotes % 2 == 1)
-        return part
-    end
-    local text, written, at = state.held .. part, {}, 1
-    state.held = ""
-    while at <= #text do
-        local stop = text:find(state.in_string and '["\\]' or '"', at) or #text + 1
-        local piece, mark = text:sub(at, stop - 1), text:sub(stop, stop)
-        if not state.in_string then
-            if mark == "" and not is_last then state.held = piece:sub(-9):match("[%-%a]*$") end
-            piece = piece:sub(1, #piece - #state.held):gsub("%-?Infinity", "null"):gsub("NaN", "null")
-        end
-        if mark == '"' then
-            state.in_string = not state.in_string
-        elseif mark == "\\" and stop == #text then
-            mark, state.held = "", mark
-        elseif mark == "\\" then
-            stop = stop + 1
-            mark = text:sub(stop - 1, stop)
-        end
-        written[#written + 1] = piece .. mark
-        at = stop + 1
-    end
-    return table.concat(written)
-end
-
--- Filters of Triton's replies.
-function door.reply_header()
-    if ngx.var.upstream_http_inference_header_content_length then return end
-    ngx.ctx.json_reply = { in_string = false, held = "" }
-    ngx.header.content_length = nil -- null is longer than NaN
-end
-
-function door.reply_body()
-    local state = ngx.ctx.json_reply
-    if state then ngx.arg[1] = door.nulled(state, ngx.arg[1], ngx.arg[2]) end
+    if not model then return end
+    enter(name, version ~= "" and version or model.version, var.http_inference_header_content_length or "")
 end
 
 return door

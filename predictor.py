@@ -147,10 +147,10 @@ def _read_body() -> Body:
 
 def _format(source: Incoming, body: Body) -> Format | None:
     """How the request is streamed; lines are answered one by one without being a stream."""
-    if body.by_line(source.accept_mimetypes):
+    if body.by_line(source.accept):
         return None
     default = EVENTS if services().inference_type == "generate_stream" and isinstance(body, FlatBody) else None
-    return wanted_format(source.accept_mimetypes) or default
+    return wanted_format(source.accept) or default
 
 
 def _once(served: ServedModel, asked: Request) -> Reply:

@@ -3,8 +3,8 @@
 import difflib
 import re
 from dataclasses import dataclass
+from functools import cache
 
-import boto3
 from botocore.loaders import Loader
 
 from deploy.errors import UsageError
@@ -19,21 +19,29 @@ class Partition:
 
 
 COMMERCIAL = Partition()
+HOST = "api.sagemaker"  # SageMaker's first part of a host's name, by which the file calls it
 
 
 def partition_of(region: str) -> Partition:
     """The region's; raises UsageError for one where botocore knows no SageMaker."""
-    session = boto3.Session()
-    known = {
-        each: partition
-        for partition in session.get_available_partitions()
-        for each in session.get_available_regions("sagemaker", partition)
-    }
+    known = _with_sagemaker()
     if region not in known:
         near = difflib.get_close_matches(region, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
         raise UsageError(f"--region '{region}' has no SageMaker, as far as this boto3 knows: {hint}")
     return guessed(region)
+
+
+@cache
+def _with_sagemaker() -> frozenset[str]:
+    """Asked of the file itself: a session reads it, and SageMaker's model, for each partition anew."""
+    partitions = Loader().load_data("endpoints")["partitions"]
+    return frozenset(
+        region
+        for partition in partitions
+        for region in partition["services"].get(HOST, {}).get("endpoints", {})
+        if region in partition["regions"]
+    )
 
 
 def guessed(region: str) -> Partition:

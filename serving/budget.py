@@ -74,9 +74,16 @@ def check_count(count: int, most: int, what: str, remedy: str = "send fewer at a
 
 def read_json(data: bytes) -> Any:
     """The value of a JSON text; raises orjson.JSONDecodeError, or PayloadTooLarge before anything is made of it."""
+    check_json(data)
+    return orjson.loads(data)
+
+
+def check_json(data: bytes) -> None:
+    """Raises PayloadTooLarge where a JSON text would become too many objects."""
+    if len(data) <= MOST_JSON_PARTS:  # each takes a byte at least
+        return
     parts = data.count(b"{") + data.count(b"[") + data.count(b'"') // 2
     check_count(parts, MOST_JSON_PARTS, "lists, objects and strings of JSON", "send fewer at a time, or binary tensors")
-    return orjson.loads(data)
 
 
 def in_time(items: Iterable[Each], deadline: Deadline) -> Iterator[Each]:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from werkzeug.datastructures import MIMEAccept
-
 from serving.budget import Budget
 from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
@@ -76,7 +74,7 @@ class Request:
     attributes: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
-    accept: MIMEAccept = field(default_factory=MIMEAccept)
+    accept: str = ""
     deadline: Deadline = NEVER
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
@@ -131,7 +129,7 @@ class Body:
         """What the body is for this model: itself, unless the model decides. Raises InvalidRequest."""
         return self
 
-    def by_line(self, accept: MIMEAccept) -> bool:
+    def by_line(self, accept: str) -> bool:
         """Whether each of its lines is answered by a line of JSON, and a wrong one spoils no other."""
         return False
 

@@ -75,7 +75,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One container for all tests that leave it as it was."""
-    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_REQUEST_TIMEOUT="10").wait_ready()
+    running = Server(tmp_path_factory.mktemp("serve"), repository).wait_ready()
     yield running
     assert running.stop() == 0
     assert running.processes() == []

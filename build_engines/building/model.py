@@ -97,6 +97,12 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
         name = str(config.get("model_type", ""))
         if name not in FAMILIES:
             name = "resnet" if is_image(weights) else "bert" if is_text(weights) else name
+    if name not in FAMILIES and kind == "checkpoint":
+        raise UsageError(
+            f"{weights} ({name or 'no model_type in config.json'}) has neither a tokenizer's files nor "
+            "preprocessor_config.json, so it is not known what it takes: save its tokenizer or image processor "
+            "there too (save_pretrained), or export it to ONNX, of which any file is taken"
+        )
     if name not in FAMILIES:
         raise UsageError(
             f"it is not known what {weights} is ({name or 'no client is named'}): add --client, one of "

@@ -53,22 +53,63 @@ def _stored(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace],
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_build)
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
-    add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; default: the first in `list`")
-    add(
-        "--precision",
-        choices=PRECISIONS,
-        help="auto: the fastest here that keeps the accuracy; default: fp32, with --for auto auto",
+    parser.add_argument("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
+    parser.add_argument(
+        "--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository to build into"
     )
+    parser.add_argument(
+        "--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU"
+    )
+    parser.add_argument("--force", action="store_true", help="build even if the model is up to date")
+    _add_network(parser.add_argument_group("the network"))
+    _add_engine(parser.add_argument_group("the engine"))
+    _add_client(parser.add_argument_group("the client"))
+    _add_serving(parser.add_argument_group("how Triton serves it (config.pbtxt)"))
+
+
+def _add_network(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--weights", default="", help="pretrained, random, train, PATH or HUB-ID; default: the first in `list`")
+    add("--size", type=_positive, default=0, help="height and width of the input, for networks exported here")
+    add(
+        "--boxes",
+        type=_count,
+        default=-1,
+        metavar="N",
+        help="for YOLOv5: the network returns only the N likeliest boxes; default: 1000; 0: all",
+    )
+    add(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME:]DATATYPE:DIMS",
+        help="for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as age:FP32:1",
+    )
+    add(
+        "--allow-pickle",
+        action="store_true",
+        help="read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
+    )
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--for",
         dest="target",
         choices=TARGETS,
         help="auto: what is measured to be fastest here; default: tensorrt with trtexec and a GPU, else cpu",
     )
-    add("--out", type=Path, default=REPOSITORY, metavar="REPOSITORY", help="the model repository")
-    add("--name", default="", help="the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="auto: the fastest here that keeps the accuracy; default: fp32, with --for auto auto",
+    )
+    add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
+
+
+def _add_client(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--client",
         default="",
@@ -85,44 +126,25 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="setting of the client, as a parameter in config.pbtxt; repeatable",
     )
-    add("--size", type=_positive, default=0, help="height and width of the input, for networks exported here")
-    add(
-        "--boxes",
-        type=_count,
-        default=-1,
-        metavar="N",
-        help="for YOLOv5: the network returns only the N likeliest boxes; default: 1000; 0: all",
-    )
+
+
+def _add_serving(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--max-batch-size", type=_count, default=-1, metavar="N", help="0: no batches, one instance at a time")
+    add("--instances", type=_positive, default=0, metavar="N", help="how many run side by side")
+    add("--preferred-batch-sizes", type=_sizes, default=(), metavar="N,N", help="of dynamic batching")
+    add("--queue-delay", type=_count, default=0, metavar="MICROSECONDS", help="that dynamic batching waits for more")
+    add("--warm-up", action="store_true", help="let Triton run the model on zeros when it loads it")
+    add("--response-cache", action="store_true", help="let Triton repeat the answer to the same tensors")
+    add("--versions", default="", metavar="POLICY", help="all, latest:2 or 1,3")
     add(
-        "--input",
-        action="append",
-        default=[],
-        metavar="[NAME:]DATATYPE:DIMS",
-        help="for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as age:FP32:1",
-    )
-    add(
-        "--allow-pickle",
-        action="store_true",
-        help="read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
-    )
-    add("--calibration", type=Path, metavar="PATH", help="for INT8: a folder of images")
-    add("--force", action="store_true", help="build even if the model is up to date")
-    serving = parser.add_argument_group("config.pbtxt")
-    serving.add_argument("--instances", type=_positive, default=0)
-    serving.add_argument("--preferred-batch-sizes", type=_sizes, default=(), metavar="N,N")
-    serving.add_argument("--queue-delay", type=_count, default=0, metavar="MICROSECONDS")
-    serving.add_argument("--warm-up", action="store_true", help="let Triton run the model on zeros when it loads it")
-    serving.add_argument("--response-cache", action="store_true")
-    serving.add_argument("--versions", default="", metavar="POLICY", help="all, latest:2 or 1,3")
-    serving.add_argument(
         "--sequence-control",
         action="append",
         default=[],
         metavar="KIND=INPUT",
         help="for sequence batching; KIND is start, end, ready or corrid",
     )
-    serving.add_argument("--sequence-idle", type=float, default=0.0, metavar="SECONDS")
+    add("--sequence-idle", type=float, default=0.0, metavar="SECONDS", help="after which a session is forgotten")
 
 
 def _positive(text: str) -> int:

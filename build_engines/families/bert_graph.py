@@ -30,6 +30,9 @@ class CheckpointError(ValueError):
     """The checkpoint cannot be written as this graph; the message says why."""
 
 
+SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
+
+
 @dataclass(frozen=True)
 class BertShape:
     """The values from a checkpoint's config.json that the graph needs."""
@@ -51,6 +54,8 @@ class BertShape:
         activation = config.get("hidden_act", "gelu")
         if activation not in ACTIVATIONS:
             raise CheckpointError(f"hidden_act {activation!r} is none of: {', '.join(ACTIVATIONS)}")
+        if missing := [key for key in SIZES if key not in config]:
+            raise CheckpointError(f"config.json has no {missing[0]}")
         return cls(
             layers=config["num_hidden_layers"],
             heads=config["num_attention_heads"],

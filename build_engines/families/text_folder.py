@@ -27,6 +27,7 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForTokenClassification": ("token-classification",),
     "ForQuestionAnswering": ("question-answering",),
 }
+GENERATORS = ("HeadModel", "HeadsModel")  # GPT2LMHeadModel and others: what their names end with is no encoder's
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 KNOWN_MODULES = {"Transformer", "Pooling", "Dense", "Normalize"}
@@ -63,7 +64,7 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
     if (checkpoint / MODULES).is_file():
         fitting = ("embedding",)
-    elif "embedding" in fitting and not name.endswith(("Model", "TextModelWithProjection")) and not asked:
+    elif "embedding" in fitting and not _is_encoder(name) and not asked:
         raise CheckpointError(
             f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; with --task embedding its "
             f"encoder is built, without what {name} adds to it"
@@ -73,6 +74,10 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     if asked not in fitting and asked != "embedding" and any(name.endswith(end) for end in HEADS):
         raise CheckpointError(f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}")
     return asked
+
+
+def _is_encoder(name: str) -> bool:
+    return name.endswith(("Model", "TextModelWithProjection")) and not name.endswith(GENERATORS)
 
 
 def _is_cross_encoder(config: Mapping[str, Any]) -> bool:

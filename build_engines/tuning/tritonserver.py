@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -18,6 +20,7 @@ from serving.host import tritonserver
 from serving.host.ports import PortPicker
 
 START_SECONDS, END_SECONDS, POLL_SECONDS = 40.0, 20.0, 0.05
+SHARED = "shm-region-prefix-name="
 CONTROL = ("--model-control-mode=explicit", "--exit-on-error=false", "--allow-metrics=false", "--allow-http=false")
 
 
@@ -63,9 +66,11 @@ def started(repository: Path) -> Iterator[Triton]:
 def start(
     repository: Path, backends: Path, log: Path, options: Sequence[str], **variables: str
 ) -> "subprocess.Popen[bytes]":
-    """Starts a server in its own process group; it and its backends' processes print into `log`."""
+    """Starts a server in its own process group; it and its backends' processes print into `log`. `end` ends it."""
+    prefix = f"build-{secrets.token_hex(8)}"
     try:
         command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
+        command += [f"--backend-config={name},{SHARED}{prefix}" for name in tritonserver.python_backends(backends)]
         environment = tritonserver.environment(os.environ) | variables
     except FileNotFoundError as err:
         raise BuildError(str(err)) from err
@@ -87,10 +92,20 @@ def _wait(client: InferenceServerClient, process: "subprocess.Popen[bytes]", log
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM."""
+    """SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM. Triton leaves in shared
+    memory what stubs had that have died."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for left in shared_memory(process):
+        left.unlink(missing_ok=True)
+
+
+def shared_memory(process: "subprocess.Popen[bytes]") -> list[Path]:
+    """What the server and its backends' processes have there."""
+    arguments = cast("list[str]", process.args)
+    prefix = next(word.rpartition(SHARED)[2] for word in arguments if SHARED in word)
+    return list(Path("/dev/shm").glob(f"{prefix}*"))

@@ -11,6 +11,28 @@ from build_engines.weights.digests import digest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
+TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
+FILES = {  # how a name ends -> what to do with what is not built here
+    (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
+    (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",
+    (".tflite",): f"{TENSORFLOW} --tflite FILE --output model.onnx",
+    (".plan", ".engine"): "a TensorRT plan needs no build: it is model.plan of a model folder (docs/tensorrt.md)",
+    (".safetensors", ".bin"): "weights alone do not say their network: name the folder that has their config.json too",
+    (".ckpt",): "export the network that it is for: torch.onnx.export(network, example, 'model.onnx')",
+    (".mar",): "TorchServe's archive is a zip file: unpack it and build the model that is in it",
+    (".cbm",): "CatBoost writes ONNX: model.save_model('model.onnx', format='onnx')",
+    (".gguf",): "no backend here runs llama.cpp's models",
+    (".tar.gz", ".tgz"): "unpack it; a model.tar.gz of model folders is served as it is (docs/deploy.md)",
+    (".xml",): "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)",
+}
+FOLDERS = {  # a file in it -> the same
+    "config.pbtxt": "it is a model folder, which needs no build: put it into the model repository",
+    "*/config.pbtxt": "it is a model repository, which needs no build: SERVE_MODEL_REPOSITORY names it",
+    "saved_model.pb": f"{TENSORFLOW} --saved-model FOLDER --output model.onnx",
+    "model_index.json": "pipelines of diffusers are not built: bring a model.py for Triton's Python backend",
+    "adapter_config.json": "an adapter's weights go into its network first: merge_and_unload(), save_pretrained()",
+    "*.onnx": "name the ONNX file that is in it",
+}
 HUB_FILES = [
     "config.json",
     "*.safetensors",
@@ -53,7 +75,7 @@ def kind(path: Path) -> str:
     if path.is_dir():
         if (path / "config.json").is_file():
             return "checkpoint"
-        raise BuildError(f"there is no config.json in {path}; a checkpoint's folder is what save_pretrained writes")
+        raise BuildError(f"there is no config.json in {path}; {_hint(path)}")
     if path.suffix == ".onnx":
         return "onnx"
     if zipfile.is_zipfile(path):
@@ -68,8 +90,19 @@ def kind(path: Path) -> str:
     raise BuildError(
         f"{path} is none of: an ONNX file (.onnx), a TorchScript or checkpoint file (.pt, .pth), a folder "
         "as save_pretrained writes it, a model of scikit-learn (.joblib, .pkl), XGBoost's model.json, LightGBM's "
-        "model.txt"
+        f"model.txt{_hint(path)}"
     )
+
+
+def _hint(path: Path) -> str:
+    """What to do with a file or a folder of another kind that is known."""
+    if path.is_dir():
+        return next(
+            (remedy for name, remedy in FOLDERS.items() if any(path.glob(name))),
+            "a checkpoint's folder is what save_pretrained writes",
+        )
+    found = next((remedy for ends, remedy in FILES.items() if path.name.endswith(ends)), "")
+    return f"; {found}" if found else ""
 
 
 def identity(path: Path | None) -> str:

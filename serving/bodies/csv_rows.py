@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from werkzeug.datastructures import MIMEAccept
 
 from clients.base import ModelClient
 from serving.bodies.instances import Instances, check_media_type
@@ -20,6 +19,7 @@ from serving.codecs import Limits, read_cells
 from serving.deadline import Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest
+from serving.headers import preferred
 from serving.request import Batch, Body, Reply, Request
 from serving.served_model import ServedModel
 from serving.sessions import Session
@@ -52,9 +52,9 @@ class CsvBody(Body):
     data: bytes
     header: bool | None = None
 
-    def by_line(self, accept: MIMEAccept) -> bool:
+    def by_line(self, accept: str) -> bool:
         """As batch transform asks for it; else the reply is in one piece, as JSON or as CSV."""
-        return accept.best_match(["application/json", CSV, JSON_LINES], default="application/json") == JSON_LINES
+        return preferred(accept, CSV, JSON_LINES) == JSON_LINES
 
     def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
         """The rows, one after the other. Raises InvalidRequest, DecodingError, TooLate and others."""
@@ -97,7 +97,7 @@ class CsvBody(Body):
         yield from Instances(items).batches(served, request, session, decoder)
 
     def reply(self, served: ServedModel, request: Request, results: Iterator[Any]) -> Reply:
-        if request.accept.best_match(["application/json", CSV], default="application/json") != CSV:
+        if preferred(request.accept, CSV) != CSV:
             return Instances([]).reply(served, request, results)
         written, version = bytearray(), ""
         for result in results:

@@ -25,6 +25,7 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
+from serving.headers import JSON_TYPE, preferred
 from serving.request import NOBODY, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.sessions import SEQUENCE_END, Session
@@ -32,7 +33,6 @@ from serving.timings import Timings
 from serving.triton.tensors import InferReply, Tensor
 
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
-JSON_TYPE = "application/json"
 PICTURES = ("image/jpeg", "image/png")
 Result = TypeVar("Result")
 
@@ -240,7 +240,7 @@ def _parts(client: ModelClient, tensors: Tensors, size: int) -> Iterator[list[Te
 
 def wanted_picture(request: Request) -> str | None:
     """image/jpeg or image/png when Accept asks for a picture and not for JSON."""
-    best = request.accept.best_match(["application/json", *PICTURES], default="application/json")
+    best = preferred(request.accept, *PICTURES)
     return best if best in PICTURES else None
 
 

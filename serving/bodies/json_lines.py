@@ -7,8 +7,6 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from werkzeug.datastructures import MIMEAccept
-
 from serving.budget import in_time
 from serving.deadline import Deadline
 from serving.request import Body
@@ -24,7 +22,7 @@ class JsonLines(Body):
     data: bytes
     generates: bool = False
 
-    def by_line(self, accept: MIMEAccept) -> bool:
+    def by_line(self, accept: str) -> bool:
         return True
 
     def lines(self, deadline: Deadline) -> Iterator[bytes]:

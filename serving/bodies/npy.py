@@ -15,6 +15,7 @@ from serving.bodies.kserve import write_reply
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
+from serving.headers import preferred
 from serving.request import Batch, Body, Reply, Request
 from serving.served_model import ServedModel
 from serving.sessions import Session
@@ -48,7 +49,7 @@ class NpyBody(Body):
 
     def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
         (result,) = results
-        if NPY_TYPE not in request.accept.values():
+        if preferred(request.accept, NPY_TYPE) != NPY_TYPE:
             return Reply(write_reply(served, result, request.budget), version=result.version)
         if len(result.outputs) != 1:
             raise NotAcceptable(f"model '{served.name}' has {len(result.outputs)} outputs; ask for application/json")

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import simdjson
 from numpy.typing import NDArray
 
 from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, check_count
@@ -34,8 +35,12 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
     """JSON's values, nested or flat, as a flat array of the datatype (BF16: of float32); raises InvalidRequest,
     PayloadTooLarge, TooLate."""
     check_datatype(name, datatype)
-    values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
+    if isinstance(data, simdjson.Array):
+        if (numbers := _copied(data, dtype)) is not None:
+            return numbers
+        data = data.as_list()
+    values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
     if strange := types - TYPES[dtype.kind]:
         value = next(each for each in values if type(each) in strange)
         raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
@@ -43,6 +48,28 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
         check_count(len(values), MOST_STRINGS, "strings")
         return np.array([value.encode() for value in values], dtype=np.object_)
     return _numbers(name, datatype, values, dtype)
+
+
+# What simdjson copies an array of numbers to, by the kind of the dtype that they become.
+COPIES: dict[str, tuple[Literal["d", "i", "u"], type[np.generic]]] = {
+    "f": ("d", np.float64),
+    "i": ("i", np.int64),
+    "u": ("u", np.uint64),
+}
+
+
+def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Its numbers, nested or flat; None where one is no number of the dtype."""
+    if dtype.kind not in COPIES:
+        return None
+    kind, wide = COPIES[dtype.kind]
+    try:
+        copied = np.frombuffer(data.as_buffer(of_type=kind), dtype=wide)
+    except (TypeError, ValueError):
+        return None
+    with np.errstate(over="ignore"):
+        numbers = copied.astype(dtype)
+    return numbers if dtype.kind == "f" or np.array_equal(numbers, copied) else None
 
 
 def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

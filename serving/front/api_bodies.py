@@ -9,7 +9,7 @@ import orjson
 
 from clients.base import ModelClient
 from serving.bodies.csv_rows import CSV, as_csv
-from serving.bodies.instances import JSON_TYPE, PICTURES
+from serving.bodies.instances import PICTURES
 from serving.bodies.json_lines import JSON_LINES, LINES_TYPES
 from serving.bodies.kserve import BINARY_TYPE, HEADER_LENGTH
 from serving.bodies.npy import NPY_TYPE
@@ -33,6 +33,7 @@ from serving.front.api_schemas import (
     words,
 )
 from serving.front.streams import EVENTS
+from serving.headers import JSON_TYPE
 from serving.images import FORMATS
 
 EVENTS_TYPE = EVENTS.media_type.partition(";")[0]

@@ -39,6 +39,10 @@ class Incoming(flask.Request):
         """nginx hands on the caller's Inference-Id or an id that it made."""
         return self.headers.get("X-Request-Id") or uuid.uuid4().hex
 
+    @property
+    def accept(self) -> str:
+        return self.headers.get("Accept", "")
+
     @cached_property
     def attributes(self) -> Mapping[str, str]:
         return read_attributes(self.headers.get(ATTRIBUTES, ""))
@@ -55,7 +59,7 @@ class Incoming(flask.Request):
     def _data(self) -> bytes:
         """Once in memory: pieces that are joined would be there twice. nginx has the body whole before it sends it, so
         its length is known."""
-        if self.content_length is None:
+        if self.content_length is None or self.content_length <= PIECE:
             return self.get_data(cache=False)
         # A BufferedReader reads a known number of bytes into their final place.
         return io.BufferedReader(_Pieces(self.stream)).read(self.content_length)
@@ -85,7 +89,7 @@ def read_request(source: Incoming, seconds: float, budget: Budget, body: Body, n
         attributes=source.attributes,
         parameters={key: value for key, value in source.args.items() if key not in RESERVED},
         session=source.headers.get(SESSION_ID, ""),
-        accept=source.accept_mimetypes,
+        accept=source.accept,
         deadline=source.deadline(seconds),
         budget=budget,
         timings=source.timings,

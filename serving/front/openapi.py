@@ -10,12 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 from serving import VERSION
-from serving.bodies.instances import JSON_TYPE as JSON
 from serving.bodies.kserve import HEADER_LENGTH
 from serving.front.api_bodies import EVENT, EVENTS_TYPE, Bodies
 from serving.front.api_fixed import OF_MULTI_MODEL, OF_SEVERAL, described
 from serving.front.api_schemas import Json, Schemas
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
+from serving.headers import JSON_TYPE as JSON
 from serving.headers import TARGET_MODEL
 from serving.multimodel.control import LARGEST_PAGE, PAGE
 from serving.served_model import ServedModel

@@ -10,11 +10,11 @@ from functools import partial
 
 import orjson
 from flask import Response
-from werkzeug.datastructures import MIMEAccept
 
 from serving.errors import ServingError
 from serving.front.hangups import HangUps
 from serving.front.incoming import Incoming
+from serving.headers import preferred
 from serving.inference.service import Inference, Line
 from serving.request import Request
 from serving.served_model import ServedModel
@@ -40,10 +40,9 @@ LINES = Format("application/jsonlines", b"%b\n", b"%b\n")
 FORMATS = {"text/event-stream": EVENTS, "application/jsonlines": LINES}
 
 
-def wanted_format(accept: MIMEAccept) -> Format | None:
+def wanted_format(accept: str) -> Format | None:
     """What Accept asks for; None where an answer in one piece is as good."""
-    best = accept.best_match(["application/json", *FORMATS])
-    return FORMATS.get(best or "")
+    return FORMATS.get(preferred(accept, *FORMATS))
 
 
 class StreamedReply:

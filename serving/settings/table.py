@@ -351,11 +351,6 @@ class Settings:
         return self.run_dir / "live"
 
     @property
-    def model_concurrency(self) -> int:
-        """Requests in work of one model past Python: half of all where there are several."""
-        return max(1, self.max_concurrency // 2) if self.several_models else self.max_concurrency
-
-    @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * MEGABYTE)
 

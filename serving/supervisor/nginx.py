@@ -47,7 +47,7 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts], tr
         "max_body_bytes": settings.max_body_bytes,
         "max_body_mb": f"{settings.max_body_mb:g}",
         "max_concurrency": settings.max_concurrency,
-        "model_concurrency": settings.model_concurrency,
+        "alone": str(not settings.several_models).lower(),
         "request_timeout": _milliseconds(settings.request_timeout),
         "log_successes": int(settings.logs("info")),
         "log_mistakes": int(settings.logs("warning")),

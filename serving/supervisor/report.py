@@ -25,6 +25,7 @@ from serving.supervisor.log_lines import ESCAPED
 from serving.supervisor.output import Output
 
 TIMEOUT = 5.0  # seconds
+MOST_PORTS = 8  # of other servers, in a message
 MOST_BYTES = 64 * 2**20  # of an answer
 RUN_FOLDERS = "serve-*"  # that `serve` makes itself
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -64,7 +65,8 @@ def find(settings: Settings) -> tuple[Status, Path]:
         if status.address[1] == settings.port:
             return status, folder
     where = str(settings.run_dir) if own else f"{tempfile.gettempdir()}/{RUN_FOLDERS}"
-    others = f" (there is one with PORT={running[0][0].address[1]})" if running else ""
+    ports = ", ".join(str(status.address[1]) for status, _ in running[:MOST_PORTS])
+    others = f" (there are servers with PORT={ports})" if running else ""
     raise NothingServes(
         f"no server with PORT={settings.port} runs here, by the files in {where}{others}: say the PORT and the "
         "SERVE_RUN_DIR that it has, as its user"
@@ -127,17 +129,20 @@ def _asked(settings: Settings, status: Status, path: str) -> bytes:
 
 
 def rows_of(model: Mapping[str, Any], samples: Sequence[Sample]) -> Iterator[Row]:
-    """A row for each version, and one for requests that none answered; in multi-model mode an archive has one row."""
+    """A row for each version, and one for requests that none answered, where there is more than one version; in
+    multi-model mode an archive has one row."""
     if "modelName" in model:
         yield model["modelName"], "", "READY", "", *_figures(samples, model["modelName"]), ""
         return
-    name, engine = model["name"], model.get("engine", "")
-    for entry in model["versions"]:
+    name, engine, versions = model["name"], model.get("engine", ""), model["versions"]
+    is_only = len(versions) == 1
+    for entry in versions:
         reason = entry["reason"] or (model.get("error", "") if entry["state"] != "READY" else "")
-        yield name, entry["version"], entry["state"], engine, *_figures(samples, name, entry["version"]), reason
+        figures = _figures(samples, name, None if is_only else entry["version"])
+        yield name, entry["version"], entry["state"], engine, *figures, reason
     unanswered = _figures(samples, name, "")
-    if unanswered[0]:
-        yield name, "", "", engine, *unanswered, ""
+    if unanswered[0] and not is_only:
+        yield name, "none", "", engine, *unanswered, ""
 
 
 def _figures(samples: Sequence[Sample], model: str, version: str | None = None) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from backends.install import install
+from build_engines.tuning import tritonserver
 from tests.backends.onnx_models import write_repository
 from tests.backends.triton_process import Server, serving
 
@@ -32,6 +33,8 @@ def server(repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFa
     log = tmp_path_factory.mktemp("log") / "triton.log"
     with serving(repository, backends, log, "--backend-config=default-max-batch-size=6") as running:
         yield running
+        assert tritonserver.shared_memory(running.process)
+    assert not tritonserver.shared_memory(running.process)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Regions and partitions, as botocore has them."""
 
+import boto3
 import pytest
 
 from deploy.errors import UsageError
@@ -17,6 +18,20 @@ from tests.deploy.conftest import Aws
 )
 def test_a_region_has_its_partition(region: str, partition: Partition) -> None:
     assert partition_of(region) == guessed(region) == partition
+
+
+def test_they_are_those_that_boto3_lists() -> None:
+    session = boto3.Session()
+    listed = [
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("sagemaker", partition)
+    ]
+    for region in listed:
+        partition_of(region)
+    with pytest.raises(UsageError) as refused:
+        partition_of("x")
+    assert str(refused.value).endswith(", ".join(sorted(listed)))
 
 
 def test_a_region_that_there_is_not_is_refused_with_the_nearest() -> None:

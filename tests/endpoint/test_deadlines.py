@@ -52,6 +52,12 @@ def test_requests_that_were_given_up_in_the_queue_are_not_executed(slow: Server)
     assert executions(slow) - before <= CALLERS // 2
 
 
+def test_a_call_that_takes_too_long_is_a_504(slow: Server) -> None:
+    reply = slow.post(json={"instances": [TIMEOUT + 1]})
+    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
+    assert "in time" in reply.json()["error"] and "SERVE_REQUEST_TIMEOUT" in reply.json()["error"]
+
+
 def test_the_instances_after_the_deadline_are_not_sent(slow: Server) -> None:
     before = executions(slow)
     reply = slow.post(json={"instances": [SECONDS] * CALLERS})

@@ -248,8 +248,3 @@ def test_a_client_that_fails_is_a_500_that_keeps_its_secrets(server: Server, mis
     reply = server.post(json={"model_name": "sleeper", "instances": [0], "parameters": {"mistake": mistake}})
     expect(reply, 500, "inference_failed", "'sleeper'", *words)
     assert "secret" not in reply.text
-
-
-def test_a_call_that_takes_too_long_is_a_504(server: Server) -> None:
-    reply = server.post(json={"model_name": "sleeper", "instances": [11]})
-    expect(reply, 504, "triton_timeout", "in time", "SERVE_REQUEST_TIMEOUT")

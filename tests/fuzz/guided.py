@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 import warnings
 from functools import partial
 
@@ -10,9 +11,19 @@ import atheris
 with atheris.instrument_imports(include=["serving", "clients", "PIL"], enable_loader_override=False):
     from tests.fuzz.targets import run
 
+from tests.fuzz.__main__ import DEADLINE
+
+
+def timed(target: str, data: bytes) -> None:
+    begun = time.process_time()
+    run(target, data)
+    if (seconds := time.process_time() - begun) > DEADLINE:
+        raise AssertionError(f"it took {seconds:.1f} s of processor time")
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     target = sys.argv.pop(1)
-    atheris.Setup(sys.argv, partial(run, target))
+    atheris.Setup(sys.argv, partial(timed, target))
     atheris.Fuzz()

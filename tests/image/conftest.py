@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.image.container import Container, build_image, podman
+from tests.image.container import BUILD_SECONDS, Container, build_image, podman
 from tests.support.readme import commands
 
 Start = Callable[..., Container]
-BUILD_SECONDS = 1200  # a cold build takes 85 s on two idle processors
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +32,7 @@ def server(image: str, repository: Path, tmp_path_factory: pytest.TempPathFactor
     repository.chmod(0o755)
     options = ("--volume", f"{repository}:/opt/ml/model:ro", "--shm-size", "256m")
     folder = tmp_path_factory.mktemp("container")
-    container = Container(folder, image, *options, memory="3g", SERVE_REQUEST_TIMEOUT="10").wait_ready()
+    container = Container(folder, image, *options, memory="3g").wait_ready()
     yield container
     assert container.stop() == 0
     container.remove()

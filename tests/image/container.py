@@ -18,6 +18,9 @@ from tests.support.started import ends_with, kill
 
 # Layers are kept here from one run of the tests to the next; outside of the repository.
 HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
+# A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store, and podman waits
+# with a start while a layer is written there.
+BUILD_SECONDS = 1200
 RELAY = ROOT / "tests/image/relay.py"
 SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
 LOCKED_UP = (
@@ -123,10 +126,17 @@ class Container(Server):
 
     def connect(self) -> "Container":
         """Makes the container reachable at `url`."""
-        state = wait_until(self.state, lambda: f"{self.name} runs; its log is\n{self.log.read_text()}")
+        state = wait_until(self.begun, lambda: f"{self.name} runs; its log is\n{self.log.read_text()}", BUILD_SECONDS)
         command = [*SUDO, sys.executable, str(RELAY), str(self.port), str(state["Pid"])]
         self.relay = subprocess.Popen(command)
         return self
+
+    def begun(self) -> dict[str, Any]:
+        """The state of a container that runs or has ended, empty before; fails when podman does not start it."""
+        ended = self.process.poll() is not None
+        state = self.state()
+        assert state or not ended, f"podman has ended with {self.process.returncode}:\n{self.log.read_text()}"
+        return state
 
     def state(self) -> dict[str, Any]:
         """podman's words for it; empty while there is no process."""

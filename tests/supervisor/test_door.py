@@ -3,18 +3,22 @@ what they got; tests/test_door.py has the real ones."""
 
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
 import pytest
 import requests
 
 from serving.repository.facts import ModelFacts
-from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error, wait_until_at_work
+from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error
+from tests.support.harness import wait_until
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 FLOATS = np.array([[0.1, -2.5, 1e-30, 16777216.0]], dtype=np.float32)
@@ -127,7 +131,6 @@ def body(*inputs: Any, **more: Any) -> dict[str, Any]:
 
 
 NUMBERS = {
-    "BOOL": [True, False, True],
     "INT8": [-128, 127, 0],
     "INT16": [-32768, 32767, 0],
     "INT32": [-(2**31), 2**31 - 1, 0],
@@ -139,7 +142,7 @@ NUMBERS = {
     "FP32": [0.1, -3.4028234663852886e38, 1e-45],
     "FP64": [0.1, 1.7976931348623157e308, 5e-324],
 }
-DTYPES = {"BOOL": "?", "FP32": "f4", "FP64": "f8"} | {
+DTYPES = {"FP32": "f4", "FP64": "f8"} | {
     f"{sign}INT{8 * size}": f"{kind}{size}" for sign, kind in (("", "i"), ("U", "u")) for size in (1, 2, 4, 8)
 }
 
@@ -155,7 +158,7 @@ def test_numbers_become_numpys_bytes(edge: Edge, datatype: str) -> None:
 
 
 OUT_OF_RANGE: dict[str, list[Any]] = {
-    "BOOL": [0, 1, "true", None],
+    "BOOL": [True, False, 0, 1, "true", None],
     "INT8": [-129, 128, 1.5, True, "1"],
     "INT16": [-32769, 32768],
     "INT32": [-(2**31) - 1, 2**31, 1e300],
@@ -199,7 +202,7 @@ def test_several_inputs_nested_data_outputs_and_an_id_are_written_anew(edge: Edg
 
 
 def test_binary_data_passes_as_it_is_and_its_json_is_written_anew(edge: Edge) -> None:
-    second = {**SIZED, "name": "b", "datatype": "UINT8", "shape": [3], "parameters": {"binary_data_size": 3}}
+    second = {**SIZED, "name": "b", "datatype": "BOOL", "shape": [3], "parameters": {"binary_data_size": 3}}
     data = FLOATS.tobytes() + b'\0"\xff'
     got = send_binary(edge, b"  " + json.dumps(body(SIZED, SMALL | {"name": "c"}, second)).encode(), data)
     head, sent = got.tensors()
@@ -454,19 +457,71 @@ def test_a_question_reaches_triton_without_its_body(edge: Edge) -> None:
         assert not {"Content-Length", "Transfer-Encoding"} & set(got.headers)
 
 
-def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) -> None:
-    path, replies = "/invocations?model_name=scale&model_version=2", list[Got]()
-    callers = [threading.Thread(target=lambda: replies.append(send(edge, body(), path))) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    wait_until_at_work(2)
-    begun = time.monotonic()
-    response = requests.post(f"{edge.url}{path}", json=body(), timeout=5)
-    assert "2 requests, or 2 of this model, are in work" in check_error(response, 503, "overloaded")
-    assert response.headers["Retry-After"] == "1"
-    assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
-    assert send(edge, b"large".ljust(20_000)).program == "Flask"
+QUICK = "/invocations?model_name=scale"
+SLOW = f"{QUICK}&model_version=2"
+
+
+def passed(edge: Edge, path: str) -> Got | None:
+    """None where there is no place. That of a request is free a moment after its reply."""
+    reply = requests.post(f"{edge.url}{path}", json=body(), timeout=10)
+    return Got(reply) if reply.status_code == 200 else None
+
+
+@contextmanager
+def callers(edge: Edge, number: int) -> Iterator[list[Got]]:
+    """So many at Triton; their replies, after the context."""
+    replies = list[Got]()
+
+    def ask() -> None:
+        replies.append(wait_until(lambda: passed(edge, SLOW), "a place is free"))
+
+    threads = [threading.Thread(target=ask) for _ in range(number)]
+    Triton.go_on.clear()
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(Upstream.at_work) == number, "they are at Triton")
+    yield replies
     Triton.go_on.set()
-    for caller in callers:
-        caller.join()
+    for thread in threads:
+        thread.join()
+
+
+def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) -> None:
+    with callers(edge, 2) as replies:
+        begun = time.monotonic()
+        response = requests.post(f"{edge.url}{SLOW}", json=body(), timeout=5)
+        assert "2 requests are in work, or of this model as many" in check_error(response, 503, "overloaded")
+        assert response.headers["Retry-After"] == "1"
+        assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
+        assert send(edge, b"large".ljust(20_000)).program == "Flask"
     assert [got.program for got in replies] == ["Triton"] * 2
+
+
+def leave_two(edge: Edge) -> None:
+    """Two requests are at Triton whose callers do not wait for its answer."""
+    sent = json.dumps(body()).encode()
+    head = f"POST {SLOW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    Triton.go_on.clear()
+
+    def are_there() -> bool:
+        with socket.create_connection(("127.0.0.1", edge.settings.port)) as connection:
+            connection.sendall(head.encode() + sent)
+        return len(Upstream.at_work) == 2
+
+    wait_until(are_there, "they are at Triton")
+    assert not passed(edge, QUICK)
+
+
+def test_the_places_of_callers_who_left_are_free_when_triton_has_answered(edge: Edge) -> None:
+    leave_two(edge)
+    Triton.go_on.set()
+    assert wait_until(lambda: passed(edge, QUICK), "the places are free").program == "Triton"
+
+
+def test_the_places_of_a_worker_of_nginx_that_died_are_free(edge: Edge) -> None:
+    leave_two(edge)
+    for worker in psutil.Process(edge.process.pid).children():
+        worker.kill()
+        worker.wait()  # until then it may take a connection
+    wait_until(lambda: passed(edge, QUICK), "the places are free, though Triton has not answered")
+    Triton.go_on.set()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,6 +196,20 @@ def test_of_folders_that_others_make_too_only_the_empty_ones_since_its_start_are
     wait_until(lambda: not (tmp_path / f"empty-{first}").exists(), "its own is removed")
     running.stop()
     assert (tmp_path / "empty-before").is_dir() and (tmp_path / "empty-full").is_dir()
+
+
+def test_none_is_removed_while_another_process_of_that_name_runs(supervise: Start, tmp_path: Path) -> None:
+    """A tritonserver of another `serve` may have made it a moment ago."""
+    shutil.copy("/bin/sleep", tmp_path / "one")
+    other = subprocess.Popen([tmp_path / "one", "100"])
+    running = supervise({"one": "mkdir empty-$$; exec sleep 100"})
+    first = running.pid("one")
+    wait_until((tmp_path / f"empty-{first}").is_dir, "it makes it")
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: running.pid("one") not in (first, 0), "another is started")
+    assert (tmp_path / f"empty-{first}").is_dir()
+    kill(other)
+    running.stop()
 
 
 def test_one_that_is_stopped_is_killed_and_started_again(supervise: Start) -> None:

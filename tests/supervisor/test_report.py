@@ -38,14 +38,15 @@ def test_a_front_that_does_not_answer_hides_nothing_of_the_processes(tmp_path: P
     assert blocks[3][0] == "LAST ERRORS" and blocks[3][1].endswith(r"  nginx: red \u001b[31m")
 
 
-def test_a_server_that_has_ended_is_none_and_one_on_another_port_is_named(tmp_path: Path) -> None:
+def test_a_server_that_has_ended_is_none_and_those_on_other_ports_are_named(tmp_path: Path) -> None:
     status_of(tmp_path / "serve-gone", 2**22 + 1, 8123)  # more than any pid
     status_of(tmp_path / "serve-other", os.getpid(), 8124)
+    status_of(tmp_path / "serve-third", os.getpid(), 8125)
     (tmp_path / "serve-none").mkdir()
     (tmp_path / "serve-none/status.json").write_text("[]")
     done = run("--status", TMPDIR=str(tmp_path), PORT="8123")
     assert done.returncode == 1
-    assert "(there is one with PORT=8124)" in done.stderr
+    assert "(there are servers with PORT=8124, 8125)" in done.stderr
 
 
 def test_samples_have_labels_and_comments_are_none() -> None:
@@ -59,6 +60,19 @@ def test_an_archive_of_multi_model_mode_has_the_requests_of_all_its_versions() -
     text = line.format(1, 200, 2) + line.format("", 503, 1)
     assert list(rows_of({"modelName": "a", "modelUrl": "/opt/ml/models/1/model"}, list(read_samples(text)))) == [
         ("a", "", "READY", "", 3, 1, 0, "")
+    ]
+
+
+def test_requests_that_no_version_answered_have_a_row_where_there_are_several() -> None:
+    line = 'serve_requests_total{{model="a",version="{}",code="{}"}} {}\n'
+    samples = list(read_samples(line.format(1, 200, 2) + line.format("", 400, 1)))
+    versions = [{"version": version, "state": "READY", "reason": ""} for version in ("1", "2")]
+    one, both = ({"name": "a", "versions": versions[:count]} for count in (1, 2))
+    assert list(rows_of(one, samples)) == [("a", "1", "READY", "", 3, 1, 0, "")]
+    assert list(rows_of(both, samples)) == [
+        ("a", "1", "READY", "", 2, 0, 0, ""),
+        ("a", "2", "READY", "", 0, 0, 0, ""),
+        ("a", "none", "", "", 1, 1, 0, ""),
     ]
 
 

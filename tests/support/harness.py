@@ -345,9 +345,9 @@ class Client(ModelClient):
 '''
 
 
-def make_sleeper(repository: Path) -> None:
-    """`sleeper`: on Triton's python backend, without a batch dimension, with its own client.py."""
-    folder = repository / "sleeper"
+def make_sleeper(repository: Path, name: str = "sleeper") -> None:
+    """A model on Triton's python backend, without a batch dimension, with its own client.py."""
+    folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.py").write_text(SLEEPER)
     (folder / "client.py").write_text(SLEEPER_CLIENT)

@@ -101,6 +101,12 @@ def add(folder: Path, name: str) -> None:
         ),
         (
             "embedding",
+            lambda folder: change(folder / "config.json", architectures=["GPT2LMHeadModel"]),
+            "",
+            "it is a GPT2LMHeadModel, which does none of: embedding",
+        ),
+        (
+            "embedding",
             lambda folder: change(folder / "config.json", vocab_size=999),
             "",
             "has another shape of embeddings.word_embeddings",

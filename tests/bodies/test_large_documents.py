@@ -1,0 +1,133 @@
+"""A large document of tensors is read by simdjson; what it means must be what orjson makes of it when it is small."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.bodies import reading
+from serving.bodies.kserve import TensorBody
+from serving.bodies.reading import read_body
+from serving.deadline import NEVER
+from serving.errors import InvalidRequest, PayloadTooLarge
+from serving.triton.tensors import Tensor
+
+PADDING = b" " * reading.LARGE
+NUMBERS = st.one_of(
+    st.integers(-(2**64), 2**66), st.floats(allow_nan=False, allow_infinity=False), st.integers(-200, 300)
+)
+ODD: st.SearchStrategy[Any] = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.just({}))
+DATA = st.one_of(st.lists(NUMBERS), st.lists(st.lists(NUMBERS, max_size=3)), st.lists(ODD), ODD)
+DATATYPES = st.sampled_from(
+    ["BOOL", "INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64", "BYTES", "X"]
+)
+
+
+def tensors(body: bytes) -> list[Tensor] | str:
+    """Those of the body, or what is wrong with it."""
+    try:
+        read = read_body("application/json", body)
+        assert isinstance(read, TensorBody)
+        assert read.document is not None
+        return [
+            Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
+            for tensor in read._inputs(read.document, NEVER)
+        ]
+    except InvalidRequest as err:
+        return str(err)
+
+
+def of_data(datatype: str, data: Any) -> bytes:
+    return json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": [size(data)], "data": data}]}).encode()
+
+
+def size(data: Any) -> int:
+    return sum(map(size, data)) if isinstance(data, list) else 1
+
+
+@given(DATATYPES, DATA)
+def test_a_large_document_means_what_a_small_one_means(datatype: str, data: Any) -> None:
+    body = of_data(datatype, data)
+    # A small body bounds its shapes by its length, so both get the same length.
+    assert tensors(body.ljust(1000)) == tensors(body + PADDING)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "shape": [2], "data": [1, 2]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [1], "data": [1, 2]}]}',
+        b'{"inputs": [], "inputs": [{"name": "x", "datatype": "INT64", "sh\\u0061pe": [2], "data": [1, 2]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1e400]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [NaN]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], "parameters": {"a": {"b": 1}}}]}',
+        b'{"inputs": [{"name": "\xff", "datatype": "FP64", "shape": [1], "data": [1]}]}',
+        b'{"inputs": [{"name": "\\ud800", "datatype": "FP64", "shape": [1], "data": [1]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1], "further": 1}]}',
+        b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": '
+        + b"[" * 900
+        + b'"a"'
+        + b"]" * 900
+        + b"}]}",
+    ],
+)
+def test_odd_documents_mean_the_same_too(body: bytes) -> None:
+    assert tensors(body) == tensors(body + PADDING)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'["datatype"]',
+        b'{"inputs": "datatype"}',
+        b'{"inputs": [1, "datatype"]}',
+        b'{"inputs": {"datatype": 1}}',
+        b'{"instances": ["datatype"]}',
+        b'{"inputs": [{"datatype": "FP32"}, {"text": 1}]}',
+    ],
+)
+def test_what_is_no_list_of_tensors_is_of_the_same_kind(body: bytes) -> None:
+    assert kind(body) == kind(body + PADDING)
+
+
+def kind(body: bytes) -> str:
+    try:
+        return type(read_body("application/json", body)).__name__
+    except InvalidRequest as err:
+        return str(err)
+
+
+def test_a_large_document_that_ends_too_early_is_refused() -> None:
+    body = of_data("FP64", [1.5] * 10_000)
+    with pytest.raises(InvalidRequest, match=r"the body is not valid JSON: .*column"):
+        read_body("application/json", body[:-2])
+
+
+def test_many_keys_are_not_looked_for_one_by_one() -> None:
+    """simdjson looks for each from the start: of 200,000 that would take minutes."""
+    keys = b"".join(b'"%d": 1, ' % number for number in range(200_000))
+    inputs = b'"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}]}'
+    assert tensors(b"{" + keys + inputs) == tensors(b"{" + inputs)
+
+
+def test_a_large_document_of_too_many_parts_is_refused_before_it_is_read() -> None:
+    body = b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": [' + b"[]," * 2_100_000 + b"[]]}]}"
+    with pytest.raises(PayloadTooLarge, match="lists, objects and strings"):
+        read_body("application/json", body)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "numbers"),
+    [
+        ("FP64", [math.pi, 5e-324, 1.7976931348623157e308, 9007199254740993.0]),
+        ("INT64", [2**63 - 1, -(2**63)]),
+        ("UINT64", [2**64 - 1, 0]),
+    ],
+)
+def test_numbers_keep_all_their_digits(datatype: str, numbers: list[float]) -> None:
+    for tensor in tensors(of_data(datatype, numbers) + PADDING):
+        assert isinstance(tensor, Tensor)
+        assert tensor.array().tolist() == numbers

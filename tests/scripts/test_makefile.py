@@ -1,0 +1,37 @@
+"""What `make` runs, without running it."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.support.harness import ROOT
+
+
+def recipe(*arguments: str, **variables: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "MAKE"))}
+    done = subprocess.run(
+        ["make", "--dry-run", *arguments], cwd=ROOT, env=environ | variables, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "host"),
+    [((), {}, "127.0.0.1"), (("HOST=0.0.0.0",), {}, "0.0.0.0"), ((), {"SERVE_HOST": "::1"}, "::1")],
+)
+def test_it_serves_this_machine_alone_unless_told(
+    arguments: tuple[str, ...], variables: dict[str, str], host: str
+) -> None:
+    assert f" SERVE_HOST={host} " in recipe("run", *arguments, **variables)
+
+
+def test_whatever_is_installed_has_a_hash() -> None:
+    installs = re.findall(r"pip install .*|/pip .*-r .*", recipe("--always-make", "dev"))
+    assert installs
+    for install in installs:
+        assert "--require-hashes" in install
+        for file in re.findall(r"requirements/\S+", install):
+            lines = (ROOT / file).read_text().replace("\\\n", "").splitlines()
+            assert all(" --hash=sha256:" in line for line in lines if line and not line.lstrip().startswith("#")), file
