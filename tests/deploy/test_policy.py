@@ -102,6 +102,16 @@ def test_the_execution_role_is_for_one_account_only() -> None:
         assert ":ACCOUNT:" in statement["Condition"]["ArnLike"]["aws:SourceArn"]
 
 
+def test_the_execution_role_reaches_a_vpc_and_tells_topics_of_its_own() -> None:
+    """What AWS's page on execution roles (SageMaker, CreateModel) asks for a VPC, and asynchronous results."""
+    allowed = {each["Sid"]: each for each in json.loads((DOCS / "execution-role-policy.json").read_text())["Statement"]}
+    interface = {f"ec2:{verb}NetworkInterface{of}" for verb in ("Create", "Delete") for of in ("", "Permission")}
+    seen = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
+    assert set(allowed["ReachTheVpc"]["Action"]) == interface | {f"ec2:Describe{each}" for each in seen}
+    topics = allowed["TellOfAsynchronousResults"]
+    assert (topics["Action"], topics["Resource"]) == ("sns:Publish", "arn:aws:sns:*:*:triton-multi-model*")
+
+
 def become(aws: Aws, monkeypatch: pytest.MonkeyPatch, allowed: list[str]) -> None:
     """A user who may do only that. moto knows no resources of these services, so they are all open.
 
