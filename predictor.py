@@ -21,7 +21,6 @@ from serving.front.incoming import Incoming, incoming, read_invocation, read_req
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
-from serving.front.models import ModelRoutes
 from serving.front.observe import Observer
 from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
@@ -67,6 +66,8 @@ def create_app(settings: Settings, shared_memory: str = "", traces: TraceSetting
     if settings.kserve == "true":
         KServeRoutes(answer).add_to(app)
     if made.multi_model:
+        from serving.front.models import ModelRoutes  # as services() imports what is behind them
+
         ModelRoutes(made.multi_model).add_to(app)
         app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
     else:

@@ -128,6 +128,11 @@ class ImageClient(ModelClient):
             raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         return values
 
+    def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
+        """The same, a row for each image, where the network itself has a batch of one."""
+        values = self.finite(outputs, name)
+        return values[:, 0] if self.frame.own_batch and values.shape[1:2] == (1,) else values
+
 
 LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder")
 

@@ -1,4 +1,4 @@
-"""The outlines of a segmentation head's masks (YOLACT, Bolya et al. 2019).
+"""A segmentation head's masks (YOLACT, Bolya et al. 2019), as outlines or as COCO's run lengths.
 
 A mask is the sum of the network's prototypes, each times a coefficient of the box, where it is above 0, inside the box.
 """
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from clients._boxes import Letterbox
 
 Polygons = list[list[float]]
+MOST_PIXELS = 2**21  # of a mask or a map of classes that is as large as the image
 
 
 def outlines(
@@ -26,6 +27,62 @@ def outlines(
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
         for box, row in zip(boxes.tolist(), coefficients, strict=True)
     ]
+
+
+def runs(
+    boxes: NDArray[np.float32], coefficients: NDArray[np.float32], prototypes: NDArray[Any], fit: Letterbox
+) -> list[dict[str, Any]]:
+    """The same boxes' masks as COCO's compressed RLE, {"size": [height, width], "counts": "…"}, with their holes; as
+    large as the image, or of MOST_PIXELS where the image has more."""
+    flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
+    size = map_size(fit.width, fit.height)
+    return [
+        _runs(box, (row @ flat).reshape(prototypes.shape[1:]), fit, size)
+        for box, row in zip(boxes, coefficients, strict=True)
+    ]
+
+
+def map_size(width: int, height: int) -> tuple[int, int]:
+    """Of a mask or a map of an image."""
+    factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
+    return max(1, int(width * factor)), max(1, int(height * factor))
+
+
+def _runs(
+    box: NDArray[np.float32], levels: NDArray[np.float32], fit: Letterbox, size: tuple[int, int]
+) -> dict[str, Any]:
+    """The mask within the box: each pixel's level is that of its place in the network's input."""
+    scale = np.array([fit.new_width, fit.new_height]) / size  # of the network's input, for each pixel
+    shift = np.array([fit.left, fit.top])
+    corners = (box.reshape(2, 2) - shift) / scale
+    low, high = np.floor(corners[0]).clip(0, size).astype(int), np.ceil(corners[1]).clip(0, size).astype(int)
+    described = {"size": [size[1], size[0]]}
+    if (low >= high).any():
+        return described | {"counts": compressed(np.array([size[0] * size[1]]))}
+    ratio = np.array(levels.shape[::-1]) / (fit.target_width, fit.target_height)
+    first = ((low + 0.5) * scale + shift) * ratio - 0.5
+    inside = _sampled(levels, first, scale * ratio, (high - low).tolist()) > 0
+    column = np.zeros((high[0] - low[0], size[1]), bool)
+    column[:, low[1] : high[1]] = inside.T
+    edges = np.flatnonzero(np.diff(column.reshape(-1), prepend=False, append=False)) + low[0] * size[1]
+    counts = np.diff(edges, prepend=0, append=size[0] * size[1])
+    return described | {"counts": compressed(counts if counts[-1] else counts[:-1])}
+
+
+def compressed(counts: NDArray[np.int64]) -> str:
+    """Run lengths as pycocotools writes them (maskApi.c, rleToString): from the fourth on the difference to the one
+    before the last, in characters of five bits, the lowest first, and one that says whether more follow."""
+    values = counts.astype(np.int64)
+    values[3:] -= counts[1:-2]
+    characters = np.zeros((len(values), 8), np.uint8)  # 35 bits and more
+    going = np.ones(len(values), bool)
+    for place in range(characters.shape[1]):
+        low = values & 31
+        values >>= 5
+        more = np.where(low & 16, values != -1, values != 0)
+        characters[going, place] = (48 + low + 32 * more)[going]
+        going &= more
+    return characters[characters > 0].tobytes().decode("ascii")
 
 
 def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) -> Polygons:
@@ -43,9 +100,16 @@ def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) 
 def _enlarged(levels: NDArray[np.float32], part: tuple[int, int, int, int], fit: Letterbox) -> NDArray[Any]:
     """A part of the map, bilinearly enlarged to the network's input."""
     left, top, right, bottom = part
-    x, y = levels.shape[1] / fit.target_width, levels.shape[0] / fit.target_height
-    shift = np.array([[x, 0, (left + 0.5) * x - 0.5], [0, y, (top + 0.5) * y - 0.5]])
+    step = np.array(levels.shape[::-1]) / (fit.target_width, fit.target_height)
+    first = (np.array([left, top]) + 0.5) * step - 0.5
+    return _sampled(levels, first, step, [right - left, bottom - top])
+
+
+def _sampled(
+    levels: NDArray[np.float32], first: NDArray[np.float64], step: NDArray[np.float64], size: Sequence[int]
+) -> NDArray[Any]:
+    """So many values [width, height], bilinearly from the place `first` (x, y) on, `step` apart."""
+    places = np.array([[step[0], 0, first[0]], [0, step[1], first[1]]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    size = (right - left, bottom - top)
-    enlarged: NDArray[Any] = cv2.warpAffine(levels, shift, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    return enlarged
+    found: NDArray[Any] = cv2.warpAffine(levels, places, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    return found

@@ -75,7 +75,7 @@ class Client(ImageClient):
     ) -> list[Any]:
         """The outputs [n, boxes, …] -> the detections of each image, highest score first. Raises InferenceFailed when
         they are not finite or their number of classes is not that of the labels."""
-        logits, boxes = self.finite(outputs, LOGITS), self.finite(outputs, BOXES)
+        logits, boxes = self.of_each(outputs, LOGITS), self.of_each(outputs, BOXES)
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
         return [

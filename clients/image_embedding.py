@@ -34,7 +34,7 @@ class Client(ImageClient):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
         """The output [n, dimensions] -> a vector for each image. Raises InferenceFailed when it is not finite."""
-        vectors = self.finite(outputs, self.output.name)
+        vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
             raise InferenceFailed(f"output '{self.output.name}' {list(vectors.shape)} is no vector for each image")
         if parameters["normalize"]:

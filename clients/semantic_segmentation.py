@@ -12,13 +12,13 @@ from PIL import Image
 
 from clients._drawing import VEIL, class_colour
 from clients._image import LABELS, ImageClient, Pixels
+from clients._masks import map_size
 from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
 from clients.base import Model, Parameter, Tensors, labels_of
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
 MOST_CLASSES = 256  # that a pixel of a grey PNG can say
-MOST_PIXELS = 2**21  # of a map: each costs a score of every class
 
 
 class Client(ImageClient):
@@ -71,7 +71,7 @@ class Client(ImageClient):
     ) -> list[Any]:
         """The output [n, classes, height, width] -> the map of each image. Raises InferenceFailed when it is not
         finite or its number of classes is not that of the labels."""
-        scores = self.finite(outputs, self.output.name)
+        scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
         return [
@@ -80,7 +80,7 @@ class Client(ImageClient):
         ]
 
     def _prediction(self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool) -> dict[str, Any]:
-        classes = best_classes(scores, _map_size(*size))
+        classes = best_classes(scores, map_size(*size))
         counts = np.bincount(classes.reshape(-1), minlength=len(scores))
         order = [index for index in np.argsort(-counts, kind="stable").tolist() if counts[index]]
         segments = [
@@ -113,11 +113,6 @@ def best_classes(scores: NDArray[np.float32], size: tuple[int, int]) -> Pixels:
         best[level > highest] = index
         np.maximum(highest, level, out=highest)
     return best
-
-
-def _map_size(width: int, height: int) -> tuple[int, int]:
-    factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
-    return max(1, int(width * factor)), max(1, int(height * factor))
 
 
 def _encoded(classes: Pixels) -> dict[str, Any]:

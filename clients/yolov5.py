@@ -2,7 +2,7 @@
 them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from PIL import Image
 from clients._boxes import Letterbox, nms
 from clients._drawing import draw
 from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
-from clients._masks import outlines
+from clients._masks import outlines, runs
 from clients._schemas import INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE, decode_base64
@@ -22,7 +22,11 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 DEFAULT_LABELS = "labels.txt"
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
-MAX_MASKS = 300  # of an image: each costs up to the area of the network's input
+MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
+MASKS: dict[str, tuple[str, Callable[..., list[Any]]]] = {
+    "polygons": ("polygons", outlines),
+    "rle": ("rle", runs),
+}  # what `masks` may be: a detection's key
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
@@ -31,7 +35,7 @@ class Client(ModelClient):
     """Objects in an image, best first:
     `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …],
     "image": {"width", "height"}}`, boxes in pixels of the image as it was sent. A segmentation head adds to each its
-    `"polygons": [[x1, y1, x2, y2, …], …]`, the outer edges of its mask (holes are filled), a pose head its
+    `"polygons": [[x1, y1, x2, y2, …], …]`, the outer edges of its mask (holes are filled), or its `"rle"`, a pose head its
     `"keypoints": [{"x", "y", "score"}, …]`.
 
     The settings of a detector, set by `parameters` in config.pbtxt:
@@ -142,6 +146,7 @@ class Client(ModelClient):
         detection = record(**fields)
         if self.prototypes:  # not required: `masks` may be none
             detection["properties"]["polygons"] = listed(listed(NUMBER))
+            detection["properties"]["rle"] = record(size=listed(INTEGER), counts=STRING)
         return record(detections=listed(detection), image=record(width=INTEGER, height=INTEGER))
 
     def postprocess(
@@ -191,8 +196,9 @@ class Client(ModelClient):
             found = found.take(nms(found.boxes, found.scores, found.classes, parameters["iou"], limit))
         detections = self._detections(found, fit)
         if prototypes is not None and parameters["masks"] != "none":
-            edges = outlines(found.boxes, found.extras[:, : head.masks], prototypes, fit)
-            detections = [one | {"polygons": polygons} for one, polygons in zip(detections, edges, strict=True)]
+            key, masks = MASKS[parameters["masks"]]
+            made = masks(found.boxes, found.extras[:, : head.masks], prototypes, fit)
+            detections = [one | {key: mask} for one, mask in zip(detections, made, strict=True)]
         if head.keypoints[0]:
             points = _points(found.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
             detections = [one | {"keypoints": each} for one, each in zip(detections, points, strict=True)]
@@ -253,7 +259,7 @@ def _input_size(spec: TensorSpec) -> tuple[int, int]:
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     """Those of a segmentation head."""
     limited = [replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters]
-    return (*limited, Parameter("masks", "polygons", "how masks are returned", choices=("polygons", "none")))
+    return (*limited, Parameter("masks", "polygons", "how masks are returned", choices=(*MASKS, "none")))
 
 
 def _keypoints(given: tuple[float, ...]) -> tuple[int, int]:

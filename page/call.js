@@ -1,21 +1,28 @@
-// One call as data, {path, query, headers, body, file}: what is sent and what the code to copy says are made of it.
+// One call as data, {path, query, type, body, document, file, fields, files}: what is sent and what the code to copy says are made of it.
 //
-// An input is {kind: "picture", file, name}, {kind: "instances", values} or {kind: "tensors", document}.
+// An input is {kind: "picture", files}, {kind: "instances", values} or {kind: "tensors", document}.
 
 import { ask } from "./api.js";
 
 export function describe(model, version, input, parameters) {
   const named = { model_name: model, ...(version && { model_version: version }) };
-  if (input.kind === "picture") {
-    const type = input.file.type || "application/octet-stream";
-    return { path: "/invocations", query: { ...named, ...asWords(parameters) }, type, file: input.name, body: input.file };
-  }
+  if (input.kind === "picture") return pictures(input.files, { ...named, ...asWords(parameters) });
   if (input.kind === "tensors") return { path: "/invocations", query: named, type: JSON_TYPE, document: input.document };
   const more = Object.keys(parameters).length ? { parameters } : {};
   return { path: "/invocations", query: {}, type: JSON_TYPE, document: { ...named, instances: input.values, ...more } };
 }
 
 const JSON_TYPE = "application/json";
+
+// One as it is, several as the files of a form.
+function pictures(files, query) {
+  const names = files.map(({ name }) => name || "picture.png");
+  if (files.length === 1) return { path: "/invocations", query, type: files[0].type || "application/octet-stream", file: names[0], body: files[0] };
+  const body = new FormData();
+  for (const [name, value] of Object.entries(query)) body.append(name, value);
+  files.forEach((file, index) => body.append("image", file, names[index]));
+  return { path: "/invocations", query: {}, fields: query, files: names, body };
+}
 
 const asWords = (parameters) =>
   Object.fromEntries(Object.entries(parameters).map(([name, value]) => [name, String(value)]));
@@ -30,7 +37,7 @@ export async function send(call, signal) {
   const began = performance.now();
   const response = await ask(address(call), {
     method: "POST",
-    headers: { "Content-Type": call.type },
+    headers: call.type ? { "Content-Type": call.type } : {}, // of a form the browser says it
     body: call.document ? JSON.stringify(call.document) : call.body,
     signal,
   });

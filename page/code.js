@@ -19,12 +19,29 @@ export function literal(value, indent = "") {
 }
 
 export function curl(call, origin) {
+  if (call.files) return curlForm(call, origin);
   const body = call.document ? `--data ${quote(JSON.stringify(call.document))}` : `--data-binary ${quote(`@${call.file}`)}`;
   return `curl ${quote(origin + address(call))} \\\n  -H ${quote(`Content-Type: ${call.type}`)} \\\n  ${body}`;
 }
 
+function curlForm({ fields, files, path }, origin) {
+  const words = Object.entries(fields).map(([name, value]) => `--form-string ${quote(`${name}=${value}`)}`);
+  const pictures = files.map((file) => `-F ${quote(`image=@"${file.replace(/["\\]/g, "\\$&")}"`)}`);
+  return `curl ${quote(origin + path)} \\\n  ${[...words, ...pictures].join(" \\\n  ")}`;
+}
+
 export function requests(call, origin) {
   const url = literal(origin + call.path);
+  if (call.files) return `import requests
+
+pictures = ${literal(call.files)}
+reply = requests.post(
+    ${url},
+    data=${literal(call.fields, "    ")},
+    files=[("image", open(name, "rb")) for name in pictures],
+)
+reply.raise_for_status()
+print(reply.json())`;
   if (call.document) {
     const query = Object.keys(call.query).length ? `\n    params=${literal(call.query, "    ")},` : "";
     return `import requests
@@ -60,7 +77,7 @@ import boto3
 runtime = boto3.client("sagemaker-runtime")
 `;
   const closing = `print(json.load(reply["Body"]))`;
-  if (call.document || !plain) return `${opening}${call.document ? "" : reading(call)}reply = runtime.invoke_endpoint(
+  if (call.document || call.files || !plain) return `${opening}${call.document ? "" : reading(call)}reply = runtime.invoke_endpoint(
     EndpointName="triton-multi-model",
     ContentType="application/json",${call.document && attributes.length ? `\n    CustomAttributes=${literal(attributes.join(";"))},` : ""}
     Body=json.dumps(${call.document ? literal(call.document, "    ") : "body"}),
@@ -77,13 +94,13 @@ ${closing}`;
 }
 
 function reading(call) {
-  const { model_name, model_version, ...parameters } = call.query;
+  const { model_name, model_version, ...parameters } = call.fields ?? call.query;
   const named = { model_name, ...(model_version && { model_version }) };
   return `from base64 import b64encode
+from pathlib import Path
 
-with open(${literal(call.file)}, "rb") as file:
-    picture = b64encode(file.read()).decode()
+pictures = ${literal(call.files ?? [call.file])}
 body = ${literal({ ...named, parameters })}
-body["instances"] = [{"b64": picture}]
+body["instances"] = [{"b64": b64encode(Path(name).read_bytes()).decode()} for name in pictures]
 `;
 }

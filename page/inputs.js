@@ -16,11 +16,11 @@ export async function showInput(model, run, failed) {
   return fill(box, model.codec === "text" ? texts(asked, first) : value(asked, first));
 }
 
-// A picture that is dropped anywhere on the page or pasted is taken while the model's input is a picture.
-let takeFile = null;
+// Pictures that are dropped anywhere on the page or pasted are taken while the model's input is a picture.
+let takeFiles = null;
 
 export function listen() {
-  const over = (on) => () => find("stage").classList.toggle("over", on && takeFile !== null);
+  const over = (on) => () => find("stage").classList.toggle("over", on && takeFiles !== null);
   for (const name of ["dragenter", "dragover"]) {
     addEventListener(name, (event) => (event.preventDefault(), over(true)()));
   }
@@ -28,35 +28,43 @@ export function listen() {
   addEventListener("drop", (event) => {
     event.preventDefault();
     over(false)();
-    takeFile?.(event.dataTransfer.files[0]);
+    takeFiles?.([...event.dataTransfer.files]);
   });
-  addEventListener("paste", (event) => takeFile?.(event.clipboardData.files[0]));
+  addEventListener("paste", (event) => takeFiles?.([...event.clipboardData.files]));
 }
 
-export const forget = () => (takeFile = null);
+export const forget = () => (takeFiles = null);
 
 function picture({ run, failed, example }) {
-  const take = (file, name = file?.name || "picture.png") => {
-    if (!file) return;
+  let taken = [];
+  const take = (files) => {
+    if (!files.length) return;
+    taken = files;
     find("input").classList.add("compact");
-    run({ kind: "picture", file, name });
+    run({ kind: "picture", files });
   };
-  takeFile = take;
-  const chooser = h("input", { type: "file", accept: "image/*", id: "file", class: "unseen", onchange: chosen });
+  takeFiles = take;
+  const chooser = h("input", { type: "file", accept: "image/*", multiple: true, id: "file", class: "unseen", onchange: chosen });
+  // They may be chosen again, and be compared with those before them.
+  const more = h("input", { type: "file", accept: "image/*", multiple: true, id: "more", class: "unseen", tabindex: -1, "aria-hidden": "true", onchange: added });
   function chosen() {
-    take(chooser.files[0]);
-    chooser.value = ""; // the same file may be chosen again
+    take([...chooser.files]);
+    chooser.value = "";
   }
-  const useExample = () => example().then(({ data, name }) => take(data, name), failed);
-  const shoot = () => takePhoto().then((file) => take(file), failed);
-  const fromCamera = h("input", { type: "file", accept: "image/*", capture: "environment", class: "unseen", id: "photo", tabindex: -1, "aria-hidden": "true", onchange: (event) => take(event.target.files[0]) });
+  function added() {
+    take(more.files.length ? [...taken, ...more.files] : []);
+    more.value = "";
+  }
+  const useExample = () => example().then(({ data, name }) => take([new File([data], name, { type: data.type })]), failed);
+  const shoot = () => takePhoto().then((file) => take([file]), failed);
+  const fromCamera = h("input", { type: "file", accept: "image/*", capture: "environment", class: "unseen", id: "photo", tabindex: -1, "aria-hidden": "true", onchange: (event) => take([...event.target.files]) });
   return [
-    h("div", { class: "drop" },
-      h("p", { class: "hint" }, h("span", { class: "big" }, "Drop a picture here"), " or paste one"),
+    h("div", { class: "drop", onmore: () => more.click() },
+      h("p", { class: "hint" }, h("span", { class: "big" }, "Drop a picture here"), " or several, or paste one"),
       h("div", { class: "row" },
         h("label", { class: "button primary", for: "file" }, chooser, "Choose a picture"),
         h("button", { type: "button", onclick: () => (canTakePhotos() ? shoot() : fromCamera.click()) }, "Take a photo"),
-        h("button", { type: "button", onclick: useExample }, "Use the example"), fromCamera)),
+        h("button", { type: "button", onclick: useExample }, "Use the example"), fromCamera, more)),
   ];
 }
 

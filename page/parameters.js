@@ -43,7 +43,7 @@ function widget(id, initial, { type, minimum, maximum, enum: choices }, expected
   return { input, value: () => input.value };
 }
 
-function slider(id, initial, type, min, max) {
+export function slider(id, initial, type, min, max) {
   const step = type === "integer" ? 1 : (max - min) / 100;
   const input = h("input", { id, type: "range", min, max, step, value: initial });
   const shown = h("output", { for: id }, String(initial));

@@ -12,13 +12,15 @@ import * as plain from "./views/plain.js";
 import * as table from "./views/table.js";
 import * as tensors from "./views/tensors.js";
 import * as probabilities from "./views/probabilities.js";
-import { picture } from "./views/picture.js";
+import * as segments from "./views/segments.js";
+import { keep, picture } from "./views/picture.js";
 
-const VIEWS = [detections, embeddings, fillMask, entities, answers, classes, probabilities, table, plain];
+const VIEWS = [detections, segments, embeddings, fillMask, entities, answers, classes, probabilities, table, plain];
 
-// Before the reply: the picture without anything on it.
+// Before the reply: the pictures without anything on them.
 export function showInputAlone(input) {
-  if (input.kind === "picture") fill(find("result"), h("div", { class: "seen" }, picture(input.file).element));
+  keep(input.files ?? []);
+  if (input.kind === "picture") fill(find("result"), input.files.map((file) => h("div", { class: "seen" }, picture(file).element)));
 }
 
 export function showResult(document, input) {

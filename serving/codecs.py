@@ -20,6 +20,8 @@ from serving import images
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 
+FORM = "multipart/form-data"
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -84,7 +86,7 @@ class ImageCodec(Codec):
     expected = '{"b64": "<base64 of an image file>"}'
     part = "b64"
     keys = ("b64",)
-    media_types = ("image/*", "application/x-image", "application/octet-stream", "multipart/form-data")
+    media_types = ("image/*", "application/x-image", "application/octet-stream", FORM)
 
     def schema(self) -> dict[str, Any]:
         encoded = {

@@ -4,7 +4,6 @@ knows. Standard library only.
 The settings (serving/settings) and the parameters of clients (clients/base.py) are made of it.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """That of the known names which was probably meant; "" where none is like it."""
+    import difflib  # takes time, and few names are wrong
+
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=ALIKE)), "")
 
 

@@ -10,7 +10,7 @@ const SEEN = 0.5; // keypoints of a lower score are not drawn, as in a picture t
 export const matches = (prediction) => Array.isArray(prediction?.detections);
 
 export function render({ predictions, input }) {
-  return predictions.map((prediction) => one(prediction, input.file));
+  return predictions.map((prediction, index) => one(prediction, input.files?.[index]));
 }
 
 function one({ detections, image }, file) {

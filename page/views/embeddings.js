@@ -1,6 +1,7 @@
-// {"embedding": […]}: of several texts how similar each pair is (the cosine), of one its numbers as stripes.
+// {"embedding": […]}: of several texts or pictures how similar each pair is (the cosine), of one its numbers as stripes.
 
 import { h } from "../dom.js";
+import { address, picture } from "./picture.js";
 
 const MORE = ["Someone is having a meal.", "A band plays on a stage.", "The soup is almost ready."];
 
@@ -10,13 +11,19 @@ export function render({ predictions, input }) {
   const vectors = predictions.map(({ embedding }) => embedding);
   const cut = predictions.filter(({ truncated }) => truncated).length;
   const note = cut ? h("p", { class: "help" }, `${cut} of the texts are longer than the model reads: the rest was left out.`) : null;
-  return h("div", { class: "block" }, vectors.length > 1 ? matrix(vectors, input.values) : alone(vectors[0]), note);
+  return h("div", { class: "block" }, vectors.length > 1 ? matrix(vectors, input) : alone(vectors[0], input), note);
 }
 
-function alone(vector) {
-  const more = (event) => event.target.closest("#stage").querySelector(".ask")?.dispatchEvent(new CustomEvent("more", { detail: MORE }));
-  return [h("h3", {}, `${vector.length} numbers`), stripes(vector),
-    h("div", { class: "row" }, h("button", { type: "button", onclick: more }, "Compare with other texts"))];
+function alone(vector, { files = [] }) {
+  const what = files.length ? "pictures" : "texts";
+  const seen = files.map((file) => h("div", { class: "seen" }, picture(file).element));
+  return [...seen, h("h3", {}, `${vector.length} numbers`), stripes(vector), h("div", { class: "row" }, more(`Compare with other ${what}`))];
+}
+
+// The input adds some and asks again.
+function more(text) {
+  const ask = (event) => event.target.closest("#stage").querySelector(".ask, .drop")?.dispatchEvent(new CustomEvent("more", { detail: MORE }));
+  return h("button", { type: "button", onclick: ask }, text);
 }
 
 // A stripe for each number: blue where it is positive, orange where it is negative.
@@ -41,14 +48,19 @@ export function cosine(one, other) {
   return dot / (Math.sqrt(first * second) || 1);
 }
 
-function matrix(vectors, texts) {
+function matrix(vectors, { files, values }) {
+  const what = files ? "Picture" : "Text";
+  const shown = (index) => (files ? thumbnail(files[index]) : h("span", { class: "text" }, values[index]));
   const cell = (row, column) => {
     const value = cosine(vectors[row], vectors[column]);
     return h("td", { "--share": Math.max(0, value), class: row === column ? "self" : "" }, value.toFixed(2));
   };
-  const numbers = vectors.map((_, index) => h("th", { scope: "col" }, h("span", { class: "unseen" }, "Text "), String(index + 1)));
+  const numbers = vectors.map((_, index) => h("th", { scope: "col" }, h("span", { class: "unseen" }, `${what} `), String(index + 1)));
   const rows = vectors.map((_, row) =>
-    h("tr", {}, h("th", { scope: "row" }, h("span", { class: "index" }, String(row + 1)), h("span", { class: "text" }, texts[row])), vectors.map((_, column) => cell(row, column))));
-  return [h("h3", {}, "Similarity"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "How similar the texts are" },
-    h("table", { class: "matrix" }, h("thead", {}, h("tr", {}, h("td", {}), numbers)), h("tbody", {}, rows)))];
+    h("tr", {}, h("th", { scope: "row" }, h("span", { class: "index" }, String(row + 1)), shown(row)), vectors.map((_, column) => cell(row, column))));
+  return [h("h3", {}, "Similarity"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `How similar the ${what.toLowerCase()}s are` },
+    h("table", { class: "matrix" }, h("thead", {}, h("tr", {}, h("td", {}), numbers)), h("tbody", {}, rows))),
+    files ? h("div", { class: "row" }, more("Add pictures")) : null];
 }
+
+const thumbnail = (file) => h("img", { class: "thumbnail", src: address(file), alt: file.name, title: file.name });

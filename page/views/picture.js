@@ -19,13 +19,19 @@ export function picture(file, size = null) {
   return { element: frame, layer };
 }
 
-let last = { file: null, url: "" };
+const addresses = new Map();
 
 // One address per file: a result that is shown again must not read the picture again.
-function address(file) {
-  if (last.file !== file) {
-    if (last.url) URL.revokeObjectURL(last.url);
-    last = { file, url: URL.createObjectURL(file) };
+export function address(file) {
+  if (!addresses.has(file)) addresses.set(file, URL.createObjectURL(file));
+  return addresses.get(file);
+}
+
+// Lets the browser forget all pictures but these.
+export function keep(files) {
+  for (const [file, url] of addresses) {
+    if (files.includes(file)) continue;
+    URL.revokeObjectURL(url);
+    addresses.delete(file);
   }
-  return last.url;
 }

@@ -101,7 +101,7 @@ class CsvBody(Body):
             return Instances([]).reply(served, request, results)
         written, version = bytearray(), ""
         for result in results:
-            written += _as_csv(result.predictions)
+            written += as_csv(result.predictions)
             request.budget.check_output(len(written))
             version = result.version
         return Reply(bytes(written), f"{CSV}; charset=utf-8", version)
@@ -131,7 +131,7 @@ def _rows(data: bytes) -> Iterator[bytes]:
         yield bytes(row)
 
 
-def _as_csv(predictions: Sequence[Any]) -> bytes:
+def as_csv(predictions: Sequence[Any]) -> bytes:
     """A line for each: its values in their order, those of a list or an object one after the other."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(list(_cells(each)) for each in predictions)

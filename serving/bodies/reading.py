@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -84,8 +85,9 @@ def read_attributes(header: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, separator, value in pairs if separator and name.strip()}
 
 
-def media_type(content_type: str) -> tuple[str, dict[str, str]]:
-    """A Content-Type's type in lower case and its parameters."""
+@lru_cache(maxsize=256)
+def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
+    """A Content-Type's type in lower case and its parameters. Callers send few different ones."""
     message = Message()
     message["content-type"] = content_type
     params = dict(message.get_params(failobj=[])[1:])

@@ -1,7 +1,7 @@
 """GET /openapi.json. What writes it is imported when somebody asks."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -25,10 +25,13 @@ def openapi() -> Response:
     """The API of this server, with the models that it serves now, as OpenAPI 3.1."""
     from serving.front.openapi import document
 
-    versions = {} if services().multi_model else _versions()
-    served = list(_served(versions))
+    versions, archives = _versions(), _archives()
+    served = list(_served(versions if archives is None else archives))
     replies = {model.name: reply for model in served if (reply := _reply(model))}
-    return json_reply(document(_routes(), served, replies, {model.name: versions[model.name] for model in served}))
+    known = {model.name: versions[model.name] for model in served}
+    if archives is not None:
+        archives = {archive: name for archive, name in archives.items() if name in known}
+    return json_reply(document(_routes(), served, replies, known, archives))
 
 
 def _routes() -> Iterator[tuple[str, str, str]]:
@@ -46,7 +49,18 @@ def _versions() -> dict[str, list[str]]:
     return {name: sorted(versions) for name, versions in sorted(ready.items()) if versions}
 
 
-def _served(names: Mapping[str, list[str]]) -> Iterator[ServedModel]:
+def _archives() -> dict[str, str] | None:
+    """In multi-model mode Triton's name of each model by the one that the platform loaded it by."""
+    models = services().multi_model
+    if models is None:
+        return None
+    from serving.multimodel.control import LARGEST_PAGE
+
+    loaded, _ = models.page("", LARGEST_PAGE)
+    return {model.name: model.triton_name for model in loaded}
+
+
+def _served(names: Iterable[str]) -> Iterator[ServedModel]:
     for name in names:
         with suppress(ServingError), services().models.use(name) as served:
             yield served

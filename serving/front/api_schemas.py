@@ -1,146 +1,99 @@
-"""The schemas of /openapi.json: of each model's bodies and replies, and of errors."""
+"""The schemas of /openapi.json: of each model's bodies and replies."""
 
-import base64
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
-
-from clients.base import TensorSpec
+from clients.base import ModelClient, TensorSpec
 from serving.budget import MOST_INSTANCES
-from serving.codecs import Codec
-from serving.errors import ServingError
-from serving.images import FORMATS
+from serving.codecs import FORM
 from serving.served_model import ServedModel
 
 Json = dict[str, Any]
-ERROR = "Error"
-# Those of nginx.conf: what it answers itself.
-OF_NGINX = {
-    "400": ["invalid_request"],
-    "405": ["method_not_allowed"],
-    "408": ["too_slow"],
-    "413": ["payload_too_large"],
-    "414": ["invalid_request"],
-    "431": ["invalid_request"],
-    "500": ["internal_error"],
-    "503": ["frontend_unavailable", "disk_full", "overloaded"],
-    "504": ["timeout"],
-}
+# The kinds of schemas that a model has; the last six those with a client.
+TENSORS, OUTPUTS = "Tensors", "Outputs"
+REQUEST, INPUTS, PAYLOAD, REPLY, RESULT, FILES = "Request", "Inputs", "Payload", "Reply", "Result", "Form"
 MOST_VALUES = 64  # of a tensor that stands as an example
 WHOLE = re.compile(r"U?INT(8|16|32|64)")
-NOT_RAW = ("application/json", "multipart/form-data")
-PICTURES = ("image", "encoded image")
-
-
-def described() -> dict[str, str]:
-    """The codes of each status that an error may have."""
-    codes = defaultdict(set, {status: set(found) for status, found in OF_NGINX.items()})
-    for kind in _leaves(ServingError):
-        codes[str(kind.status)].add(kind.code)
-    return {status: ", ".join(sorted(found)) for status, found in sorted(codes.items())}
-
-
-def _leaves(kind: type[ServingError]) -> Iterable[type[ServingError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _leaves(child)
+PICTURES = ("image", "encoded image")  # of the codecs
 
 
 class Schemas:
-    """`replies` and `versions` as openapi.document has them."""
+    """`versions` as openapi.document has them."""
 
-    def __init__(
-        self, models: Iterable[ServedModel], replies: Mapping[str, Any], versions: Mapping[str, list[str]]
-    ) -> None:
-        self._models = {model.name: model for model in models}
-        self._replies, self.versions = replies, versions
-        self._clients = {name: model for name, model in self._models.items() if model.client}
-
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._models)
+    def __init__(self, models: Iterable[ServedModel], versions: Mapping[str, list[str]]) -> None:
+        self.models = {model.name: model for model in models}
+        self.versions = versions
 
     def all_versions(self) -> list[str]:
         return sorted({version for versions in self.versions.values() for version in versions})
 
-    def requests(self) -> Json:
-        """JSON bodies of /invocations."""
-        kinds = [_reference(name, "Request") for name in self._clients] or [{"type": "object"}]
-        examples = {name: {"value": self._request_example(name)} for name in self._clients}
-        return {"schema": _one_of(kinds), "examples": examples}
-
-    def replies(self) -> Json:
-        examples = {name: {"value": self._replies[name]} for name in self._clients if name in self._replies}
-        kinds = [_reference(name, "Reply") for name in self._clients] or [{"type": "object"}]
-        return {"schema": _one_of(kinds), "examples": examples}
-
-    def raw(self) -> Json:
-        """Bodies that are one instance as it is; the query string names their model."""
-        codecs = [model.require_client().codec for model in self._clients.values()]
-        kinds = sorted({kind for codec in codecs for kind in _media_types(codec)})
-        files, text = {"type": "string", "format": "binary"}, {"type": "string", "minLength": 1}
-        return {kind: {"schema": text if kind.startswith("text/") else files} for kind in kinds}
-
-    def tensors(self, name: str) -> Json:
-        example = _tensors_example(self._models[name])
-        return {"schema": _reference(name, "Tensors")} | ({"example": example} if example else {})
-
-    def outputs(self, name: str) -> Json:
-        return {"schema": _reference(name, "Outputs")}
-
-    def flat(self, name: str) -> Json:
-        inputs = self._models[name].model.inputs
-        properties = {spec.name: {"description": _words(spec)} for spec in inputs}
-        return {"schema": {"type": "object", "minProperties": 1, "properties": properties}}
-
     def components(self) -> dict[str, Json]:
-        found: dict[str, Json] = {ERROR: _ERROR, "Models": _MODELS, "ExecutionParameters": _EXECUTION_PARAMETERS}
-        for name, model in self._models.items():
-            found[_name(name, "Tensors")] = _tensors(model)
-            found[_name(name, "Outputs")] = _outputs(model)
+        found: dict[str, Json] = {}
+        for name, model in self.models.items():
+            found[component(name, TENSORS)] = _tensors(model)
+            found[component(name, OUTPUTS)] = _outputs(model)
             if model.client:
-                found[_name(name, "Request")] = self._request(name)
-                found[_name(name, "Reply")] = self._reply(name)
+                found |= {component(name, kind): schema for kind, schema in self._of_client(name, model.client)}
         return found
 
-    def _request(self, name: str) -> Json:
-        client = self._models[name].require_client()
-        schemas = client.parameter_schemas()
-        parameters = {
-            each.name: schemas[each.name] | {"description": each.help, "default": _plain(client.defaults[each.name])}
-            for each in client.parameters
-        }
-        instances = {"type": "array", "minItems": 1, "maxItems": MOST_INSTANCES, "items": client.codec.schema()}
+    def _of_client(self, name: str, client: ModelClient) -> Iterable[tuple[str, Json]]:
+        item, prediction = client.codec.schema(), client.prediction_schema()
+        several = {"type": "array", "minItems": 1, "maxItems": MOST_INSTANCES, "items": item}
+        yield REQUEST, self._request(name, "instances", several)
+        yield INPUTS, self._request(name, "inputs", {"anyOf": [item, several]})
+        yield PAYLOAD, self._payload(name, client)
+        yield REPLY, self._reply(name, {"predictions": {"type": "array", "items": prediction}})
+        yield RESULT, _object({"modelname": {"const": name}, "result": prediction}, ["modelname", "result"])
+        if FORM in client.codec.media_types:
+            yield FILES, self._form(name, client)
+
+    def _request(self, name: str, key: str, instances: Json) -> Json:
         properties = {
             "model_name": {"const": name},
             "model_version": _version(self.versions[name]),
-            "instances": instances,
-            "parameters": {"type": ["object", "null"], "additionalProperties": False, "properties": parameters},
+            key: instances,
+            "parameters": _parameters(self.models[name].require_client()),
         }
-        return _object(properties, required=["model_name", "instances"])
+        return _object(properties, ["model_name", key])
 
-    def _reply(self, name: str) -> Json:
-        predictions = {"type": "array", "items": self._models[name].require_client().prediction_schema()}
-        properties = self._about(name) | {"predictions": predictions}
+    def _payload(self, name: str, client: ModelClient) -> Json:
+        item = client.codec.schema()
+        payload = _object({"img": item["properties"][client.codec.part]}, ["img"]) if is_picture(client) else item
+        properties = {"modelname": {"const": name}, "payload": payload, "parameters": _parameters(client)}
+        return _object(properties, ["modelname", "payload"])
+
+    def _form(self, name: str, client: ModelClient) -> Json:
+        """Each file is an instance, whatever its part is called; each other part is a parameter."""
+        file = {"type": "string", "format": "binary"}
+        fields = {each: _of_form(schema) for each, schema in _parameters(client)["properties"].items()}
+        about = {"model_name": {"const": name}, "model_version": {"type": "string", "enum": self.versions[name]}}
+        files = {"type": "array", "minItems": 1, "items": file}
+        return _object(about | fields | {"image": files}, ["model_name", "image"])
+
+    def _reply(self, name: str, predictions: Json) -> Json:
+        properties = self._about(name) | predictions
         return {"type": "object", "properties": properties, "required": list(properties)}
 
     def _about(self, name: str) -> Json:
         return {"model_name": {"const": name}, "model_version": {"type": "string", "enum": self.versions[name]}}
 
-    def _request_example(self, name: str) -> Json:
-        served = self._models[name]
-        codec, example = served.require_client().codec, example_of(served)
-        if codec.name in PICTURES:
-            instance: Any = {codec.part: base64.b64encode(example).decode()}
-        elif codec.name == "text":
-            instance = example.decode().strip()
-        else:
-            instance = orjson.loads(example)
-        return {"model_name": name, "instances": [instance]}
+
+def _parameters(client: ModelClient) -> Json:
+    schemas = client.parameter_schemas()
+    properties = {
+        each.name: schemas[each.name] | {"description": each.help, "default": _plain(client.defaults[each.name])}
+        for each in client.parameters
+    }
+    return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
+
+
+def _of_form(schema: Json) -> Json:
+    """A list is written with commas in a form."""
+    if schema.get("type") != "array":
+        return schema
+    return {"type": "string", "description": f"{schema['description']}; several are parted by commas"}
 
 
 def _plain(value: Any) -> Any:
@@ -148,30 +101,26 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def is_picture(client: ModelClient) -> bool:
+    return client.codec.name in PICTURES
+
+
 def example_of(served: ServedModel) -> bytes:
     """The model's example; of pictures the client's own, which is small."""
     client = served.require_client()
-    return client.example if client.codec.name in PICTURES else served.example()
+    return client.example if is_picture(client) else served.example()
 
 
-def _media_types(codec: Codec) -> Iterable[str]:
-    for kind in codec.media_types:
-        if kind == "image/*":
-            yield from (f"image/{each.lower()}" for each in FORMATS)
-        elif kind not in NOT_RAW:
-            yield kind
-
-
-def _name(model: str, kind: str) -> str:
+def component(model: str, kind: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', model)}{kind}"
 
 
-def _reference(model: str, kind: str) -> Json:
-    return {"$ref": f"#/components/schemas/{_name(model, kind)}"}
+def reference(model: str, kind: str) -> Json:
+    return {"$ref": f"#/components/schemas/{component(model, kind)}"}
 
 
-def _one_of(kinds: list[Json]) -> Json:
-    return kinds[0] if len(kinds) == 1 else {"oneOf": kinds}
+def any_of(kinds: list[Json]) -> Json:
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def _object(properties: Json, required: Iterable[str]) -> Json:
@@ -185,7 +134,7 @@ def _version(versions: list[str]) -> Json:
     return {"anyOf": kinds}
 
 
-def _words(spec: TensorSpec) -> str:
+def words(spec: TensorSpec) -> str:
     return f"{spec.datatype} {list(spec.shape)}, without the batch dimension"
 
 
@@ -198,7 +147,7 @@ def _shape(model: ServedModel, spec: TensorSpec) -> list[int]:
 def _tensors(model: ServedModel) -> Json:
     inputs = model.model.inputs
     most, least = len(inputs), len([spec for spec in inputs if not spec.optional])
-    items = _one_of([_input(model, spec) for spec in inputs]) if inputs else {}
+    items = any_of([_input(model, spec) for spec in inputs]) if inputs else {}
     tensors = {"type": "array", "minItems": max(least, 1), "maxItems": max(most, 1), "items": items}
     names = {"type": "string", "enum": [spec.name for spec in model.model.outputs]}
     outputs = {"type": "array", "items": _object({"name": names}, ["name"])}
@@ -237,12 +186,12 @@ def _outputs(model: ServedModel) -> Json:
         "model_name": {"const": model.name},
         "model_version": {"type": "string"},
         "id": {"type": "string"},
-        "outputs": {"type": "array", "items": _one_of(outputs) if outputs else {}},
+        "outputs": {"type": "array", "items": any_of(outputs) if outputs else {}},
     }
     return {"type": "object", "properties": properties, "required": ["model_name", "model_version", "outputs"]}
 
 
-def _tensors_example(model: ServedModel) -> Json | None:
+def tensors_example(model: ServedModel) -> Json | None:
     """Zeros, where they are few."""
     shapes = {spec: _shape(model, spec) for spec in model.model.inputs}
     if any(math.prod(shape) > MOST_VALUES for shape in shapes.values()):
@@ -253,61 +202,3 @@ def _tensors_example(model: ServedModel) -> Json | None:
 def _zeros(spec: TensorSpec, shape: list[int]) -> Json:
     zero = {"BYTES": "", "BOOL": False}.get(spec.datatype, 0)
     return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": [zero] * math.prod(shape)}
-
-
-_ERROR = {
-    "type": "object",
-    "description": "what was wrong and what to do",
-    "properties": {name: {"type": "string"} for name in ("error", "code", "request_id")},
-    "required": ["error", "code", "request_id"],
-    "examples": [{"error": "the body is empty; …", "code": "invalid_request", "request_id": "5f0c…"}],
-}
-_TENSOR = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer"}},
-        "optional": {"type": "boolean"},
-    },
-    "required": ["name", "datatype", "shape", "optional"],
-}
-_STATE = {
-    "type": "object",
-    "properties": {name: {"type": "string"} for name in ("version", "state", "reason")},
-    "required": ["version", "state", "reason"],
-}
-_MODEL = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "versions": {"type": "array", "items": _STATE},
-        "client": {"type": ["string", "null"]},
-        "codec": {"type": "string"},
-        "instance": {"type": "string"},
-        "max_batch_size": {"type": "integer"},
-        "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {"type": "array", "items": _TENSOR},
-        "parameters": {"type": "array", "items": {"type": "object"}},
-        "error": {"type": "string"},
-    },
-    "required": ["name", "versions"],
-}
-_REFUSED = {
-    "type": "object",
-    "properties": {each: {"type": "array", "items": {"type": "string"}} for each in ("models", "reasons")},
-}
-_MODELS = {
-    "type": "object",
-    "properties": {"models": {"type": "array", "items": _MODEL}, "refused": {"type": "array", "items": _REFUSED}},
-    "required": ["models"],
-}
-_EXECUTION_PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "MaxConcurrentTransforms": {"type": "integer"},
-        "BatchStrategy": {"type": "string"},
-        "MaxPayloadInMB": {"type": "integer"},
-    },
-    "required": ["MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"],
-}

@@ -12,6 +12,7 @@ import flask
 from serving.bodies.instances import Instances
 from serving.bodies.reading import read_attributes, read_body, unpacked
 from serving.budget import Budget
+from serving.codecs import FORM
 from serving.deadline import HANDED_OVER, Deadline
 from serving.decoding import Item
 from serving.errors import InvalidRequest
@@ -58,7 +59,7 @@ class Incoming(flask.Request):
     def _data(self) -> bytes:
         """Once in memory: pieces that are joined would be there twice. nginx has the body whole before it sends it, so
         its length is known."""
-        if self.content_length is None:
+        if self.content_length is None or self.content_length <= PIECE:
             return self.get_data(cache=False)
         # A BufferedReader reads a known number of bytes into their final place.
         return io.BufferedReader(_Pieces(self.stream)).read(self.content_length)
@@ -102,7 +103,7 @@ def target_model(source: Incoming) -> Target:
 
 def read_invocation(source: Incoming, generates: bool) -> Body:
     """The body of /invocations; raises InvalidRequest and others."""
-    if source.mimetype == "multipart/form-data":
+    if source.mimetype == FORM:
         return _read_form(source)
     return read_body(source.headers.get("Content-Type", ""), source.whole(), generates)
 
@@ -115,7 +116,7 @@ def _read_form(form: Incoming) -> Instances:
     # a part without a name has None for one
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
-    return Instances(files, parameters, media_type="multipart/form-data", named=named)
+    return Instances(files, parameters, media_type=FORM, named=named)
 
 
 class _Pieces(io.RawIOBase):

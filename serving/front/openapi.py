@@ -7,24 +7,28 @@ their clients' codecs and parameters, and the tree of errors.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from serving import VERSION
-from serving.front.api_schemas import ERROR, Schemas, described
+from serving.bodies.kserve import HEADER_LENGTH
+from serving.front.api_bodies import EVENT, EVENTS_TYPE, Bodies
+from serving.front.api_fixed import OF_MULTI_MODEL, OF_SEVERAL, described
+from serving.front.api_schemas import Json, Schemas
+from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
+from serving.headers import JSON_TYPE as JSON
+from serving.headers import TARGET_MODEL
+from serving.multimodel.control import LARGEST_PAGE, PAGE
 from serving.served_model import ServedModel
 
-Json = dict[str, Any]
 OPENAPI = "3.1.0"
 PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
-QUERY, PATH = "query", "path"
-EVENTS, LINES = "text/event-stream", "application/jsonlines"
-JSON = "application/json"
-TEXT = {"type": "string"}
-PICTURES = ("image/jpeg", "image/png")
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+QUERY, PATH, HEADER = "query", "path", "header"
+TEXT: Json = {"type": "string"}
+LENGTH = "the length of the JSON before the binary tensors; without it the body is JSON alone"
 # What a GET answers.
 REPLIES: dict[str, Json] = {
     "/ping": {},
-    "/metrics": {PROMETHEUS: {"schema": {"type": "string"}}},
+    "/metrics": {PROMETHEUS: {"schema": TEXT}},
     "/models": {JSON: {"schema": {"$ref": "#/components/schemas/Models"}}},
     "/execution-parameters": {JSON: {"schema": {"$ref": "#/components/schemas/ExecutionParameters"}}},
     "/openapi.json": {JSON: {"schema": {"type": "object"}}},
@@ -37,14 +41,16 @@ def document(
     models: Iterable[ServedModel],
     replies: Mapping[str, Any],
     versions: Mapping[str, list[str]],
+    archives: Mapping[str, str] | None = None,
 ) -> Json:
     """`routes` are (path as Flask has it, method, description); `replies` a reply of each model to its example, and
-    `versions` its versions, by name."""
-    found = {model.name: model for model in models}
-    schemas = Schemas(found.values(), replies, versions)
+    `versions` its versions, by name. In multi-model mode `archives` has the models' names by those that the platform
+    loaded them by."""
+    schemas = Schemas(models, versions)
+    operations = _Operations(schemas, Bodies(schemas, replies), archives)
     paths: dict[str, Json] = {}
     for rule, method, text in routes:
-        for path, operation in _operations(rule, method, found, schemas):
+        for path, operation in operations.of(rule, method):
             summary, _, more = text.partition("\n")
             about = {
                 "operationId": _identifier(method, path),
@@ -57,53 +63,84 @@ def document(
         "openapi": OPENAPI,
         "info": {"title": "Several models on one endpoint", "version": VERSION, "license": {"name": "Apache-2.0"}},
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": schemas.components(), "responses": dict(_errors())},
+        "components": {"schemas": operations.components(), "responses": dict(_errors())},
     }
 
 
-def _operations(
-    rule: str, method: str, models: Mapping[str, ServedModel], schemas: Schemas
-) -> Iterator[tuple[str, Json]]:
-    """The operations of a route: of one that names a model in its path, one for each model, as each has its own."""
-    path = PARAMETER.sub(r"{\1}", rule)
-    if path.startswith("/v2/models/{name}"):
-        for name in models:
-            own = path.replace("{name}", name)
-            yield own, _of_model(name, own, schemas)
-    elif path == "/invocations":
-        yield path, _invocations(schemas)
-    elif path in REPLIES:
-        given = [_in_path("name", {"type": "string", "enum": sorted(models)})] if "{name}" in path else []
-        yield path, _operation(given, None, REPLIES[path])
-    else:  # of multi-model mode
-        body: Json | None = None if method in ("GET", "DELETE") else {JSON: {"schema": {}}}
-        names = [_in_path(name, {"type": "string"}) for name in PARAMETER.findall(rule)]
-        yield path, _operation(names, body, {JSON: {"schema": {}}})
+class _Operations:
+    """What each route takes and gives."""
+
+    def __init__(self, schemas: Schemas, bodies: Bodies, archives: Mapping[str, str] | None) -> None:
+        self._schemas, self._bodies = schemas, bodies
+        self._names = sorted(schemas.models)
+        self._called = {name: name for name in self._names} if archives is None else archives  # in paths
+        self._is_multi_model = archives is not None
+
+    def components(self) -> dict[str, Json]:
+        return (OF_MULTI_MODEL if self._is_multi_model else OF_SEVERAL) | self._schemas.components()
+
+    def of(self, rule: str, method: str) -> Iterator[tuple[str, Json]]:
+        """Of one that names a model in its path, one for each model, as each has its own."""
+        path = PARAMETER.sub(r"{\1}", rule)
+        if path.startswith("/v2/models/{name}"):
+            for called, name in self._called.items():
+                yield path.replace("{name}", quote(called, safe="")), self._kserve(name, path)
+        elif path == "/models/{name}/invoke":
+            for called, name in self._called.items():
+                yield path.replace("{name}", quote(called, safe="")), self._inference([name], [])
+        elif path == "/invocations":
+            yield path, self._inference(self._names, self._in_query())
+        elif self._is_multi_model and path.startswith("/models"):
+            yield path, _managing(path, method)
+        else:
+            given = [_in_path("name", TEXT | {"enum": self._names})] if "{name}" in path else []
+            yield path, _operation(given, None, REPLIES[path])
+
+    def _inference(self, names: list[str], given: list[Json]) -> Json:
+        return _operation(given, self._bodies.taken(names), self._bodies.given(names))
+
+    def _in_query(self) -> list[Json]:
+        about = "of a body that does not name it itself"
+        versions = self._schemas.all_versions()
+        return [
+            _given("model_name", QUERY, f"the model, {about}", TEXT | {"enum": self._names}),
+            _given("model_version", QUERY, f"its version, {about}; else the latest", TEXT | {"enum": versions}),
+        ]
+
+    def _kserve(self, name: str, path: str) -> Json:
+        given = [_in_path("version", TEXT | {"enum": self._schemas.versions[name]})] if "{version}" in path else []
+        kind = path.rpartition("/")[2]
+        if kind == "infer":
+            length = _given(HEADER_LENGTH, HEADER, LENGTH, {"type": "integer", "minimum": 0})
+            found = _operation([*given, length], self._bodies.tensors(name), self._bodies.outputs(name))
+            found["responses"]["200"]["headers"] = {HEADER_LENGTH: {"description": LENGTH, "schema": length["schema"]}}
+            return found
+        parts = {EVENTS_TYPE: {"schema": EVENT}}
+        reply = parts if kind == "generate_stream" else {JSON: {"schema": {"type": "object"}}}
+        return _operation(given, self._bodies.flat(name), reply)
 
 
-def _invocations(schemas: Schemas) -> Json:
-    body = {JSON: schemas.requests(), **schemas.raw()}
-    reply = {JSON: schemas.replies(), LINES: {"schema": TEXT}, EVENTS: {"schema": {}}}
-    pictures: Json = {kind: {"schema": {}} for kind in PICTURES}
-    given = [
-        _of_raw("model_name", "the model", schemas.names),
-        _of_raw("model_version", "its version; without it the latest", schemas.all_versions()),
-    ]
-    return _operation(given, body, reply | pictures)
+def _managing(path: str, method: str) -> Json:
+    """The routes of multi-model mode that load, unload and list."""
+    name = [_in_path("name", TEXT)] if "{name}" in path else []
+    if method == "DELETE":
+        return _operation(name, None, {})
+    if method == "POST":
+        header = _given(TARGET_MODEL, HEADER, "what callers name the model by; else model_name", TEXT)
+        return _operation([header], {JSON: _reference("Load")}, {JSON: _reference("Loaded")})
+    if name:
+        return _operation(name, None, {JSON: _reference("Loaded")})
+    limit = {"type": "integer", "minimum": 1, "maximum": LARGEST_PAGE, "default": PAGE}
+    given = [_given("limit", QUERY, "most models", limit), _given("next_page_token", QUERY, "of the page before", TEXT)]
+    return _operation(given, None, {JSON: _reference("LoadedModels")})
 
 
-def _of_model(name: str, path: str, schemas: Schemas) -> Json:
-    given = [_in_path("version", {"type": "string", "enum": schemas.versions[name]})] if "{version}" in path else []
-    kind = path.rpartition("/")[2]
-    if kind == "infer":
-        return _operation(given, {JSON: schemas.tensors(name)}, {JSON: schemas.outputs(name)})
-    reply = {EVENTS: {"schema": {}}} if kind == "generate_stream" else {JSON: {"schema": {"type": "object"}}}
-    return _operation(given, {JSON: schemas.flat(name)}, reply)
+def _reference(name: str) -> Json:
+    return {"schema": {"$ref": f"#/components/schemas/{name}"}}
 
 
-def _of_raw(name: str, what: str, values: list[str]) -> Json:
-    text = f"{what} of a body that is no JSON; a JSON body names its own"
-    return {"name": name, "in": QUERY, "description": text, "schema": {"type": "string", "enum": values}}
+def _given(name: str, place: str, text: str, schema: Json) -> Json:
+    return {"name": name, "in": place, "description": text, "schema": schema}
 
 
 def _in_path(name: str, schema: Json) -> Json:
@@ -120,8 +157,7 @@ def _operation(parameters: list[Json], body: Json | None, reply: Json) -> Json:
 
 def _errors() -> Iterator[tuple[str, Json]]:
     for status, codes in described().items():
-        content = {JSON: {"schema": {"$ref": f"#/components/schemas/{ERROR}"}}}
-        yield status, {"description": f"an error; its code is one of {codes}", "content": content}
+        yield status, {"description": f"an error; its code is one of {codes}", "content": {JSON: _reference("Error")}}
 
 
 def _tag(path: str) -> str:

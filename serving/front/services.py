@@ -1,4 +1,5 @@
-"""What the Flask app's routes use, made once per app."""
+"""What the Flask app's routes use, made once per app. What only some settings need is imported where it is made: it
+takes memory, and time of each start."""
 
 from typing import TYPE_CHECKING
 
@@ -19,20 +20,15 @@ from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
 from serving.inference.crashes import Crashes
 from serving.inference.keeper import Keeper, LoadedAtStart, Tritonserver
-from serving.inference.live_registry import LiveRegistry
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
-from serving.multimodel.control import MultiModel
-from serving.multimodel.memory import ModelMemory
-from serving.multimodel.records import LoadedModels
-from serving.preparation.staging import Staging
-from serving.repository.live import LiveModels
 from serving.settings.table import Settings
 from serving.settings.tracing import TraceSettings
 from serving.triton.gateway import TritonGateway
 
 if TYPE_CHECKING:
     from serving.front.tracing import Tracing
+    from serving.multimodel.control import MultiModel
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
 # more than so many bytes.
@@ -91,12 +87,15 @@ def registry(settings: Settings, gateway: TritonGateway) -> Registry:
     crashes = Crashes(settings.run_dir / "crashes")
     default, own_clients = settings.default_model, settings.model_clients
     if settings.reloads:
+        from serving.inference.live_registry import LiveRegistry
+        from serving.repository.live import LiveModels
+
         return LiveRegistry(gateway, LiveModels(settings.live_folder), default, own_clients, crashes)
     return Registry(gateway, settings.model_repositories, default, own_clients, settings.load_models, crashes)
 
 
 def tracing(traces: TraceSettings) -> "Tracing | None":
-    """What it imports is memory and time of the start, which only those pay who want it."""
+    """None where no setting wants traces."""
     if not traces.wanted:
         return None
     from serving.front.tracing import Tracing
@@ -104,8 +103,13 @@ def tracing(traces: TraceSettings) -> "Tracing | None":
     return Tracing(traces.headers)
 
 
-def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> MultiModel:
+def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> "MultiModel":
     """For SAGEMAKER_MULTI_MODEL=true."""
+    from serving.multimodel.control import MultiModel
+    from serving.multimodel.memory import ModelMemory
+    from serving.multimodel.records import LoadedModels
+    from serving.preparation.staging import Staging
+
     loaded = LoadedModels(settings.models_folder, settings.status_file)
     budget = ModelMemory(int(settings.model_memory_share * memory_limit()))
     staging = Staging(settings, tritonserver.backend_directory())

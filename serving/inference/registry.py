@@ -15,19 +15,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import clients
 from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
-from serving.repository.engines import REASON
-from serving.repository.live import Refusal
-from serving.repository.model_config import backend_of
+from serving.repository.model_config import ENGINE_REASON, backend_of
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
 from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
 from serving.triton.gateway import IndexEntry, TritonGateway
+
+if TYPE_CHECKING:
+    from serving.repository.live import Refusal
 
 log = logging.getLogger(__name__)
 OWN_CLIENT = "_model_client_"
@@ -133,7 +134,7 @@ class Registry:
         config = self.gateway.config(triton_name or name)
         model, sequencing = describe_model(name, folder, config), self._sequencing(config)
         parts = tuple(step.model_name for step in config.ensemble_scheduling.step)
-        engine, why = backend_of(config), model.parameters.get(REASON, "")
+        engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
         served = ServedModel(model, None, "", sequencing, parts, engine, why, triton_name)
         try:
             return replace(served, client=make_client(model, self.own_clients))
@@ -142,7 +143,7 @@ class Registry:
             log.exception(reason)
             return replace(served, client_error=reason)
 
-    def refused(self) -> Sequence[Refusal]:
+    def refused(self) -> "Sequence[Refusal]":
         """Changes of model folders that are not served."""
         return ()
 

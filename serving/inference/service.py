@@ -38,11 +38,11 @@ class Inference:
 
     def once(self, served: ServedModel, request: Request) -> Reply:
         """The answer in one piece; raises a ServingError."""
-        request = replace(request, body=request.body.meant_for(served))
+        request = _meant_for(served, request)
         session = Session.of(served.sequencing, request.session, _flags(request))
         with session_errors(session):
             reply = self._once(served, request, session)
-        return replace(reply, headers={**reply.headers, **session_headers(session)})
+        return replace(reply, headers={**reply.headers, **session_headers(session)}) if session else reply
 
     def _once(self, served: ServedModel, request: Request, session: Session | None) -> Reply:
         request.body.check_single()
@@ -83,7 +83,7 @@ class Inference:
     def stream(self, served: ServedModel, request: Request, started: Started = lambda responses: None) -> "Stream":
         """A line for each response, as it comes. `started` is told of each call to Triton, so that another thread can
         cancel it. Raises a ServingError."""
-        request = replace(request, body=request.body.meant_for(served))
+        request = _meant_for(served, request)
         request.body.check_stream()
         session = Session.of(served.sequencing, request.session, _flags(request))
         return Stream(self._lines(served, request, session, started), session)
@@ -105,6 +105,11 @@ class Stream:
 
     lines: Lines
     session: Session | None
+
+
+def _meant_for(served: ServedModel, request: Request) -> Request:
+    body = request.body.meant_for(served)
+    return request if body is request.body else replace(request, body=body)
 
 
 def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:

@@ -9,16 +9,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.host import tritonserver
 from serving.named_value import nearest
 from serving.preparation.model_files import file_findings
 from serving.preparation.onnx_versions import too_new
 from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, versions
-from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of
-from serving.repository.plans import OFF, PlanModel, plan_model
+from serving.repository.model_config import ENSEMBLE, TENSORRT, Unreadable, backend_of
 from serving.settings.table import Settings
+
+if TYPE_CHECKING:
+    from serving.repository.plans import PlanModel
 
 DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
 OTHER_PLATFORMS = {ENSEMBLE, "torch_aoti"}  # of Triton, without a file that is known here
@@ -91,7 +93,7 @@ def _platform(candidate: Candidate) -> Iterator[str]:
     if not word or candidate.config.backend or word in OTHER_PLATFORMS | PLATFORMS.keys():
         return
     like = next((name for name in PLATFORMS if word.lower() in name), nearest(word, PLATFORMS))
-    remedy = f'say backend: "{word}"' if word in FILES and word != "tensorrt" else f'say platform: "{like}"'
+    remedy = f'say backend: "{word}"' if word in FILES and word != TENSORRT else f'say platform: "{like}"'
     yield candidate.found(f'there is no platform "{word}"', remedy if like or word in FILES else "; ".join(PLATFORMS))
 
 
@@ -128,7 +130,7 @@ def _expected_files(config: Any) -> tuple[str, ...]:
         return (config.default_model_filename,)
     if config.platform in PLATFORMS:
         backend, file = PLATFORMS[config.platform]
-        return (file, "model.onnx") if backend == "tensorrt" else (file,)  # a plan is built from its ONNX file
+        return (file, "model.onnx") if backend == TENSORRT else (file,)  # a plan is built from its ONNX file
     if config.backend == "dali":
         return (FILES["dali"], DALI_SOURCE)
     if config.backend:
@@ -151,7 +153,8 @@ def _steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Itera
 
 def here(candidate: Candidate, settings: Settings) -> Iterator[str]:
     """What only counts on this machine: backend and device."""
-    plans = plan_model_of(candidate.folder, settings)
+    is_plan = backend_of(candidate.config) == TENSORRT
+    plans = plan_model_of(candidate.folder, settings) if is_plan else None
     if plans and all((path / plans.onnx).is_file() for path in plans.loaded):
         return  # these are served instead where a plan cannot be
     yield from _backend(candidate)
@@ -161,7 +164,9 @@ def here(candidate: Candidate, settings: Settings) -> Iterator[str]:
         yield candidate.found("a model of kind KIND_GPU does not load on a machine without a GPU", remedy)
 
 
-def plan_model_of(folder: Path, settings: Settings) -> PlanModel | None:
+def plan_model_of(folder: Path, settings: Settings) -> "PlanModel | None":
+    from serving.repository.plans import OFF, plan_model  # which only models with plans pay for
+
     with suppress(Unreadable):  # it is told as a finding of its own
         return plan_model(folder, settings.device) if settings.tensorrt != OFF else None
     return None

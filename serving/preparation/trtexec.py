@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.host.machine import dying_with_us
-from serving.repository.fingerprint import FILE, TRTEXEC_FOLDERS, Build, Fingerprint, Hardware
+from serving.repository.fingerprint import TRTEXEC_FOLDERS, Build, Fingerprint, Hardware
+from serving.repository.layout import FINGERPRINT
 
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk
 REPORT_SECONDS = 5.0
@@ -87,9 +88,9 @@ def build(
         if not made.is_file() or not made.stat().st_size:
             raise TrtexecError("trtexec succeeded and wrote no plan")
         fingerprint.write(Path(folder))
-        plan.with_name(FILE).unlink(missing_ok=True)  # no plan is ever beside the fingerprint of another
+        plan.with_name(FINGERPRINT).unlink(missing_ok=True)  # no plan is ever beside the fingerprint of another
         made.replace(plan)
-        (Path(folder) / FILE).replace(plan.with_name(FILE))
+        (Path(folder) / FINGERPRINT).replace(plan.with_name(FINGERPRINT))
 
 
 def timing_file(folder: Path, hardware: Hardware) -> Path:

@@ -20,11 +20,19 @@ from typing import Any
 from serving.errors import InvalidRequest
 from serving.host.machine import processor_features
 from serving.repository.layout import CONFIG, config_file
-from serving.repository.model_config import ModelConfig, Unreadable, backend_of, is_whole, read_file, read_merged
+from serving.repository.model_config import (
+    ENGINE_REASON,
+    ModelConfig,
+    Unreadable,
+    backend_of,
+    is_whole,
+    read_file,
+    read_merged,
+)
 from serving.settings.table import Settings
 
 AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
-PARAMETER, REASON = "cpu_engine", "cpu_engine_reason"  # of config.pbtxt; `serve` writes the second
+PARAMETER = "cpu_engine"  # of config.pbtxt
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # Linux's word -> its makers', the faster first
 THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}  # ONNX Runtime's parameter -> OpenVINO's
@@ -117,7 +125,7 @@ def with_engine(config: Any, choice: Choice) -> Any:
     """A copy for that engine, and the reason for GET /models."""
     made = ModelConfig()
     made.CopyFrom(config)
-    made.parameters[REASON].string_value = choice.reason
+    made.parameters[ENGINE_REASON].string_value = choice.reason
     if choice.engine == OPENVINO:
         made.platform, made.backend = "", OPENVINO
         made.default_model_filename = made.default_model_filename or "model.onnx"

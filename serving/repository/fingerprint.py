@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILE = "fingerprint.json"
+from serving.repository.layout import FINGERPRINT
+
 WORKSPACE_MB = 4096
 SMI_SECONDS = 20.0  # a driver that is being loaded makes nvidia-smi wait
 SMI_FIELDS = "name,driver_version,compute_cap"
@@ -75,7 +76,7 @@ class Fingerprint:
     def write(self, folder: Path) -> None:
         profile = {name: ["x".join(map(str, shape)) for shape in shapes] for name, shapes in self.build.profile.items()}
         text = json.dumps(asdict(self.hardware) | asdict(self.build) | {"profile": profile}, indent=2)
-        (folder / FILE).write_text(text + "\n", encoding="utf-8")
+        (folder / FINGERPRINT).write_text(text + "\n", encoding="utf-8")
 
     def differences(self, here: Hardware, source_sha256: str) -> Iterator[str]:
         """Why the plan does not fit; what is unknown on one side is not compared."""
@@ -96,7 +97,7 @@ class Fingerprint:
 def read(folder: Path) -> Fingerprint | None:
     """That of the plan in this folder; None where there is none that can be read."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        found = json.loads((folder / FINGERPRINT).read_text(encoding="utf-8"))
         hardware = Hardware(**{name: str(found.pop(name, "")) for name in Hardware.__dataclass_fields__})
         return Fingerprint(hardware, Build(**found | {"profile": _profile(found["profile"])}))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -12,6 +12,7 @@ from serving.settings.table import AUTO
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
+FINGERPRINT = "fingerprint.json"  # beside a plan (fingerprint.py)
 WEIGHTS = ("model.onnx", "model.plan", "model.pt", "model.savedmodel", "model.graphdef", "model.xml", "model.dali")
 PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
     "onnxruntime_onnx": ("onnxruntime", "model.onnx"),

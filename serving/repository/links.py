@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from serving.repository.fingerprint import FILE
-from serving.repository.layout import CONFIG, folders_in
+from serving.repository.layout import CONFIG, FINGERPRINT, folders_in
 
 
 def link_entries(folder: Path, target: Path, hidden: Collection[str] = ()) -> None:
@@ -38,5 +37,5 @@ def replace_plan(shown: Path, version: Path, plan: str, built: Path) -> None:
     """Gives one version of a model that is shown the TensorRT plan in the folder `built`, and its fingerprint."""
     target = shown / version.name
     target.unlink()
-    link_entries(version, target, {plan, FILE})
+    link_entries(version, target, {plan, FINGERPRINT})
     link_entries(built, target)

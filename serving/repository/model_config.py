@@ -11,7 +11,8 @@ from serving.errors import InvalidRequest, LoadFailed
 from serving.repository.layout import CONFIG, PLATFORMS, config_file
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
-ENSEMBLE = "ensemble"
+ENSEMBLE, TENSORRT = "ensemble", "tensorrt"  # of backend_of
+ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` writes (repository/engines.py)
 BACKEND = {"platform", "backend", "default_model_filename"}  # fields that name it
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
 

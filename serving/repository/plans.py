@@ -18,7 +18,7 @@ from typing import Any
 
 from serving.repository.fingerprint import Fingerprint, Hardware, find_trtexec, read, source_sha256, this_hardware
 from serving.repository.layout import folders_in, versions
-from serving.repository.model_config import backend_of, read_config
+from serving.repository.model_config import TENSORRT, backend_of, read_config
 from serving.settings.table import Settings
 
 AUTO, REBUILD, OFF = "auto", "rebuild", "off"  # of SERVE_TENSORRT; the others name a provider of ONNX Runtime
@@ -141,7 +141,7 @@ def plan_model(folder: Path, device: str) -> PlanModel | None:
     """None for a model of another backend, and for one that names its plan by compute capability itself; raises
     Unreadable."""
     config, there = read_config(folder, device), versions(folder)
-    if backend_of(config) != "tensorrt" or config.cc_model_filenames or not there:
+    if backend_of(config) != TENSORRT or config.cc_model_filenames or not there:
         return None
     # Without a version_policy Triton loads the latest; with one, all are looked at.
     loaded = there if config.HasField("version_policy") else there[-1:]

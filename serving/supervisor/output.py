@@ -7,7 +7,6 @@ import select
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -74,6 +73,7 @@ class Output:
 
     def tell_crashes(self) -> None:
         """From now on what ends us or one of our threads is an entry like others."""
+        import traceback  # which takes time of the start
 
         def tell(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
             self.write("serve", "".join(traceback.format_exception(kind, error, trace)).rstrip(), level="critical")

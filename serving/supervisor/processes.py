@@ -18,7 +18,6 @@ from serving.host.files import replace_file
 from serving.repository.facts import Facts
 from serving.repository.layout import LayoutError, arranged, config_name, overlay
 from serving.repository.links import arrange
-from serving.repository.live import LiveModels
 from serving.settings.table import SECRETS, Settings
 from serving.settings.tracing import TraceSettings
 from serving.supervisor import cloudwatch, triton_options
@@ -235,6 +234,8 @@ def reloader(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> li
     """What has changed model folders served, where that is asked for; copies the models as they lie there now."""
     if not settings.reloads:
         return []
+    from serving.repository.live import LiveModels  # which takes time of the start
+
     places = (repository / name for name in facts.models for repository in settings.model_repositories)
     parts = {name: model.parts for name, model in facts.models.items()}
     try:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from serving.host.machine import gpu_count
 from serving.host.tritonserver import python_backends
-from serving.repository.live import LiveModels
 from serving.settings.handed_on import HANDED_ON, HandedOn
 from serving.settings.table import Settings
 from serving.settings.triton_sockets import GRPC_PORT, TritonSockets
@@ -26,6 +25,8 @@ def models(settings: Settings) -> Iterator[str]:
     if settings.multi_model:
         return
     if settings.reloads:  # those that lie there whenever tritonserver starts
+        from serving.repository.live import LiveModels
+
         yield from (f"--model-repository={LiveModels(settings.live_folder).repository}",)
         yield from ("--model-control-mode=explicit", "--load-model=*")
         return

@@ -57,6 +57,13 @@ def test_a_box_has_its_best_class_or_several(tmp_path: Path) -> None:
     assert len(answer(more, logits, BOXES, confidence=0.9)) == 3
 
 
+def test_a_network_with_a_batch_of_one_of_its_own_gives_boxes(tmp_path: Path) -> None:
+    outputs = (TensorSpec("logits", "FP32", (1, 2, 3)), TensorSpec("pred_boxes", "FP32", (1, 2, 4)))
+    client = Client(Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0))
+    logits = [[9, 8.5, 0], [0, 1, 9]]
+    assert answer(client, [logits], [BOXES]) == answer(client_of(tmp_path), logits, BOXES)
+
+
 def test_boxes_are_cut_at_the_image_and_drawn(tmp_path: Path) -> None:
     client, sheet = client_of(tmp_path), Image.new("RGB", (200, 100))
     (found,) = answer(client, [[0, 0, 9], [9, 0, 0]], BOXES)

@@ -48,6 +48,13 @@ def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path)
     assert score.value == pytest.approx(1)
 
 
+def test_a_network_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:
+    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("vector", "FP32", (1, 2)),)
+    client = Client(Model("own", Path("/nonexistent"), inputs, outputs, 0))
+    vectors = np.array([[[3, 4]]], np.float32)  # the caller adds a dimension for the image
+    assert client.postprocess({"vector": vectors}, {}, [None], {"normalize": False}) == [{"embedding": [3, 4]}]
+
+
 def test_what_is_no_vector_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"output 'vector' \[7, 7, 32\] of model 'own' is no vector"):
         client_of(7, 7, 32)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from build_engines.measurement.comparison import compare
+from clients._masks import MOST_PIXELS
 from clients.base import Model, TensorSpec
-from clients.semantic_segmentation import MOST_PIXELS, Client, best_classes
+from clients.semantic_segmentation import Client, best_classes
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
 from tests.clients.vision_models import pipeline, predict, runner, serve
@@ -65,6 +66,14 @@ def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts
         {"label": "0", "class_id": 0, "share": 0.25},
     ]
     assert map_of(found).tolist() == [[0, 2, 2, 2]] * 2
+
+
+def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) -> None:
+    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 3, 2, 4)),)
+    scores = np.zeros((1, 3, 2, 4))
+    scores[:, 1] = 1
+    found = answer(Client(Model("own", tmp_path, inputs, outputs, 0)), scores, Image.new("RGB", (4, 2)))
+    assert map_of(found).tolist() == [[1] * 4] * 2
 
 
 def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:

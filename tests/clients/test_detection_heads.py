@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw
 
+from clients._masks import MOST_PIXELS, compressed
 from clients.base import Model, TensorSpec
 from clients.yolov5 import Client
 from serving.errors import InferenceFailed, InvalidRequest
@@ -136,6 +137,7 @@ def test_masks_are_the_edges_of_what_torch_enlarges(layout: str, tmp_path: Path)
     client = client_of(tmp_path, table.shape, (32, 80, 80), layout=layout)
     found = detect(client, table, prototypes, size=(320, 320))
     maps = torch.nn.functional.interpolate(torch.from_numpy(prototypes[None, :2]), (320, 320), mode="bilinear")[0] > 0
+    masks: list[Any] = []
     for each, expected, (x, y), (right, bottom) in zip(found, maps.numpy(), low, high, strict=True):
         wanted = np.zeros((320, 320), bool)
         inside = np.s_[int(y) : int(bottom), int(x) : int(right)]
@@ -144,10 +146,14 @@ def test_masks_are_the_edges_of_what_torch_enlarges(layout: str, tmp_path: Path)
         for polygon in each["polygons"]:
             ImageDraw.Draw(ours).polygon(np.floor(polygon).tolist(), fill=1, outline=1)
         drawn = np.asarray(ours)
+        masks.append(wanted)
         assert wanted.sum() > 1500
         assert (drawn & wanted).sum() / (drawn | wanted).sum() > 0.99
     assert len(found[0]["polygons"]) == 1 < len(found[1]["polygons"])
-    assert "polygons" not in detect(client, table, prototypes, size=(320, 320), masks="none")[0]
+    for each, wanted in zip(detect(client, table, prototypes, size=(320, 320), masks="rle"), masks, strict=True):
+        assert "polygons" not in each
+        assert (unpacked(each["rle"]) == wanted).all()  # holes too
+    assert not {"polygons", "rle"} & detect(client, table, prototypes, size=(320, 320), masks="none")[0].keys()
     sheet = Image.new("RGB", (320, 320), "white")
     veiled = ImageChops.difference(client.draw(sheet, {"detections": found[:1]}), sheet)
     assert np.asarray(veiled)[160, 120].any()
@@ -175,3 +181,49 @@ def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path
 def test_keypoints_are_a_number_and_the_values_of_each(keypoints: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"'keypoints'.* must be how many, and 2 or 3 values of each"):
         client_of(tmp_path, (56, 8400), keypoints=keypoints)
+
+
+def unpacked(rle: dict[str, Any]) -> NDArray[np.bool_]:
+    """COCO's compressed RLE (pycocotools: maskApi.c, rleFrString and rleDecode): columns of pixels, runs of 0 and 1."""
+    counts: list[int] = []
+    text = iter(rle["counts"].encode())
+    for first in text:
+        value, shift, code = 0, 0, first - 48
+        while code & 32:
+            value, shift, code = value | (code & 31) << shift, shift + 5, next(text) - 48
+        value |= (code & 31) << shift
+        value -= (1 << (shift + 5)) if code & 16 else 0
+        counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+    height, width = rle["size"]
+    assert min(counts) >= 0 and 0 not in counts[1:]
+    flat = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    return flat.reshape(width, height).T
+
+
+@pytest.mark.parametrize(
+    "counts", [[12], [0, 12], [3, 1, 8], [0, 1, 10, 1], [2, 5, 1, 3, 1], [1, 70_000, 1, 900_000, 2]]
+)
+def test_run_lengths_of_any_size_are_packed(counts: list[int]) -> None:
+    rle = {"size": [1, sum(counts)], "counts": compressed(np.array(counts))}
+    mask = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    assert (unpacked(rle)[0] == mask).all()
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (37, 29), (3000, 1500)])
+def test_run_lengths_are_as_large_as_the_image(size: tuple[int, int], tmp_path: Path) -> None:
+    """A mask that is above 0 everywhere is its box; a box beyond the image is cut, and one outside has no mask."""
+    prototypes = np.zeros((32, 80, 80), np.float32)
+    prototypes[0] = 1
+    boxes = np.array([[100, 160, 60, 40], [160, 160, 600, 600], [160, 160, 0.01, 0.01]])
+    table = np.concatenate((boxes, np.eye(3) * 0.9, np.eye(32)[[0, 0, 1]]), 1).T
+    client = client_of(tmp_path, table.shape, (32, 80, 80), layout="yolov5u")
+    found = detect(client, table, prototypes, size=size, masks="rle")
+    assert len(found) == 3
+    for each in found:
+        mask = unpacked(each["rle"])
+        factor = mask.shape[1] / size[0]
+        assert mask.shape == size[::-1] if size[0] < 1000 else mask.size <= MOST_PIXELS
+        sides = [factor * (each["box"][f"{side}max"] - each["box"][f"{side}min"]) for side in "yx"]
+        wanted = 0 if each["class_id"] == 2 else sides[0] * sides[1]
+        assert mask.sum() == pytest.approx(wanted, abs=2 * sum(sides) + 4)
+    assert unpacked(found[2]["rle"]).sum() == 0

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from serving.front.api_schemas import OF_NGINX
+from serving.front.api_fixed import OF_NGINX
+from tests.endpoint import schemathesis_hooks as hooks
 from tests.support.harness import PATIENCE, ROOT, Server, link_model
 from tests.support.readme import commands
 
@@ -61,8 +62,47 @@ def test_each_model_has_an_example_and_a_reply_to_one(document: Any) -> None:
     operation = document["paths"]["/invocations"]["post"]
     asked = operation["requestBody"]["content"]["application/json"]["examples"]
     answered = operation["responses"]["200"]["content"]["application/json"]["examples"]
-    assert asked.keys() == answered.keys() == set(BUNDLED)
+    assert answered.keys() == set(BUNDLED)
+    assert asked.keys() == {*BUNDLED, "bert, tensors"}
     assert answered["bert"]["value"]["predictions"][0]["tokens"] > 4
+
+
+PHOTO = {"model_name": "yolov5"}
+NPY = {"model_name": "resnet"}
+KINDS: dict[
+    str, tuple[dict[str, str], str, bytes, str]
+] = {  # query, Content-Type, body, Accept; the key is the reply's
+    "application/jsonlines": ({"model_name": "bert"}, "application/x-ndjson", b'"one"\n"two"\n', "*/*"),
+    "text/event-stream": ({"model_name": "bert"}, "text/plain", b"one", "text/event-stream"),
+    "image/png": (PHOTO, "image/png", hooks.PICTURES[0], "image/png"),
+    "application/x-npy": (NPY, "application/x-npy", hooks.npy(), "application/x-npy"),
+    hooks.BINARY: (NPY, f"{hooks.BINARY};json-header-size=0", bytes(3 * 64 * 64), "*/*"),
+    "application/json": (NPY, "application/x-npy", hooks.npy(), "*/*"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_body_and_reply_is_described(server: Server, document: Any, kind: str) -> None:
+    query, taken, body, accept = KINDS[kind]
+    reply = server.post(params=query, data=body, headers={"Content-Type": taken, "Accept": accept})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["Content-Type"].partition(";")[0] == kind
+    operation = document["paths"]["/invocations"]["post"]
+    assert taken.partition(";")[0] in operation["requestBody"]["content"]
+    assert kind in operation["responses"]["200"]["content"]
+
+
+def test_kserve_s_binary_tensors_are_described_with_their_header(server: Server, document: Any) -> None:
+    path = "/v2/models/bert/infer"
+    length, body = hooks.binary(outputs=True)
+    reply = server.post(path, data=body, headers={hooks.LENGTH: str(length)})
+    assert (reply.status_code, reply.headers["Content-Type"]) == (200, hooks.OCTETS)
+    operation = document["paths"][path]["post"]
+    assert hooks.OCTETS in operation["requestBody"]["content"]
+    assert [each["name"] for each in operation["parameters"]] == [hooks.LENGTH]
+    answer = operation["responses"]["200"]
+    assert hooks.OCTETS in answer["content"]
+    assert answer["headers"].keys() == {hooks.LENGTH} <= reply.headers.keys()
 
 
 def test_the_codes_of_nginx_are_those_of_its_configuration() -> None:

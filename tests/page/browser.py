@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,12 +33,25 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
 ZONES = """platform: "onnxruntime_onnx"
-input { name: "images" data_type: TYPE_UINT8 dims: [3, 320, 320] }
+input { name: "pixels" data_type: TYPE_UINT8 dims: [3, 320, 320] }
 output { name: "output0" data_type: TYPE_FP32 dims: [44, 60] }
 output { name: "output1" data_type: TYPE_FP32 dims: [32, 80, 80] }
 parameters { key: "client" value { string_value: "yolov5" } }
 parameters { key: "layout" value { string_value: "yolov5u" } }
 parameters { key: "keypoints" value { string_value: "2,3" } }
+"""
+STREETS = """platform: "onnxruntime_onnx"
+input { name: "pixels" data_type: TYPE_UINT8 dims: [1, 3, 64, 64] }
+output { name: "scores" data_type: TYPE_FP32 dims: [1, 3, 64, 64] }
+parameters { key: "client" value { string_value: "semantic_segmentation" } }
+parameters { key: "resize" value { string_value: "stretch" } }
+"""
+LOOKS = """platform: "onnxruntime_onnx"
+max_batch_size: 8
+input { name: "pixels" data_type: TYPE_UINT8 dims: [3, 64, 64] }
+output { name: "colours" data_type: TYPE_FP32 dims: [192] }
+parameters { key: "client" value { string_value: "image_embedding" } }
+parameters { key: "resize" value { string_value: "stretch" } }
 """
 
 
@@ -71,11 +85,13 @@ def choose(page: Page, model: str) -> None:
 
 
 def make_repository(folder: Path) -> Path:
-    """The bundled models, `hostile`, whose labels are HTML, and `zones`."""
+    """The bundled models, `hostile`, whose labels are HTML, `zones`, `streets` and `looks`."""
     for name in ("resnet", "yolov5", "bert"):
         link_model(ROOT / "model_repository" / name, folder)
     shutil.copytree(ROOT / "model_repository/resnet", folder / "hostile")
     make_zones(folder)
+    make_streets(folder)
+    make_looks(folder)
     (folder / "hostile/labels.txt").write_text("\n".join(f"{HOSTILE}{number}" for number in range(10)))
     return folder
 
@@ -93,12 +109,37 @@ def make_zones(repository: Path) -> None:
         table[38:, column] = points
     arrays = {"output0": table, "output1": prototypes}
     nodes = [helper.make_node("Constant", [], [name], value=from_array(each)) for name, each in arrays.items()]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, each.shape) for name, each in arrays.items()]
-    images = helper.make_tensor_value_info("images", TensorProto.UINT8, (3, 320, 320))
-    model = helper.make_model(
-        helper.make_graph(nodes, "zones", [images], outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
-    (repository / "zones/1").mkdir(parents=True)
-    onnx.save(model, repository / "zones/1/model.onnx")
+    save(repository / "zones", ZONES, nodes, (3, 320, 320), **{name: each.shape for name, each in arrays.items()})
     (repository / "zones/labels.txt").write_text("disc\nring\n")
-    (repository / "zones/config.pbtxt").write_text(ZONES)
+
+
+def make_streets(repository: Path) -> None:
+    """`streets`: the left half of any picture is road, the rest is sky above and a hostile label below."""
+    scores = np.zeros((1, 3, 64, 64), np.float32)
+    scores[:, 0, :, :32], scores[:, 1, :32, 32:], scores[:, 2, 32:, 32:] = 1, 1, 1
+    node = helper.make_node("Constant", [], ["scores"], value=from_array(scores))
+    save(repository / "streets", STREETS, [node], (1, 3, 64, 64), scores=scores.shape)
+    (repository / "streets/labels.txt").write_text(f"road\nsky\n{HOSTILE}\n")
+
+
+def make_looks(repository: Path) -> None:
+    """`looks`: the mean colour of each row of a picture, before a grey ground."""
+    nodes = [
+        helper.make_node("Cast", ["pixels"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Constant", [], ["grey"], value_float=150.0),
+        helper.make_node("Sub", ["floats", "grey"], ["lit"]),
+        helper.make_node("ReduceMean", ["lit"], ["rows"], axes=[3], keepdims=0),
+        helper.make_node("Flatten", ["rows"], ["colours"]),
+    ]
+    save(repository / "looks", LOOKS, nodes, ("n", 3, 64, 64), colours=("n", 192))
+
+
+def save(folder: Path, config: str, nodes: list[Any], shape: tuple[Any, ...], **outputs: tuple[Any, ...]) -> None:
+    """A model folder; the input is called pixels."""
+    pixels = helper.make_tensor_value_info("pixels", TensorProto.UINT8, shape)
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name, sides in outputs.items()]
+    graph = helper.make_graph(nodes, folder.name, [pixels], made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "1").mkdir(parents=True)
+    onnx.save(model, folder / "1/model.onnx")
+    (folder / "config.pbtxt").write_text(config)

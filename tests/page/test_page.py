@@ -124,6 +124,70 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
     expect(page.locator(".shapes circle")).to_have_count(2)
 
 
+def test_a_class_map_lies_over_its_picture_as_clear_as_the_slider_says(page: Page, server: Server) -> None:
+    expected = asked(server, EXAMPLE, "streets")
+    choose(page, "streets")
+    upload(page, EXAMPLE)
+    names = [f"{each['label']}{100 * each['share']:.1f} %" for each in expected["segments"]]
+    assert names[0].startswith("road50")
+    expect(page.locator(".bars li")).to_have_text(names)
+    veil, picture = rectangle(page.locator(".map")), rectangle(page.locator(".frame img"))
+    assert veil == pytest.approx(picture, abs=1)
+    width, height = expected["image"]["width"], expected["image"]["height"]
+    corners = {0: (1, 1), 1: (width - 2, 1), 2: (width - 2, height - 2)}  # of the three classes
+    swatches = [page.locator(".bars .bar").nth(each).evaluate(BAR) for each in range(3)]
+    ids = [each["class_id"] for each in expected["segments"]]
+    wait_until(lambda: page.locator(".map").evaluate(PIXEL, [1, 1])[3] == 255, "the map is drawn")
+    for class_id, swatch in zip(ids, swatches, strict=True):
+        assert page.locator(".map").evaluate(PIXEL, corners[class_id])[:3] == pytest.approx(swatch, abs=1)
+    page.get_by_role("slider", name="Opacity of the map").fill("0.2")
+    expect(page.locator(".map")).to_have_css("opacity", "0.2")
+    page.locator(".bars li").first.hover()  # shows its class alone
+    wait_until(lambda: page.locator(".map").evaluate(PIXEL, corners[1])[3] == 0, "the other classes are hidden")
+    page.get_by_label("map", exact=True).select_option("none")
+    expect(page.locator(".map")).to_have_count(0)
+    expect(page.locator(".bars li")).to_have_text(names)
+    assert page.title() == "Try the models"
+
+
+# A canvas' pixel; and the colour that the first stop of a bar has, which is its swatch's.
+PIXEL = "(canvas, [x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1).data]"
+BAR = "bar => getComputedStyle(bar).backgroundImage.match(/rgb\\((\\d+), (\\d+), (\\d+)\\)/).slice(1).map(Number)"
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_several_pictures_give_a_matrix_of_their_similarity(
+    browser: Browser, server: Server, own: Path, width: int
+) -> None:
+    files = [EXAMPLE, DIGIT, own]
+    with opened(browser, server.url, width) as page:
+        choose(page, "looks")
+        page.locator("#file").set_input_files(files[:2])
+        expect(page.locator(".matrix tbody td")).to_have_count(4)
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Add pictures").click()
+        chooser.value.set_files(own)
+        cells = page.locator(".matrix tbody td")
+        expect(cells).to_have_count(9)
+        vectors = [asked(server, file, "looks")["embedding"] for file in files]
+        products = [sum(a * b for a, b in zip(one, other, strict=True)) for one in vectors for other in vectors]
+        assert len({round(product, 2) for product in products}) > 1
+        assert [float(text) for text in cells.all_inner_texts()] == pytest.approx(products, abs=0.0051)
+        expect(page.get_by_role("rowheader").get_by_role("img", name=own.name)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        check(page)
+
+
+def test_one_picture_s_embedding_can_be_compared_with_other_pictures(page: Page) -> None:
+    choose(page, "looks")
+    page.get_by_role("button", name="Use the example").click()
+    expect(page.locator(".stripes")).to_be_visible()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Compare with other pictures").click()
+    chooser.value.set_files([EXAMPLE, DIGIT])
+    expect(page.locator(".matrix tbody td")).to_have_count(9)
+
+
 def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
     upload(page, EXAMPLE)
     expect(page.locator(".box")).to_have_count(len(asked(server, EXAMPLE)["detections"]))
@@ -248,6 +312,22 @@ def test_a_picture_can_be_dropped_pasted_and_photographed(page: Page) -> None:
     expect(page.locator(".bars li")).to_have_count(5)
 
 
+def test_the_code_for_several_pictures_gives_as_many_predictions(page: Page, tmp_path: Path) -> None:
+    files = [tmp_path / "it's mine.png", tmp_path / 'a "b".png']
+    for file in files:
+        file.write_bytes(DIGIT.read_bytes())
+    choose(page, "resnet")
+    page.get_by_label("top_k").fill("3")
+    page.locator("#file").set_input_files(files)
+    expect(page.locator(".bars li")).to_have_count(6)
+    page.get_by_role("tab", name="Code").click()
+    for number, command in ((0, ["bash", "-ec"]), (1, [sys.executable, "-c"])):
+        text = page.locator(f"#code-{number} pre").text_content() or ""
+        done = subprocess.run([*command, text], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("score") == 6
+
+
 def test_the_code_to_copy_gives_the_same_prediction(page: Page, server: Server, tmp_path: Path) -> None:
     file = tmp_path / "it's mine.png"
     file.write_bytes(DIGIT.read_bytes())
@@ -286,7 +366,7 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     for _ in range(4):  # the link past the top, the views, the API, the models
         page.keyboard.press("Tab")
     page.keyboard.press("ArrowUp")
-    expect(page.get_by_role("radio", name="resnet")).to_be_checked()
+    expect(page.get_by_role("radio", name="streets")).to_be_checked()
     page.get_by_role("tab", name="Try it").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("heading", name="Processes")).to_be_visible()
@@ -307,6 +387,10 @@ def test_axe_finds_nothing_serious(browser: Browser, server: Server, width: int,
         page.get_by_role("button", name="Compare with other texts").click()
         expect(page.locator(".matrix")).to_be_visible()
         page.get_by_role("tab", name="Code").click()
+        check(page)
+        choose(page, "streets")
+        upload(page, EXAMPLE)
+        expect(page.locator(".map")).to_be_visible()
         check(page)
         page.get_by_role("tab", name="Operations").click()
         expect(page.get_by_role("rowheader", name="tritonserver")).to_be_visible()

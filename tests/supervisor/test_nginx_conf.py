@@ -283,7 +283,7 @@ def test_without_gunicorn_every_route_is_503_with_retry_after(edge_alone: Edge) 
 def test_no_answer_in_time_is_504(edge: Edge) -> None:
     begin = time.monotonic()
     error = check_error(requests.post(f"{edge.url}/slow?2.5", timeout=9), 504, "timeout")
-    assert 0.9 < time.monotonic() - begin < 2.4
+    assert time.monotonic() - begin > 0.9  # and before the app answered, or it were 200
     assert "SERVE_REQUEST_TIMEOUT" in error
     wait_until_at_work(0)
 
