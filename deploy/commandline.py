@@ -11,7 +11,21 @@ from types import ModuleType
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy import costs, create, delete, invoke, logs, push, scaling, status, tagging, transform, update, variants
+from deploy import (
+    components,
+    costs,
+    create,
+    delete,
+    invoke,
+    logs,
+    push,
+    scaling,
+    status,
+    tagging,
+    transform,
+    update,
+    variants,
+)
 from deploy.calls import RUNTIME, LiveCalls, PrintedCalls
 from deploy.context import Context
 from deploy.engine import LocalEngine, PrintedEngine
@@ -24,6 +38,7 @@ COMMANDS: dict[str, ModuleType] = {
     "create": create,
     "update": update,
     "variant": variants,
+    "component": components,
     "autoscale": scaling,
     "invoke": invoke,
     "transform": transform,

@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     specification.configure(parser)
     parser.add_argument("--role", default=PROJECT, help="execution role: a name or an ARN (default: %(default)s)")
     parser.add_argument("--multi-model", metavar="S3", help="make a multi-model endpoint for the archives in s3://…/")
+    parser.add_argument("--components", action="store_true", help="instances alone, for the models of 'component'")
     parser.add_argument("--model-only", action="store_true", help="create only the model, for batch transform")
     parser.add_argument("--network-isolation", action="store_true", help="run the container without a network")
     parser.add_argument("--subnet", action="append", default=[], metavar="ID", help="subnet of a VPC; repeatable")
@@ -36,6 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, context: Context) -> None:
     """Creates what is missing; keeps existing resources with the same content."""
     check(arguments)
+    if arguments.components:
+        _create_instances(arguments, context)
+        return
     specification.container(arguments, {}, "")  # reports mistakes before any call
     image = arguments.image or default_image(context, context.engine.version())
     container = specification.container(arguments, {}, image)
@@ -53,6 +57,16 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     ensure(context, CONFIG, config)
     _ensure_endpoint(context, config["EndpointConfigName"])
     _finish(arguments, context, config["EndpointConfigName"])
+
+
+def _create_instances(options: argparse.Namespace, context: Context) -> None:
+    """An endpoint without a model. The role and the network are the configuration's, as there is no model for them."""
+    settings = {"ExecutionRoleArn": role_arn(context, options.role), **_network(options)}
+    kept = specification.settings(options, settings)
+    config = specification.config(context, [specification.instances(options)], kept)
+    ensure(context, CONFIG, config)
+    _ensure_endpoint(context, config["EndpointConfigName"])
+    _finish(options, context, config["EndpointConfigName"])
 
 
 def check(options: argparse.Namespace) -> None:
@@ -77,6 +91,8 @@ def _check_modes(options: argparse.Namespace) -> None:
         raise UsageError("--multi-model and --model-data exclude each other: the archives lie below --multi-model")
     if options.multi_model and options.output:
         raise UsageError("--multi-model and --async exclude each other: InvokeEndpointAsync has no TargetModel")
+    if options.components:
+        _check_components(options)
     if options.serverless is None:
         return
     for name, value in {
@@ -87,6 +103,17 @@ def _check_modes(options: argparse.Namespace) -> None:
     }.items():
         if value:
             raise UsageError(f"--serverless and --{name} exclude each other: serverless inference has no --{name}")
+
+
+def _check_components(options: argparse.Namespace) -> None:
+    of_container = ("image", "model_data", "multi_model", "output", "env", "health_timeout", "download_timeout")
+    for name in (*of_container, "serverless", "model_only", "data_capture"):
+        if getattr(options, name):
+            flag = "async" if name == "output" else name.replace("_", "-")
+            raise UsageError(
+                f"--components and --{flag} exclude each other: such an endpoint has instances alone, and 'component' "
+                "says image, models and settings of each"
+            )
 
 
 def default_image(context: Context, tag: str) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from deploy import alarms, scaling
+from deploy import alarms, components, scaling
 from deploy.context import Context
 from deploy.endpoint import PENDING, describe
 from deploy.errors import DeployError
@@ -22,7 +22,9 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     """Lists the resources with the stack's tags, asks, deletes them. Keeps the image, the files in S3 and the logs."""
     found = {kind: owned(context, kind) for kind in (ENDPOINT, CONFIG, MODEL)}
     alarm_names = alarms.owned(context)
+    parts = components.names(context) if found[ENDPOINT] else []
     lines = [f"  {kind.label} {name}" for kind, names in found.items() for name in names]
+    lines += [f"  inference component {name}" for name in parts]
     lines += [f"  alarm {name}" for name in alarm_names]
     if not lines:
         context.out(f"this program made nothing for '{context.name}' in {context.region}: nothing to delete")
@@ -32,7 +34,7 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     if not arguments.yes and not context.confirm("delete it?"):
         raise DeployError("nothing was deleted")
     if found[ENDPOINT]:
-        _delete_endpoint(context)
+        _delete_endpoint(context, parts)
     for kind in (CONFIG, MODEL):
         for name in found[kind]:
             remove(context, kind, name)
@@ -41,9 +43,11 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     context.out(f"deleted {len(lines)} resources of '{context.name}'")
 
 
-def _delete_endpoint(context: Context) -> None:
-    """Deletes the endpoint and its scaling. AWS refuses that during creation or update, so this waits first."""
+def _delete_endpoint(context: Context, parts: list[str]) -> None:
+    """Deletes the endpoint, its components and its scaling, not while it is changed, which AWS refuses."""
     scaling.remove(context)
+    for name in parts:
+        components.remove(context, name)
     what = f"endpoint {context.name}"
     in_service = {"EndpointStatus": "InService"}
     wait(context, what, describe=lambda: describe(context, in_service), field="EndpointStatus", pending=BUSY)

@@ -15,6 +15,7 @@ HEADERS = {
     "TargetVariant": "X-Amzn-SageMaker-Target-Variant",
     "TargetModel": "X-Amzn-SageMaker-Target-Model",
     "InferenceId": "X-Amzn-SageMaker-Inference-Id",
+    "InferenceComponentName": "X-Amzn-SageMaker-Inference-Component",
 }
 
 

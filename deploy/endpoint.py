@@ -86,6 +86,19 @@ def only_variant(config: Reply) -> dict[str, Any]:
     return variant
 
 
+def has_components(config: Reply) -> bool:
+    """Whether the endpoint has instances alone, and its models are inference components."""
+    return not {"ModelName", "ServerlessConfig"} & only_variant(config).keys()
+
+
+def refuse_components(config: Reply) -> None:
+    """Raises DeployError for an endpoint of inference components, where a command is for one container."""
+    if has_components(config):
+        raise DeployError(
+            "the endpoint's models are inference components: 'component' changes image, models and copies"
+        )
+
+
 def settle(context: Context, expected_config: str) -> None:
     """Waits until the endpoint serves `expected_config`.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deploy import asynchronous, direct
 from deploy.calls import RUNTIME, Reply
+from deploy.components import full_name
 from deploy.context import Context
 from deploy.errors import DeployError, UsageError
 from deploy.replies import readable
@@ -28,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--parameter", action="append", default=[], metavar="NAME=VALUE", help="parameter of the model, such as top_k=2"
     )
     parser.add_argument("--target-model", metavar="ARCHIVE", help="model of a multi-model endpoint: NAME.tar.gz")
+    parser.add_argument("--component", metavar="COMPONENT", help="of an endpoint of inference components, which one")
     parser.add_argument("--target-variant", metavar="NAME", help="AllTraffic, or Candidate while there is one")
     parser.add_argument("--content-type", metavar="TYPE", help="type of the body; default: by the file's name")
     parser.add_argument("--accept", metavar="TYPE", help="type of the reply")
@@ -50,6 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, context: Context) -> None:
     """Sends the request the way that the options say, and prints the reply."""
     request = read(arguments)
+    if arguments.component:
+        request.fields["InferenceComponentName"] = full_name(context, arguments.component)
     _check(arguments, request)
     if arguments.stream:
         _print_parts(context, _stream(arguments, context, request))
@@ -72,6 +76,8 @@ def _ask(options: argparse.Namespace, context: Context, request: Request) -> Rep
 def _check(options: argparse.Namespace, request: Request) -> None:
     if options.target_model and (options.stream or options.folder):
         raise UsageError("--target-model works with neither --stream nor --async: those API calls have no TargetModel")
+    if options.component and (options.folder or options.target_model or options.target_variant):
+        raise UsageError("--component works with none of --async, --target-model and --target-variant")
     if len(request.body) > MAX_BODY and not options.folder:
         raise UsageError(f"the body has {len(request.body)} bytes, SageMaker allows {MAX_BODY}; --async allows 1 GB")
     if options.folder:

@@ -11,6 +11,7 @@ from deploy.errors import DeployError, UsageError
 
 HELP = "print the container's log"
 ENDPOINT_LOGS = "/aws/sagemaker/Endpoints/"
+COMPONENT_LOGS = "/aws/sagemaker/InferenceComponents/"
 TRANSFORM_LOGS = "/aws/sagemaker/TransformJobs"
 FOLLOW = 3.0  # seconds between two polls
 LAST = 30  # lines to show after a failure

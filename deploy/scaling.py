@@ -5,7 +5,7 @@ from typing import Any
 
 from deploy import alarms
 from deploy.context import Context
-from deploy.endpoint import assumed_config, only_variant, require
+from deploy.endpoint import assumed_config, only_variant, refuse_components, require
 from deploy.errors import DeployError, UsageError
 from deploy.stack import ACCOUNT, VARIANT
 
@@ -63,6 +63,7 @@ def _is_asynchronous(options: argparse.Namespace, context: Context) -> bool:
     assumed = assumed_config(context) | ({"AsyncInferenceConfig": {}} if for_asynchronous else {})
     name = {"EndpointConfigName": require(context)["EndpointConfigName"]}
     config = context.calls.call("sagemaker", "DescribeEndpointConfig", name, assumed)
+    refuse_components(config)
     if "ServerlessConfig" in only_variant(config):
         raise DeployError("a serverless endpoint scales by itself: 'update --max-concurrency' sets its limit")
     if for_asynchronous and "AsyncInferenceConfig" not in config:

@@ -24,41 +24,41 @@ CAPTURED_AS_TEXT = {  # other types are kept as base64
 SERVERLESS_MEMORY = range(1024, 6145, 1024)  # MB
 MAX_SERVERLESS_CONCURRENCY = 200
 TIMEOUTS = range(60, 3601)  # seconds
-KEPT_OF_CONFIG = ("AsyncInferenceConfig", "DataCaptureConfig", "KmsKeyId")
-KEPT_OF_MODEL = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
+KEPT_OF_MODEL = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")  # where there are components, of the config
+KEPT_OF_CONFIG = ("AsyncInferenceConfig", "DataCaptureConfig", "KmsKeyId", *KEPT_OF_MODEL)
 # Asynchronous inference allows bodies of 1 GB and an hour for a reply.
 ASYNCHRONOUS = {"SERVE_MAX_BODY_MB": "1024", "SERVE_REQUEST_TIMEOUT": "3600"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The options that `create` and `update` share."""
-    parser.add_argument("--image", metavar="URI", help="image in ECR; default: the repository's, tag by git describe")
-    parser.add_argument("--model-data", metavar="S3", help="s3://…/model.tar.gz, or s3://…/ for unpacked files")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the container")
+    configure_container(parser)
     parser.add_argument("--instance-type", metavar="TYPE", help=f"default: {DEFAULT_INSTANCE_TYPE}")
     parser.add_argument("--instances", type=int, metavar="N", help="number of instances; default: 1")
     parser.add_argument("--serverless", type=int, metavar="MB", help="serverless, with this memory: 1024 to 6144 MB")
     parser.add_argument("--max-concurrency", type=int, metavar="N", help="serverless: concurrent requests; default: 5")
-    parser.add_argument("--health-timeout", type=int, metavar="S", help="time until /ping is 200: 60 to 3600 seconds")
-    parser.add_argument("--download-timeout", type=int, metavar="S", help="time for the model data: 60 to 3600 seconds")
     parser.add_argument("--inference-ami", metavar="NAME", help="host image, which decides the GPU driver's version")
     parser.add_argument(
         "--data-capture", metavar="S3", help="keep requests and answers in s3://…/; off: keep them no longer"
     )
     parser.add_argument("--capture-percent", type=int, metavar="P", help="of the requests; default: 100")
     parser.add_argument("--kms-key", metavar="KEY", help="KMS key for the instances' disks, captured and async results")
+
+
+def configure_container(parser: argparse.ArgumentParser) -> None:
+    """Those of a container, whatever it runs on."""
+    parser.add_argument("--image", metavar="URI", help="image in ECR; default: the repository's, tag by git describe")
+    parser.add_argument("--model-data", metavar="S3", help="s3://…/model.tar.gz, or s3://…/ for unpacked files")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the container")
+    parser.add_argument("--health-timeout", type=int, metavar="S", help="time until /ping is 200: 60 to 3600 seconds")
+    parser.add_argument("--download-timeout", type=int, metavar="S", help="time for the model data: 60 to 3600 seconds")
     tagging.configure(parser)
     parser.add_argument("--no-wait", action="store_true", help="return before AWS has finished")
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises UsageError with the first option that SageMaker would refuse."""
-    data = options.model_data
-    if data is not None and not re.fullmatch(r"s3://[^/]+/(.+\.tar\.gz|(.+/)?)", data):
-        raise UsageError(f"--model-data '{data}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a final /")
-    for name in ("health_timeout", "download_timeout"):
-        if getattr(options, name) not in (None, *TIMEOUTS):
-            raise UsageError(f"--{name.replace('_', '-')} must be 60 to 3600 seconds")
+    check_container(options)
     if options.instances is not None and options.instances < 1:
         raise UsageError("--instances must be 1 or more")
     if options.instance_type and not options.instance_type.startswith("ml."):
@@ -70,6 +70,16 @@ def check(options: argparse.Namespace) -> None:
         _check_serverless(options)
     elif options.max_concurrency is not None:
         raise UsageError("--max-concurrency is for --serverless; the container limits a real-time instance's requests")
+
+
+def check_container(options: argparse.Namespace) -> None:
+    """The same of the options of a container."""
+    data = options.model_data
+    if data is not None and not re.fullmatch(r"s3://[^/]+/(.+\.tar\.gz|(.+/)?)", data):
+        raise UsageError(f"--model-data '{data}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a final /")
+    for name in ("health_timeout", "download_timeout"):
+        if getattr(options, name) not in (None, *TIMEOUTS):
+            raise UsageError(f"--{name.replace('_', '-')} must be 60 to 3600 seconds")
 
 
 def _check_capture(options: argparse.Namespace) -> None:
@@ -141,6 +151,12 @@ def model(context: Context, container: Mapping[str, Any], settings: Mapping[str,
         **{key: settings[key] for key in KEPT_OF_MODEL if settings.get(key)},
     }
     return {"ModelName": content_name(context.name, parameters), **parameters, "Tags": tagging.all_tags(context)}
+
+
+def instances(options: argparse.Namespace) -> dict[str, Any]:
+    """A ProductionVariant without a model: its components come later, and calls go to the copy with the fewest."""
+    made = variant(options, {"RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}}, "")
+    return {key: value for key, value in made.items() if key not in ("ModelName", "InitialVariantWeight")}
 
 
 def variant(options: argparse.Namespace, base: Mapping[str, Any], model_name: str) -> dict[str, Any]:

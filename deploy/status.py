@@ -2,10 +2,10 @@
 
 import argparse
 
-from deploy import scaling
+from deploy import components, scaling
 from deploy.calls import Reply
 from deploy.context import Context
-from deploy.endpoint import assumed_model, only_variant, read_config, require
+from deploy.endpoint import assumed_model, has_components, only_variant, read_config, require
 from deploy.environment import masked
 from deploy.errors import one_line
 from deploy.variants import candidate_of
@@ -22,6 +22,12 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     endpoint = require(context)
     config = read_config(context, endpoint["EndpointConfigName"])
     variant = only_variant(config)
+    if has_components(config):
+        rows = _endpoint(endpoint) + _capacity(endpoint, variant)
+        _print(
+            context, rows + [(f"component {name}", components.row(context, name)) for name in components.names(context)]
+        )
+        return
     model = context.calls.call(
         "sagemaker", "DescribeModel", {"ModelName": variant["ModelName"]}, assumed_model(context)
     )
@@ -31,6 +37,10 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
         kind = f"a copy of {share}" if config.get("ShadowProductionVariants") else share
         rows.append(("candidate", f"{candidate['ModelName']}, {kind}"))
     rows += _scaling(scaling.targets(context, []))
+    _print(context, rows)
+
+
+def _print(context: Context, rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         context.out(f"{name:<{width}}  {value}")

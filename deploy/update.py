@@ -8,7 +8,7 @@ from deploy import alarms, scaling, specification, tagging, variants
 from deploy.calls import Reply
 from deploy.context import Context
 from deploy.create import ensure
-from deploy.endpoint import assumed_model, only_variant, read_config, require, settle
+from deploy.endpoint import assumed_model, only_variant, read_config, refuse_components, require, settle
 from deploy.environment import warnings
 from deploy.errors import DeployError, UsageError
 from deploy.stack import CONFIG, MODEL, owned, remove
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
     context = _tagged(context, current["EndpointArn"])
     _refuse_unsettled(context, current["EndpointStatus"])
     old = read_config(context, current["EndpointConfigName"])
+    refuse_components(old)
     _refuse_scaled(arguments, context, only_variant(old))
     _refuse_candidate(context, old)
     model, config = _wanted(arguments, context, old)

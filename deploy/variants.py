@@ -9,7 +9,7 @@ from deploy import specification, tagging
 from deploy.calls import Reply
 from deploy.context import Context
 from deploy.create import ensure
-from deploy.endpoint import IN_SERVICE, assumed_config, assumed_model, only_variant, require, settle
+from deploy.endpoint import IN_SERVICE, assumed_config, assumed_model, only_variant, refuse_components, require, settle
 from deploy.errors import DeployError, UsageError
 from deploy.stack import CONFIG, MODEL, VARIANT, owned, remove
 
@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace, context: Context) -> None:
         )
     context = replace(context, tags=tagging.own_tags(context, current["EndpointArn"]) + context.tags)
     old = _config(context, current["EndpointConfigName"], arguments)
+    refuse_components(old)
     main, candidate = only_variant(old), candidate_of(old)
     _refuse(arguments, old, candidate)
     if arguments.promote:

@@ -77,7 +77,7 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
 
 
 def _is_encoder(name: str) -> bool:
-    return name.endswith("Model") and not name.endswith(GENERATORS)
+    return name.endswith(("Model", "TextModelWithProjection")) and not name.endswith(GENERATORS)
 
 
 def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
@@ -136,6 +136,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
+    if tower := read_json(source / "config.json").get("text_config"):  # of a network of texts and images
+        (target / "config.json").write_text(json.dumps(tower, indent=2))
 
 
 def _is_word_piece(source: Path) -> bool:

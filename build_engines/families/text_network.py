@@ -30,6 +30,7 @@ LOADERS = {
     "zero-shot-classification": "AutoModelForSequenceClassification",
     "text-ranking": "AutoModelForSequenceClassification",
 }
+TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")  # of texts: their embedding is projected
 # What first trainings leave in a checkpoint beside the network that is asked for.
 SPARE = re.compile(
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
@@ -58,8 +59,10 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
 
 
 def _load(checkpoint: Path, task: str) -> Any:
+    named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
+    loader = named if named in TOWERS else LOADERS[task]
     try:
-        network, found = getattr(transformers, LOADERS[task]).from_pretrained(
+        network, found = getattr(transformers, loader).from_pretrained(
             checkpoint,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -72,6 +75,8 @@ def _load(checkpoint: Path, task: str) -> Any:
         raise BuildError(f"{checkpoint} cannot be loaded for {task}: {first_line(err)}") from err
     if network.config.is_encoder_decoder:
         raise BuildError(f"{checkpoint} is a {type(network).__name__}, which is no encoder alone")
+    if hasattr(network, "get_text_features") and named not in TOWERS:
+        raise BuildError(f"{checkpoint} is a {named}, and of networks of texts and images CLIP's text tower is served")
     _check_whole(checkpoint, task, found)
     if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
         raise BuildError(f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2")
@@ -106,10 +111,15 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             self.names.append(POSITIONS)
             base = getattr(network, network.base_model_prefix)
             base.register_forward_hook(self._only_masks)
-        self.output = "sentence_embedding" if head else "last_hidden_state" if task == "embedding" else "logits"
+        self.is_tower = type(network).__name__ in TOWERS
+        self.output = "last_hidden_state" if task == "embedding" else "logits"
+        if head or self.is_tower:
+            self.output = "sentence_embedding"
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         given = dict(zip(self.names, tensors, strict=True))
+        if self.is_tower:
+            return self._tower(**given)
         self.positions = given.pop(POSITIONS, None)
         made = self.network(**given, return_dict=True)
         if self.task == "question-answering":
@@ -118,6 +128,12 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             return made.logits
         states = made.last_hidden_state
         return self.head(states, given["attention_mask"]) if self.head else states
+
+    def _tower(self, **given: torch.Tensor) -> torch.Tensor:
+        """What CLIP compares with images."""
+        if hasattr(self.network, "get_text_features"):
+            return self.network.get_text_features(**given).pooler_output
+        return self.network(**given).text_embeds
 
     def _only_masks(self, module: Any, given: Any, made: Any) -> Any:
         """The states at the masks: the logits of all tokens would be 15.6 MB for a text of 128."""
@@ -131,7 +147,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         mask = torch.ones(rows, length, dtype=torch.int64)
         mask[-1, (length + 1) // 2 :] = 0
         every = {
-            "input_ids": torch.randint(5, self.network.config.vocab_size, (rows, length)),
+            "input_ids": torch.randint(5, self.network.config.get_text_config().vocab_size, (rows, length)),
             "attention_mask": mask,
             "token_type_ids": torch.zeros_like(mask),
             POSITIONS: torch.arange(2).repeat(rows, 1),

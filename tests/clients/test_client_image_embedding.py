@@ -9,12 +9,16 @@ import torch
 import transformers
 from PIL import Image
 
+from build_engines.building.model import export
+from build_engines.errors import BuildError
 from build_engines.measurement.comparison import compare
+from build_engines.request import Request
 from clients.base import Model, TensorSpec
 from clients.image_embedding import Client
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
-from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, runner, serve
+from tests.clients.text_models import Served, save_tokenizer
+from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, runner, save_vision, serve
 
 
 def client_of(*shape: int) -> Client:
@@ -46,6 +50,38 @@ def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path)
     np.testing.assert_allclose(scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6)
     (score,) = compare(client.model, client, runner(client), runner(client), count=2)
     assert score.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(alone: bool, tmp_path: Path) -> None:
+    """A text tower may be a folder of its own."""
+    checkpoint, client = serve(tmp_path, "clip")
+    network = transformers.CLIPModel.from_pretrained(checkpoint)
+    folder = checkpoint
+    if alone:
+        folder = tmp_path / "texts"
+        tower = transformers.CLIPTextModelWithProjection.from_pretrained(checkpoint, projection_dim=24)
+        tower.save_pretrained(folder)
+    save_tokenizer(folder, "bytes")
+    texts = ["the cat sat", "a dog", "quickly the fox ran under the moon"]
+    made = export(Request("words", client="bert"), folder, tmp_path / "made")
+    vectors = np.array([each["embedding"] for each in Served(tmp_path / "made", **made.settings).predict(texts)])
+    images_ = np.array([each["embedding"] for each in predict(client, images(), normalize=True)])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(texts, return_tensors="pt", padding=True)
+    pixels = processor_of(checkpoint, "clip")(images=images(), return_tensors="pt")
+    with torch.inference_mode():
+        wanted = network(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, **pixels).logits_per_image
+    scale = network.logit_scale.exp().item()
+    np.testing.assert_allclose(scale * images_ @ vectors.T, wanted.numpy(), atol=1e-3)
+
+
+def test_another_network_s_text_tower_is_refused(tmp_path: Path) -> None:
+    """SigLIP's reads texts that are padded to its whole length."""
+    folder = save_vision(tmp_path, "siglip")
+    save_tokenizer(folder, "bytes")
+    with pytest.raises(BuildError, match="is a SiglipModel, and of networks of texts and images CLIP's text tower"):
+        export(Request("words", client="bert"), folder, tmp_path / "made")
 
 
 def test_a_network_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:

@@ -17,7 +17,7 @@ from tests.build_engines.models import session
 from tests.clients.image_models import FOLDED, LABELS, SIDES, WIDE, image_processor_of
 
 SMALL = {**WIDE, "image_size": 32, "patch_size": 8}
-WORDS = {**WIDE, "vocab_size": 40, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1}
+WORDS = {**WIDE, "vocab_size": 320, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 2}
 NAMED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
 CUT = {"size": {"shortest_edge": 36}, "crop_size": SIDES}
 WHOLE = {"size": {"height": 64, "width": 64}}

@@ -19,7 +19,8 @@ import requests
 from botocore.loaders import Loader
 from botocore.session import Session as BotocoreSession
 from moto.core.responses import ActionResult
-from moto.sagemaker.models import FakeEndpoint, sagemaker_backends
+from moto.sagemaker.exceptions import AWSValidationException
+from moto.sagemaker.models import FakeEndpoint, SageMakerModelBackend, sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 from moto.server import ThreadedMotoServer
 from werkzeug.serving import make_server
@@ -48,6 +49,7 @@ class Aws:
     """moto's server, its clients, and the state that a test sets in it."""
 
     url: str
+    components: "Components"
     calls: list[Call] = field(default_factory=list)
     now: float = field(default_factory=time.time)
     while_asleep: list[Callable[[], None]] = field(default_factory=list)
@@ -126,6 +128,72 @@ def update_endpoint(self: SageMakerResponse) -> ActionResult:
     return ActionResult({"EndpointArn": endpoint.arn})
 
 
+class Components:
+    """What moto lacks: inference components, and variants without a model. They are in service at once, unless
+    `status` says otherwise."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+        self.status = "InService"
+
+    def create_inference_component(self, call: SageMakerResponse) -> ActionResult:
+        given = json.loads(call.body)
+        name = given["InferenceComponentName"]
+        self._set(name, {**given, "CopyCount": given["RuntimeConfig"]["CopyCount"]})
+        return ActionResult({"InferenceComponentArn": f"arn:aws:sagemaker:::inference-component/{name}"})
+
+    def update_inference_component(self, call: SageMakerResponse) -> ActionResult:
+        given = json.loads(call.body)
+        there = self.found[given["InferenceComponentName"]]
+        copies = given.get("RuntimeConfig", {}).get("CopyCount", there["CopyCount"])
+        self._set(given["InferenceComponentName"], {**there, **given, "CopyCount": copies})
+        return ActionResult({"InferenceComponentArn": "arn"})
+
+    def update_inference_component_runtime_config(self, call: SageMakerResponse) -> ActionResult:
+        given = json.loads(call.body)
+        self.found[given["InferenceComponentName"]]["CopyCount"] = given["DesiredRuntimeConfig"]["CopyCount"]
+        return ActionResult({"InferenceComponentArn": "arn"})
+
+    def _set(self, name: str, given: dict[str, Any]) -> None:
+        self.found[name] = {**given, "InferenceComponentStatus": self.status}
+
+    def describe_inference_component(self, call: SageMakerResponse) -> ActionResult:
+        """As AWS describes one: the image as it is deployed, copies that are there and that are wanted."""
+        there = self.found.get(json.loads(call.body)["InferenceComponentName"])
+        if there is None:
+            raise AWSValidationException("Could not find inference component.")
+        container = dict(there["Specification"]["Container"])
+        container["DeployedImage"] = {"SpecifiedImage": container.pop("Image"), "ResolvedImage": "sha256:1"}
+        copies = {"DesiredCopyCount": there["CopyCount"], "CurrentCopyCount": there["CopyCount"]}
+        described = {**there, "Specification": {**there["Specification"], "Container": container}}
+        return ActionResult(described | {"RuntimeConfig": copies, "FailureReason": "no room"})
+
+    def delete_inference_component(self, call: SageMakerResponse) -> ActionResult:
+        del self.found[json.loads(call.body)["InferenceComponentName"]]
+        return ActionResult({})
+
+    def list_inference_components(self, call: SageMakerResponse) -> ActionResult:
+        endpoint = json.loads(call.body)["EndpointNameEquals"]
+        listed = [{"InferenceComponentName": n} for n, each in self.found.items() if each["EndpointName"] == endpoint]
+        return ActionResult({"InferenceComponents": listed})
+
+    def add_to_moto(self, monkeypatch: pytest.MonkeyPatch) -> "Components":
+        for name in vars(Components):
+            if name.endswith(("_component", "_components", "_config")):
+                monkeypatch.setattr(SageMakerResponse, name, self._answer(name), raising=False)
+        check = SageMakerModelBackend.validate_production_variants
+        with_model = lambda backend, given: check(backend, [each for each in given if "ModelName" in each])  # noqa: E731
+        monkeypatch.setattr(SageMakerModelBackend, "validate_production_variants", with_model)
+        return self
+
+    def _answer(self, name: str) -> Callable[[SageMakerResponse], ActionResult]:
+        def answer(call: SageMakerResponse) -> ActionResult:
+            found: ActionResult = getattr(self, name)(call)
+            return found
+
+        return answer
+
+
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
     port = free_port()
@@ -162,7 +230,7 @@ def bare_aws(moto_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> A
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(SageMakerResponse, "update_endpoint", update_endpoint, raising=False)
     requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
-    return Aws(moto_url)
+    return Aws(moto_url, Components().add_to_moto(monkeypatch))
 
 
 @pytest.fixture
