@@ -72,6 +72,11 @@ class Supervised:
     def says(self, text: str) -> None:
         wait_until(lambda: any(text in line for line in self.lines()), lambda: f"{text} in {self.lines()}")
 
+    def number(self, text: str) -> int:
+        """What stands behind that text."""
+        self.says(text)
+        return next(int(line.partition(text)[2]) for line in self.lines() if text in line)
+
     def pid(self, name: str) -> int:
         """0 while there is none."""
         wait_until((self.folder / "status.json").exists, "the supervisor has told its processes")
@@ -164,7 +169,7 @@ def test_a_hang_up_of_its_terminal_is_a_stop(tmp_path: Path, closes: bool, numbe
 def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise: Start) -> None:
     running = supervise({"one": "sleep 100 & echo rest=$!; wait"})
     running.says("rest=")
-    rest = int(running.lines()[0].partition("=")[2])
+    rest = running.number("worker=")
     first = running.pid("one")
     os.kill(first, signal.SIGKILL)
     running.says("one was killed by SIGKILL (")
@@ -225,8 +230,7 @@ def test_one_that_is_stopped_is_killed_and_started_again(supervise: Start) -> No
 
 def test_one_of_its_group_that_is_stopped_is_killed_alone(supervise: Start) -> None:
     running = supervise({"one": "sleep 100 & echo worker=$!; wait; echo worker ended; exec sleep 100"})
-    running.says("worker=")
-    first, worker = running.pid("one"), int(running.lines()[0].partition("=")[2])
+    first, worker = running.pid("one"), running.number("worker=")
     os.kill(worker, signal.SIGSTOP)
     running.says(f"serve | process {worker} of one did not answer for 3 s; killing it")
     running.says("one | worker ended")
@@ -238,8 +242,7 @@ def test_a_worker_whose_beat_ends_is_killed_though_it_runs(supervise: Start) -> 
     """A shell that beats five times, and then goes on without."""
     beating = "mkdir -p beats; sh -c 'for i in 1 2 3 4 5; do touch beats/$$; sleep 1; done; sleep 100' & echo worker=$!"
     running = supervise({"one": f"{beating}; wait; exec sleep 100"})
-    running.says("worker=")
-    worker = int(running.lines()[0].partition("=")[2])
+    worker = running.number("worker=")
     running.says(f"serve | process {worker} of one did not answer for 3 s; killing it")
     wait_until(lambda: not alive(worker), "it is gone")
     assert running.stop() == 0
@@ -257,7 +260,7 @@ def test_all_end_with_a_supervisor_that_is_killed(supervise: Start) -> None:
 def test_an_orphan_is_reaped(supervise: Start) -> None:
     running = supervise({"one": "sh -c 'setsid sleep 0.5 & echo orphan=$!'; exec sleep 100"})
     running.says("orphan=")
-    orphan = int(running.lines()[0].partition("=")[2])
+    orphan = running.number("worker=")
     wait_until(lambda: not alive(orphan), "the orphan is reaped")
     assert running.stop() == 0
 
