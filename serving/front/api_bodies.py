@@ -17,6 +17,7 @@ from serving.codecs import FORM, Codec
 from serving.front.api_schemas import (
     FILES,
     INPUTS,
+    ITSELF,
     OUTPUTS,
     PAYLOAD,
     REPLY,
@@ -101,6 +102,7 @@ class Bodies:
     def _json(self, names: list[str]) -> Json:
         clients = self._clients(names)
         kinds = [reference(name, kind) for kind in (REQUEST, INPUTS, PAYLOAD) for name in clients]
+        kinds += [reference(name, ITSELF) for name in clients if self._schemas.records(name)]
         kinds += [_named(name) for name in names]
         examples = {name: self._request(name) for name in clients}
         small = {name: tensors_example(self._models[name]) for name in names}

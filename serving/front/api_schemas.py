@@ -14,6 +14,7 @@ Json = dict[str, Any]
 # The kinds of schemas that a model has; the last six those with a client.
 TENSORS, OUTPUTS = "Tensors", "Outputs"
 REQUEST, INPUTS, PAYLOAD, REPLY, RESULT, FILES = "Request", "Inputs", "Payload", "Reply", "Result", "Form"
+ITSELF = "Instance"  # as the whole body
 MOST_VALUES = 64  # of a tensor that stands as an example
 WHOLE = re.compile(r"U?INT(8|16|32|64)")
 PICTURES = ("image", "encoded image")  # of the codecs
@@ -44,6 +45,8 @@ class Schemas:
         yield REQUEST, self._request(name, "instances", several)
         yield INPUTS, self._request(name, "inputs", {"anyOf": [item, several]})
         yield PAYLOAD, self._payload(name, client)
+        if records := self.records(name):
+            yield ITSELF, any_of([self._itself(name, client, record) for record in records])
         yield REPLY, self._reply(name, {"predictions": {"type": "array", "items": prediction}})
         yield RESULT, _object({"modelname": {"const": name}, "result": prediction}, ["modelname", "result"])
         if FORM in client.codec.media_types:
@@ -57,6 +60,19 @@ class Schemas:
             "parameters": _parameters(self.models[name].require_client()),
         }
         return _object(properties, ["model_name", key])
+
+    def records(self, name: str) -> list[Json]:
+        """The objects that an instance may be, where it may be the whole body (FlatBody.meant_for)."""
+        client = self.models[name].require_client()
+        item = client.codec.schema()
+        if not (client.keys or client.codec.keys):
+            return []
+        return [each for each in item.get("oneOf", item.get("anyOf", [item])) if "properties" in each]
+
+    def _itself(self, name: str, client: ModelClient, record: Json) -> Json:
+        about = {"model_name": {"const": name}, "model_version": _version(self.versions[name])}
+        properties = {**about, **record["properties"], "parameters": _parameters(client)}
+        return {**record, "properties": properties, "required": ["model_name", *record.get("required", ())]}
 
     def _payload(self, name: str, client: ModelClient) -> Json:
         item = client.codec.schema()
