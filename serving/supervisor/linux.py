@@ -132,7 +132,7 @@ class LinuxSystem:
             with contextlib.suppress(OSError):
                 Path(leftover).unlink()
         empty = glob.glob(ended.process.empty_leftovers)  # noqa: PTH207
-        if _runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
+        if empty and _runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
             return
         for folder in map(Path, empty):
             with contextlib.suppress(OSError):

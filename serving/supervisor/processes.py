@@ -3,7 +3,6 @@
 import glob
 import math
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -20,7 +19,7 @@ from serving.repository.layout import LayoutError, arranged, config_name, overla
 from serving.repository.links import arrange
 from serving.settings.table import SECRETS, Settings
 from serving.settings.tracing import TraceSettings
-from serving.supervisor import cloudwatch, triton_options
+from serving.supervisor import cloudwatch, shared_memory, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
 from serving.supervisor.supervisor import Process
 
@@ -94,8 +93,8 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
     """Its shared memory has a name of its own, so that what a killed one leaves there can be removed."""
     sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
     sockets.folder.mkdir(mode=0o700, exist_ok=True)
-    shared_memory = f"serve-{secrets.token_hex(8)}"
-    replace_file(settings.shared_memory_file, shared_memory.encode(), mode=0o600)
+    prefix = shared_memory.new_prefix()
+    replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
     flags = {
         "backend-directory": backends,
         "allow-metrics": "true",
@@ -115,7 +114,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
     if complete and (not settings.reloads or tritonserver.only_python_backends(backends)):
         command.append("--disable-auto-complete-config")
     for backend in tritonserver.python_backends(backends):
-        command.append(f"--backend-config={backend},shm-region-prefix-name={shared_memory}")
+        command.append(f"--backend-config={backend},shm-region-prefix-name={prefix}")
         if settings.multi_model:
             command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
     command += triton_options.models(settings)
@@ -127,7 +126,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         environ,
         HERE,
         noise=TRITON_NOISE,
-        leftovers=(f"/dev/shm/{shared_memory}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
+        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
         empty_leftovers=ENVIRONMENTS,
         restart_request=settings.triton_restart_request,
         answers_at=(sockets.http, "/v2/health/live"),

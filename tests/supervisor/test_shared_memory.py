@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.supervisor.shared_memory import FOLDER, held
+import pytest
+
+from serving.supervisor.shared_memory import FOLDER, held, new_prefix
 from tests.support.harness import ROOT, Server, make_sleeper
 from tests.support.started import ends_with, kill
 
+FIRST, SECOND, THIRD = new_prefix(), new_prefix(), new_prefix()
 HOLD = """
 import sys
 from pathlib import Path
@@ -32,21 +35,32 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
 
+@pytest.mark.parametrize("name", ["lock-", "lock-*", "lock-of", "lock-serve-", "lock-serve-[0-9]"])
+def test_a_lock_of_another_program_removes_nothing(name: str, tmp_path: Path) -> None:
+    """By its name all files would be left-overs, and a `serve` as root may remove every one."""
+    there = {name, "of-others", "serve-0-region"}
+    for each in there:
+        (tmp_path / each).touch()
+    with held(new_prefix(), tmp_path):
+        assert names(tmp_path) > there
+    assert names(tmp_path) == there
+
+
 def test_what_a_killed_one_left_is_removed_and_not_what_a_living_one_has(tmp_path: Path) -> None:
     (tmp_path / "of-others").touch()
-    killed, living = holder("serve-1", tmp_path), holder("serve-2", tmp_path)
+    killed, living = holder(FIRST, tmp_path), holder(SECOND, tmp_path)
     kill(killed)
-    theirs = {"of-others", "lock-serve-2", "serve-2-region"}
-    assert names(tmp_path) == theirs | {"lock-serve-1", "serve-1-region"}
-    with held("serve-3", tmp_path):
-        assert names(tmp_path) == theirs | {"lock-serve-3"}
+    theirs = {"of-others", f"lock-{SECOND}", f"{SECOND}-region"}
+    assert names(tmp_path) == theirs | {f"lock-{FIRST}", f"{FIRST}-region"}
+    with held(THIRD, tmp_path):
+        assert names(tmp_path) == theirs | {f"lock-{THIRD}"}
     assert names(tmp_path) == theirs
     living.communicate()
     assert names(tmp_path) == {"of-others"}
 
 
 def test_without_room_for_a_lock_it_goes_on(tmp_path: Path) -> None:
-    with held("serve-1", tmp_path / "missing"):
+    with held(FIRST, tmp_path / "missing"):
         pass
 
 
