@@ -23,10 +23,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 DEFAULT_LABELS = "labels.txt"
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
-MASKS: dict[str, tuple[str, Callable[..., list[Any]]]] = {
-    "polygons": ("polygons", outlines),
-    "rle": ("rle", runs),
-}  # what `masks` may be: a detection's key
+MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}  # `masks`, and the key of a detection
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 _EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
@@ -196,9 +193,9 @@ class Client(ModelClient):
             found = found.take(nms(found.boxes, found.scores, found.classes, parameters["iou"], limit))
         detections = self._detections(found, fit)
         if prototypes is not None and parameters["masks"] != "none":
-            key, masks = MASKS[parameters["masks"]]
-            made = masks(found.boxes, found.extras[:, : head.masks], prototypes, fit)
-            detections = [one | {key: mask} for one, mask in zip(detections, made, strict=True)]
+            kind = parameters["masks"]
+            made = MASKS[kind](found.boxes, found.extras[:, : head.masks], prototypes, fit)
+            detections = [one | {kind: mask} for one, mask in zip(detections, made, strict=True)]
         if head.keypoints[0]:
             points = _points(found.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
             detections = [one | {"keypoints": each} for one, each in zip(detections, points, strict=True)]

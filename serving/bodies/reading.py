@@ -133,7 +133,7 @@ def _parse_tensors(data: bytes) -> dict[str, Any] | None:
         inputs = [_members(given) for given in document.pop("inputs")]
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None
-    return _plain(document) | {"inputs": [_plain(given, but="data") for given in inputs]}
+    return {key: _plain(value) for key, value in document.items()} | {"inputs": list(map(_tensor, inputs))}
 
 
 def _members(value: Any) -> dict[str, Any]:
@@ -145,16 +145,17 @@ def _members(value: Any) -> dict[str, Any]:
     return {name: value[name] for name in names}
 
 
-def _plain(fields: dict[str, Any], but: str = "") -> dict[str, Any]:
-    """As orjson would have read them; `but` stays an array."""
-    return {
-        key: value.as_dict()
-        if isinstance(value, simdjson.Object)
-        else value.as_list()
-        if isinstance(value, simdjson.Array) and key != but
-        else value
-        for key, value in fields.items()
-    }
+def _tensor(given: dict[str, Any]) -> dict[str, Any]:
+    """An input as orjson would have read it, but for an array of data."""
+    is_array = isinstance(given.get("data"), simdjson.Array)
+    return {key: value if key == "data" and is_array else _plain(value) for key, value in given.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As orjson would have read it."""
+    if isinstance(value, simdjson.Object):
+        return value.as_dict()
+    return value.as_list() if isinstance(value, simdjson.Array) else value
 
 
 def _parse_text(data: bytes) -> dict[str, Any] | None:

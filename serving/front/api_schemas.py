@@ -17,7 +17,7 @@ REQUEST, INPUTS, PAYLOAD, REPLY, RESULT, FILES = "Request", "Inputs", "Payload",
 ITSELF = "Instance"  # as the whole body
 MOST_VALUES = 64  # of a tensor that stands as an example
 WHOLE = re.compile(r"U?INT(8|16|32|64)")
-PICTURES = ("image", "encoded image")  # of the codecs
+PICTURE_CODECS = ("image", "encoded image")
 
 
 class Schemas:
@@ -42,24 +42,22 @@ class Schemas:
     def _of_client(self, name: str, client: ModelClient) -> Iterable[tuple[str, Json]]:
         item, prediction = client.codec.schema(), client.prediction_schema()
         several = {"type": "array", "minItems": 1, "maxItems": MOST_INSTANCES, "items": item}
-        yield REQUEST, self._request(name, "instances", several)
-        yield INPUTS, self._request(name, "inputs", {"anyOf": [item, several]})
+        yield REQUEST, self._request(name, {"instances": several}, ["instances"])
+        yield INPUTS, self._request(name, {"inputs": {"anyOf": [item, several]}}, ["inputs"])
         yield PAYLOAD, self._payload(name, client)
         if records := self.records(name):
-            yield ITSELF, any_of([self._itself(name, client, record) for record in records])
+            each = (self._request(name, record["properties"], record.get("required", ())) for record in records)
+            yield ITSELF, any_of(list(each))
         yield REPLY, self._reply(name, {"predictions": {"type": "array", "items": prediction}})
         yield RESULT, _object({"modelname": {"const": name}, "result": prediction}, ["modelname", "result"])
         if FORM in client.codec.media_types:
             yield FILES, self._form(name, client)
 
-    def _request(self, name: str, key: str, instances: Json) -> Json:
-        properties = {
-            "model_name": {"const": name},
-            "model_version": _version(self.versions[name]),
-            key: instances,
-            "parameters": _parameters(self.models[name].require_client()),
-        }
-        return _object(properties, ["model_name", key])
+    def _request(self, name: str, fields: Json, required: Iterable[str]) -> Json:
+        """A body that names its model and holds instances in these fields."""
+        about = {"model_name": {"const": name}, "model_version": _version(self.versions[name])}
+        parameters = _parameters(self.models[name].require_client())
+        return _object({**about, **fields, "parameters": parameters}, ["model_name", *required])
 
     def records(self, name: str) -> list[Json]:
         """The objects that an instance may be, where it may be the whole body (FlatBody.meant_for)."""
@@ -68,11 +66,6 @@ class Schemas:
         if not (client.keys or client.codec.keys):
             return []
         return [each for each in item.get("oneOf", item.get("anyOf", [item])) if "properties" in each]
-
-    def _itself(self, name: str, client: ModelClient, record: Json) -> Json:
-        about = {"model_name": {"const": name}, "model_version": _version(self.versions[name])}
-        properties = {**about, **record["properties"], "parameters": _parameters(client)}
-        return {**record, "properties": properties, "required": ["model_name", *record.get("required", ())]}
 
     def _payload(self, name: str, client: ModelClient) -> Json:
         item = client.codec.schema()
@@ -118,7 +111,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_picture(client: ModelClient) -> bool:
-    return client.codec.name in PICTURES
+    return client.codec.name in PICTURE_CODECS
 
 
 def example_of(served: ServedModel) -> bytes:
