@@ -16,12 +16,12 @@ from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.front.api import openapi
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
 from serving.front.observe import Observer
+from serving.front.openapi.route import openapi
 from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services
@@ -115,7 +115,9 @@ def execution_parameters() -> Response:
 
 
 def invocations() -> Response:
-    """One request to the model that it names."""
+    """One request to the model that it names.
+
+    The model's parameters stand in the body's `parameters`, or in the query string, as `?top_k=3`; the body's win."""
     return answer(_read_body(), target_model(incoming()))
 
 
