@@ -25,7 +25,7 @@ dev: .venv/.dev
 # Three processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 # More threads of torch would wait for each other, and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
-test: setup models $(if $(FILE),,lint)
+test: setup models .venv/.dev $(if $(FILE),,lint)
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
@@ -88,6 +88,7 @@ lock: .venv/.dev
 	$(BIN)/uv pip compile requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
 	$(BIN)/uv pip compile requirements/image.in $(LOCK) -c requirements/dev.lock -o requirements/image.lock
 	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
+	$(BIN)/uv pip compile requirements/sdk3.in $(LOCK) --no-deps -o requirements/sdk3.lock
 LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 clean:
@@ -109,10 +110,12 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt requirements/sdk3.lock .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@$(PIP) --require-hashes -r requirements/dev.lock
 	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/generator.txt
+	@rm -rf .venv/sdk3
+	@$(PIP) --require-hashes --no-deps --target .venv/sdk3 -r requirements/sdk3.lock
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

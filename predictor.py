@@ -3,6 +3,7 @@
 Incoming --read_request--> Request --registry--> ServedModel --Inference--> Reply --> Response
 """
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
@@ -16,12 +17,12 @@ from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.front.api import openapi
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
 from serving.front.observe import Observer
+from serving.front.openapi.route import openapi
 from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services
@@ -33,6 +34,7 @@ from serving.request import PATH, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.settings.tracing import NO_TRACES, TraceSettings
+from serving.triton.gateway import IndexEntry
 
 
 class App(Flask):
@@ -92,7 +94,7 @@ def models() -> Response:
     """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version.
     `refused` has changes of model folders that are not served."""
     registry = services().registry
-    described = [_describe(registry, name) for name in sorted(registry.index())]
+    described = [_describe(registry, name, versions.values()) for name, versions in sorted(registry.index().items())]
     refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.refused()]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
@@ -115,7 +117,9 @@ def execution_parameters() -> Response:
 
 
 def invocations() -> Response:
-    """One request to the model that it names."""
+    """One request to the model that it names.
+
+    The model's parameters stand in the body's `parameters`, or in the query string, as `?top_k=3`; the body's win."""
     return answer(_read_body(), target_model(incoming()))
 
 
@@ -165,10 +169,9 @@ def _stream(served: ServedModel, asked: Request, form: Format) -> Response:
     return stream_reply(incoming(), reply, form, services().hang_ups)
 
 
-def _describe(registry: Registry, name: str) -> dict[str, Any]:
+def _describe(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> dict[str, Any]:
     versions = [
-        {"version": entry.version, "state": entry.state or "UNAVAILABLE", "reason": entry.reason}
-        for entry in registry.index()[name].values()
+        {"version": entry.version, "state": entry.state or "UNAVAILABLE", "reason": entry.reason} for entry in entries
     ]
     described: dict[str, Any] = {"name": name, "versions": versions}
     if trouble := registry.trouble(name):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from serving.front.api_fixed import OF_NGINX
+from serving.front.openapi.fixed import OF_NGINX
 from tests.endpoint import schemathesis_hooks as hooks
 from tests.support.harness import PATIENCE, ROOT, Server, link_model
 from tests.support.readme import commands

@@ -232,6 +232,7 @@ def test_openapi_has_the_routes_of_this_mode_and_of_each_loaded_model(running: C
     assert predictions(running.invoke("first", json=example)) == [{"ten": 10.0}]
     forms = paths["/models/digits/invoke"]["post"]["requestBody"]["content"]
     assert {"multipart/form-data", "image/png", "application/x-npy"} <= forms.keys()
+    assert "top_k" in [each["name"] for each in paths["/models/digits/invoke"]["post"]["parameters"]]  # in the query
 
 
 def test_a_loaded_model_is_a_409_and_so_is_a_target_that_is_taken(running: Container) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from clients.base import ModelClient, TensorSpec
 from serving.budget import MOST_INSTANCES
 from serving.codecs import FORM
+from serving.front.openapi.fixed import Json
 from serving.served_model import ServedModel
 
-Json = dict[str, Any]
 # The kinds of schemas that a model has; the last six those with a client.
 TENSORS, OUTPUTS = "Tensors", "Outputs"
 REQUEST, INPUTS, PAYLOAD, REPLY, RESULT, FILES = "Request", "Inputs", "Payload", "Reply", "Result", "Form"
@@ -26,6 +26,11 @@ class Schemas:
     def __init__(self, models: Iterable[ServedModel], versions: Mapping[str, list[str]]) -> None:
         self.models = {model.name: model for model in models}
         self.versions = versions
+
+    def query(self, name: str) -> Mapping[str, Json]:
+        """The schemas of the parameters that a model takes in the query string."""
+        client = self.models[name].client
+        return _as_text(client) if client else {}
 
     def all_versions(self) -> list[str]:
         return sorted({version for versions in self.versions.values() for version in versions})
@@ -76,10 +81,9 @@ class Schemas:
     def _form(self, name: str, client: ModelClient) -> Json:
         """Each file is an instance, whatever its part is called; each other part is a parameter."""
         file = {"type": "string", "format": "binary"}
-        fields = {each: _of_form(schema) for each, schema in _parameters(client)["properties"].items()}
         about = {"model_name": {"const": name}, "model_version": {"type": "string", "enum": self.versions[name]}}
         files = {"type": "array", "minItems": 1, "items": file}
-        return _object(about | fields | {"image": files}, ["model_name", "image"])
+        return _object(about | _as_text(client) | {"image": files}, ["model_name", "image"])
 
     def _reply(self, name: str, predictions: Json) -> Json:
         properties = self._about(name) | predictions
@@ -98,8 +102,12 @@ def _parameters(client: ModelClient) -> Json:
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
-def _of_form(schema: Json) -> Json:
-    """A list is written with commas in a form."""
+def _as_text(client: ModelClient) -> dict[str, Json]:
+    """The parameters in a form or a query string, where a list is written with commas."""
+    return {name: _joined(schema) for name, schema in _parameters(client)["properties"].items()}
+
+
+def _joined(schema: Json) -> Json:
     if schema.get("type") != "array":
         return schema
     return {"type": "string", "description": f"{schema['description']}; several are parted by commas"}

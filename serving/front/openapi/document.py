@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from serving import VERSION
 from serving.bodies.kserve import HEADER_LENGTH
-from serving.front.api_bodies import EVENT, EVENTS_TYPE, Bodies
-from serving.front.api_fixed import OF_MULTI_MODEL, OF_SEVERAL, described
-from serving.front.api_schemas import Json, Schemas
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
+from serving.front.openapi.bodies import EVENT, EVENTS_TYPE, Bodies
+from serving.front.openapi.fixed import OF_MULTI_MODEL, OF_SEVERAL, Json, described
+from serving.front.openapi.schemas import Schemas
 from serving.headers import JSON_TYPE as JSON
 from serving.headers import TARGET_MODEL
 from serving.multimodel.control import LARGEST_PAGE, PAGE
@@ -87,7 +87,7 @@ class _Operations:
                 yield path.replace("{name}", quote(called, safe="")), self._kserve(name, path)
         elif path == "/models/{name}/invoke":
             for called, name in self._called.items():
-                yield path.replace("{name}", quote(called, safe="")), self._inference([name], [])
+                yield path.replace("{name}", quote(called, safe="")), self._inference([name], self._parameters(name))
         elif path == "/invocations":
             yield path, self._inference(self._names, self._in_query())
         elif self._is_multi_model and path.startswith("/models"):
@@ -99,12 +99,20 @@ class _Operations:
     def _inference(self, names: list[str], given: list[Json]) -> Json:
         return _operation(given, self._bodies.taken(names), self._bodies.given(names))
 
+    def _parameters(self, name: str) -> list[Json]:
+        return [
+            _given(each, QUERY, schema["description"], schema) for each, schema in self._schemas.query(name).items()
+        ]
+
     def _in_query(self) -> list[Json]:
+        """The parameters of a model, where there is but one: which of several models' are right depends on the body,
+        and OpenAPI has no words for that."""
         about = "of a body that does not name it itself"
         versions = self._schemas.all_versions()
         return [
             _given("model_name", QUERY, f"the model, {about}", TEXT | {"enum": self._names}),
             _given("model_version", QUERY, f"its version, {about}; else the latest", TEXT | {"enum": versions}),
+            *(self._parameters(self._names[0]) if len(self._names) == 1 else []),
         ]
 
     def _kserve(self, name: str, path: str) -> Json:

@@ -23,7 +23,7 @@ FILES = "/docs/"  # of a page are no part of the API
 
 def openapi() -> Response:
     """The API of this server, with the models that it serves now, as OpenAPI 3.1."""
-    from serving.front.openapi import document
+    from serving.front.openapi.document import document
 
     versions, archives = _versions(), _archives()
     served = list(_served(versions if archives is None else archives))
@@ -68,7 +68,7 @@ def _served(names: Iterable[str]) -> Iterator[ServedModel]:
 
 def _reply(served: ServedModel) -> Any:
     """What the model answers to its client's example; None where it does not."""
-    from serving.front.api_schemas import example_of
+    from serving.front.openapi.schemas import example_of
 
     if not served.client:
         return None

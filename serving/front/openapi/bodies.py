@@ -14,7 +14,8 @@ from serving.bodies.json_lines import JSON_LINES, LINES_TYPES
 from serving.bodies.kserve import BINARY_TYPE, HEADER_LENGTH
 from serving.bodies.npy import NPY_TYPE
 from serving.codecs import FORM, Codec
-from serving.front.api_schemas import (
+from serving.front.openapi.fixed import Json
+from serving.front.openapi.schemas import (
     FILES,
     INPUTS,
     ITSELF,
@@ -24,7 +25,6 @@ from serving.front.api_schemas import (
     REQUEST,
     RESULT,
     TENSORS,
-    Json,
     Schemas,
     any_of,
     example_of,
