@@ -7,11 +7,14 @@ HOST ?= $(or $(SERVE_HOST),127.0.0.1)
 PAGE := $(or $(SERVE_PAGE),auto)
 RELOAD := $(or $(SERVE_RELOAD),auto)
 BIN := .venv/bin
-PIP := $(BIN)/pip install --disable-pip-version-check
+PIP := $(BIN)/pip install --disable-pip-version-check --quiet
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
 MODELS := model_repository/bert/1/model.onnx
 
-.PHONY: run setup models dev test check unit fuzz bench bench-quick faults soak image release lint format lock clean
+# What a process compiles, it keeps, whatever the shell says: torch and the tests take 10 s of each that may not.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: run setup models dev test packages check unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) $(BIN)/python serve
@@ -25,18 +28,19 @@ dev: .venv/.dev
 # Three processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 # More threads of torch would wait for each other, and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
-test: setup models .venv/.dev $(if $(FILE),,lint)
-	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
+test: setup models
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),.venv/.dev,lint)
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
+
+packages:
+	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
 # Two things at once: lint, and the tests that start no server, which tests/support/calls.py tells. Those that build
 # engines, and the fuzzing, take minutes of processor time: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
 check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
 
-# Rewriting and compiling 150 files of tests takes 10 s of each process that may not keep the result.
-unit: export PYTHONDONTWRITEBYTECODE =
 unit:
 	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers -m 'not accuracy' --ignore=tests/build_engines --ignore=tests/image \
 	  --ignore=tests/fuzz \
@@ -81,7 +85,7 @@ format: .venv/.dev
 
 # The lock files from the .in files beside them. torch is in none (requirements/dev.in says why).
 lock: .venv/.dev
-	$(PIP) uv
+	$(BIN)/uv pip compile requirements/uv.in $(LOCK) -o requirements/uv.lock
 	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
 	$(BIN)/uv pip compile requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
 	$(BIN)/uv pip compile requirements/deploy.in $(LOCK) -c requirements/dev.lock -o requirements/deploy.lock
@@ -99,10 +103,10 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	$(PYTHON) -m venv .venv
 
-.venv/.serving: requirements/build.lock requirements/artifacts.lock $(BACKENDS) | .venv/bin/python
+.venv/.serving: requirements/uv.lock requirements/build.lock requirements/artifacts.lock $(BACKENDS) | .venv/bin/python
 	@echo "installing what serves (about 450 MB) into .venv …"
-	@$(PIP) --require-hashes -r requirements/build.lock
-	@$(PIP) --require-hashes --no-deps -r requirements/artifacts.lock
+	@UV_COMPILE_BYTECODE=1 scripts/install requirements/build.lock
+	@scripts/install --no-deps requirements/artifacts.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
@@ -112,10 +116,11 @@ clean:
 
 .venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt requirements/sdk3.lock .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
-	@$(PIP) --require-hashes -r requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps -r requirements/torch.txt -r requirements/generator.txt
+	@scripts/install requirements/dev.lock
+	@scripts/install --no-deps requirements/generator.txt
+	@$(PIP) --require-hashes --no-deps --no-compile -r requirements/torch.txt
 	@rm -rf .venv/sdk3
-	@$(PIP) --require-hashes --no-deps --target .venv/sdk3 -r requirements/sdk3.lock
+	@scripts/install --no-deps --target=.venv/sdk3 requirements/sdk3.lock
 	@touch $@
 
 model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +29,26 @@ def test_it_serves_this_machine_alone_unless_told(
 
 
 def test_whatever_is_installed_has_a_hash() -> None:
-    installs = re.findall(r"pip install .*|/pip .*-r .*", recipe("--always-make", "dev"))
+    installs = re.findall(r"pip install .*|/pip .*-r .*|scripts/install .*", recipe("--always-make", "dev"))
     assert installs
     for install in installs:
-        assert "--require-hashes" in install
+        assert "--require-hashes" in install or install.startswith("scripts/install ")
         for file in re.findall(r"requirements/\S+", install):
             lines = (ROOT / file).read_text().replace("\\\n", "").splitlines()
             assert all(" --hash=sha256:" in line for line in lines if line and not line.lstrip().startswith("#")), file
+
+
+def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
+    """uv fails, as it does behind a mirror that pip's configuration alone names; both are stand-ins."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name, last in (("uv", "exit 2"), ("pip", "exit 0")):
+        file = tmp_path / ".venv/bin" / name
+        file.write_text(f'#!/bin/sh\necho {name} "$@" >> calls\n{last}\n')
+        file.chmod(0o755)
+    install = [str(ROOT / "scripts/install"), "--no-deps", "requirements/a.lock", "requirements/b.lock"]
+    subprocess.run(install, cwd=tmp_path, check=True)
+    first, second = (tmp_path / "calls").read_text().splitlines()
+    for call in (first, second):
+        assert "--require-hashes" in call
+        assert call.endswith("--no-deps -r requirements/a.lock -r requirements/b.lock")
+    assert (first.split()[0], second.split()[0]) == ("uv", "pip")
