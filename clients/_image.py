@@ -1,6 +1,6 @@
 """Clients of one image: how it becomes the network's input, by settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,19 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from clients._resizing import INTERPOLATIONS, KEEP_RATIO, RESIZE
 from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
 Pixels = NDArray[np.uint8]
-Box = tuple[float, float, float, float]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # RGB, of 1 (torchvision)
-RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
-STEPS = ("nearest", "box")  # the interpolations that jump: where rounding differs, so does a pixel
 DEFAULT_LABELS = "labels.txt"
 FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
-INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 EXAMPLE = decode_base64(  # a grey gradient, 8×8
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 )
@@ -38,12 +35,13 @@ class ImageClient(ModelClient):
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `size` | from the input's shape | height and width of the network's input, "224" or "224,320" |
+    | `size` | from the input's shape | height and width of the network's input, "224" or "224,320"; not for keep_ratio |
     | `layout` | from the input's shape | nchw or nhwc; auto: the dimension of 1 or 3 is the channels |
     | `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
-    | `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest |
+    | `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest; keep_ratio: each image keeps its proportions, for an input of variable height and width that takes one image at a time |
     | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
-    | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch |
+    | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch; for keep_ratio "800,1333" is the shorter side, and the most that the longer one may be, where else the shorter one is less |
+    | `size_divisor` | 1 | for keep_ratio: both sides are cut down to multiples of it |
     | `exact` | false | true: each pixel is what transformers makes of the image; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
     | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
     | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
@@ -60,9 +58,10 @@ class ImageClient(ModelClient):
         Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
         Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
         Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
-        Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad")),
+        Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad", KEEP_RATIO)),
         Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
         Parameter("resize_to", (), "shorter side, or height and width, before the centre is cut out", minimum=1),
+        Parameter("size_divisor", 1, "both sides of keep_ratio are multiples of it", minimum=1),
         Parameter("exact", False, "transformers' pixels, at the cost of time"),
         Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
         Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
@@ -78,18 +77,23 @@ class ImageClient(ModelClient):
         self.example, self.input = EXAMPLE, model.inputs[0]
         self.frame = _frame(self.input, self.options)
         self.resized = _resized(self.frame.size, self.options)
+        if self.options["resize"] == KEEP_RATIO and model.max_batch_size > 1:
+            raise InvalidRequest(
+                f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no batch: max_batch_size is "
+                f"{model.max_batch_size}, and must be 1 or 0"
+            )
         self.side = 0 if self.options["exact"] else int(AMPLE * max(self.resized))
         self.gain, self.offset = self._normalization()
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
-        """n RGB images -> the input [n, *its shape]."""
+        """n RGB images -> the input [n, *its shape]; DecodingError for one too narrow for keep_ratio."""
         return {self.input.name: self.normalize(np.stack([self.fit(image) for image in instances]))}
 
     def fit(self, image: Image.Image) -> Pixels:
         """An RGB image -> pixels [height, width, channels] in the network's size and channel order."""
         image = image.convert("L") if self.frame.channels == 1 else image
         options = {**self.options, "resize_to": self.resized}
-        resized = _RESIZE[self.options["resize"]](image, self.frame.size, options)
+        resized = RESIZE[self.options["resize"]](image, self.frame.size, options)
         pixels: Pixels = np.atleast_3d(np.asarray(resized))
         return pixels[..., ::-1] if self.options["channel_order"] == "bgr" else pixels
 
@@ -139,7 +143,7 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 @dataclass(frozen=True)
 class Frame:
-    """The form of the network's input: `size` is (height, width).
+    """The form of the network's input: `size` is (height, width), (-1, -1) where each image has one of its own.
 
     `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0.
     """
@@ -162,7 +166,7 @@ def _frame(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
     channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
     if channels not in (-1, 1, 3):
         raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
-    size = _size(spec, (height, width), options["size"])
+    size = _size(spec, (height, width), options)
     return Frame(size, 3 if channels == -1 else channels, channels_last, len(spec.shape) == 4)
 
 
@@ -177,12 +181,23 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
     )
 
 
-def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) -> tuple[int, int]:
+def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
     """(height, width) from the setting, checked against the shape, or from the shape alone."""
+    given = options["size"]
+    if options["resize"] == KEEP_RATIO:
+        if given or shape != (-1, -1):
+            raise InvalidRequest(
+                f"parameter 'resize' is {KEEP_RATIO}: it takes no 'size', and input '{spec.name}' {list(spec.shape)} "
+                "with a height and width of -1"
+            )
+        return shape
     if not given:
         if min(shape) > 0:
             return shape
-        raise InvalidRequest(f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size'")
+        raise InvalidRequest(
+            f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size', or 'resize' to "
+            f"{KEEP_RATIO}"
+        )
     if len(given) > 2 or any(not side.is_integer() for side in given):
         raise InvalidRequest(f"parameter 'size': {given} must be one or two whole numbers (height, width)")
     size = (int(given[0]), int(given[-1]))
@@ -192,8 +207,16 @@ def _size(spec: TensorSpec, shape: tuple[int, int], given: tuple[float, ...]) ->
 
 
 def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
-    """What the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this."""
+    """What the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this, and for
+    keep_ratio these are the shorter side and the most of the longer one."""
     given = options["resize_to"]
+    if options["resize"] == KEEP_RATIO:
+        if len(given) != 2:
+            raise InvalidRequest(
+                f"parameter 'resize_to': {KEEP_RATIO} takes two numbers, the shorter side and the most that the longer "
+                "one may be"
+            )
+        return (int(given[0]), int(given[1]))
     if not given:
         share = options["crop_pct"] if options["resize"] == "shortest" else 1
         return (int(size[0] / share), int(size[1] / share))
@@ -203,56 +226,3 @@ def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, in
             f"parameter 'resize_to': {given} must be one or two numbers, at least the size {size} that is cut out of it"
         )
     return found
-
-
-def _shortest(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
-    """Covers size / crop_pct, then crops the centre: the rule of torchvision and transformers for ImageNet."""
-    height, width = options["resize_to"]
-    if width * image.height >= height * image.width:
-        covering = (width * image.height // image.width, width)
-    else:
-        covering = (height, height * image.width // image.height)
-    cut = _centre(covering, size)
-    whole = options["exact"] or options["interpolation"] in STEPS
-    if not whole or max(covering[0] / height, covering[1] / width) > RIBBON:
-        return _resample(image, size, options, _source_box(image, covering, cut))
-    return _resample(image, covering, options).crop(cut)
-
-
-def _centre(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    top, left = ((long - side) // 2 for long, side in zip(outer, size, strict=True))
-    return (left, top, left + size[1], top + size[0])
-
-
-def _source_box(image: Image.Image, covering: tuple[int, int], cut: tuple[int, int, int, int]) -> Box:
-    """The box in the original image that becomes `cut` of the resized one, so that Pillow computes only the cut: two
-    thirds of the time. Its rounding then differs by less than torchvision's two ways do (docs/benchmarks)."""
-    x, y = image.width / covering[1], image.height / covering[0]
-    return (cut[0] * x, cut[1] * y, min(cut[2] * x, image.width), min(cut[3] * y, image.height))
-
-
-def _stretch(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
-    return _resample(image, options["resize_to"], options).crop(_centre(options["resize_to"], size))
-
-
-def _pad(image: Image.Image, size: tuple[int, int], options: Mapping[str, Any]) -> Image.Image:
-    """The whole image, as large as fits, in the middle of a grey background."""
-    factor = min(size[0] / image.height, size[1] / image.width)
-    height, width = (max(1, round(side * factor)) for side in (image.height, image.width))
-    level = options["pad_value"]
-    sheet = Image.new(image.mode, size[::-1], level if image.mode == "L" else (level,) * 3)
-    sheet.paste(_resample(image, (height, width), options), ((size[1] - width) // 2, (size[0] - height) // 2))
-    return sheet
-
-
-def _resample(
-    image: Image.Image, size: tuple[int, int], options: Mapping[str, Any], box: Box | None = None
-) -> Image.Image:
-    return image.resize(size[::-1], INTERPOLATIONS[options["interpolation"]], box=box)
-
-
-_RESIZE: dict[str, Callable[[Image.Image, tuple[int, int], Mapping[str, Any]], Image.Image]] = {
-    "shortest": _shortest,
-    "stretch": _stretch,
-    "pad": _pad,
-}

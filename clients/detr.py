@@ -49,6 +49,7 @@ class Client(ImageClient):
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
         `labels` names is missing."""
         super().__init__(model)
+        self.side = 0  # boxes are in pixels of the image as it was sent
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
         if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):

@@ -44,6 +44,7 @@ class Client(ImageClient):
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
         `labels` names is missing."""
         super().__init__(model)
+        self.side = 0  # the map is as large as the image that was sent
         self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
         if len(shape) != 3:

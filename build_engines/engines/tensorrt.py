@@ -24,6 +24,7 @@ from build_engines.request import Request
 from build_engines.weights import onnx_files
 from build_engines.weights.digests import digest
 from build_engines.weights.downloads import cache_folder
+from clients._resizing import KEEP_RATIO
 from serving.preparation import trtexec
 from serving.preparation.trtexec import CALIBRATION, Trtexec, TrtexecError
 from serving.repository.fingerprint import Build, Fingerprint, Hardware, Profile, find_trtexec, this_hardware
@@ -39,6 +40,11 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """
     if model_spec.platform != ONNX:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
+    if model_spec.settings.get("resize") == KEEP_RATIO:
+        raise UsageError(
+            "a TensorRT plan is for images of one size, and this model's keep their proportions: leave --for tensorrt "
+            "out, and ONNX Runtime serves it on a GPU too"
+        )
     precision = "fp16" if request.precision == "auto" else request.precision
     onnx = folder / "1" / "model.onnx"
     try:

@@ -7,6 +7,7 @@ processor does is tried on some. What needs torch or transformers is imported la
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from clients._image import DEFAULT_LABELS
+from clients._resizing import KEEP_RATIO
 
 MAX_BATCH_SIZE = 32
 EXAMPLE = REPOSITORY / "resnet/example.png"
@@ -68,6 +70,10 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         settings={name: value for name, value in settings.items() if name not in IN_NETWORK},
         labels=DEFAULT_LABELS if client == "resnet" and (folder / DEFAULT_LABELS).is_file() else "",
     )
+    asked = {**settings, **request.settings}
+    if asked["resize"] == KEEP_RATIO:
+        shorter, longer = map(int, asked["resize_to"].split(","))
+        model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
     return with_tensors(request, folder, model_spec)
 
 

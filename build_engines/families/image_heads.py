@@ -88,6 +88,7 @@ def load(checkpoint: Path, head: Head) -> Any:
             checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **OFFLINE
         )
     except Exception as err:  # each network raises its own
-        raise BuildError(f"{checkpoint} cannot be loaded as a {named or 'network'}: {first_line(err)}") from err
+        told = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)  # it names the package
+        raise BuildError(f"{checkpoint} cannot be loaded as a {named or 'network'}: {told}") from err
     check_whole(checkpoint, found)
     return network.eval()

@@ -1,6 +1,7 @@
 """Any network of transformers that takes one image as ONNX, from pixels to what its client reads, exported by torch.
 The only module that loads these networks and their image processors."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,35 +14,42 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from build_engines.errors import BuildError, first_line
+from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.image_heads import CLOSE, HEADS, OFFLINE, OUTPUT, Head, load
 from build_engines.families.torch_export import export_onnx
 from build_engines.request import Request
-from clients._image import INTERPOLATIONS, ImageClient
+from clients._image import ImageClient
+from clients._resizing import INTERPOLATIONS, KEEP_RATIO
 from clients.base import Model, TensorSpec
 from clients.resnet import Client
 from serving.errors import InvalidRequest
 
 INPUT = "input"
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))  # widths and heights that processor and client are compared on
+ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))  # the same where each image keeps its proportions
+FIXED = 'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
 def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dict[str, str]:
-    """input UINT8 [N,3,height,width] -> what the client `kind` reads, and that client's settings; BuildError."""
+    """input UINT8 [N,3,height,width] -> what the client `kind` reads, and that client's settings; BuildError. Where
+    each image keeps its proportions, height and width are free."""
     processor = _processor(checkpoint)
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
     client, network = client_of(processor, {**settings, **request.settings}), load(checkpoint, HEADS[kind])
-    shape, module = client.input.shape, Pixels(network, client, HEADS[kind])
+    one = client.options["resize"] == KEEP_RATIO
+    if one and request.max_batch_size > 1:
+        raise UsageError(f"--max-batch-size {request.max_batch_size}: images of different sizes make no batch; {FIXED}")
+    module = Pixels(network, client, HEADS[kind])
     try:
         names = (INPUT, *HEADS[kind].outputs)
-        export_onnx(module, shape, path, names, request.max_batch_size != 0, torch.uint8)
+        export_onnx(module, client.input.shape, path, names, request.max_batch_size != 0, torch.uint8)
     except BuildError:
         raise
     except Exception as err:  # the tracer raises many kinds
         raise BuildError(f"{type(network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
-    _try(module, shape, path, batches=(1, 3) if request.max_batch_size else (1,))
+    _try(module, client, path, batches=(1, 3) if request.max_batch_size and not one else (1,))
     return settings | (_scores(processor) if kind == "detr" else {})
 
 
@@ -55,19 +63,12 @@ def _processor(checkpoint: Path) -> Any:
 def settings_of(processor: Any) -> dict[str, str]:
     """The client's settings that stand for a processor; BuildError where none do."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
-    if len(sizes) != 1:
-        raise BuildError(
-            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; a fixed one is served: where the "
-            'network was trained for any, set "size": {"height": 640, "width": 640} in preprocessor_config.json'
-        )
-    (_, height, width) = sizes.pop()
     order = {"channel_order": "bgr"} if getattr(processor, "do_flip_channel_order", False) else {}
     resample = int(getattr(processor, "resample", None) or 0)
     return {
-        "size": f"{height},{width}",
         "interpolation": NAMES[resample],
         "exact": "true",
-        **_geometry(processor, height),
+        **(_geometry(processor, *sizes.pop()[1:]) if len(sizes) == 1 else _any_size(processor, sizes)),
         **order,
         **_normalization(processor),
     }
@@ -88,18 +89,34 @@ def _name(processor: Any) -> str:
     return f"the image processor {type(processor).__name__.removesuffix('Pil')}"
 
 
-def _geometry(processor: Any, height: int) -> dict[str, str]:
+def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
     """How it resizes and cuts; `check_same` finds what is not said here."""
-    size, kind = processor.size, type(processor).__name__
-    shortest = (size.get("shortest_edge") if hasattr(size, "get") else size["shortest_edge"]) or 0
+    size, kind, shortest = {"size": f"{height},{width}"}, type(processor).__name__, _edge(processor, "shortest_edge")
     if "ConvNext" in kind and shortest < 384:
-        return {"resize": "shortest", "resize_to": str(int(shortest / processor.crop_pct))}
+        return size | {"resize": "shortest", "resize_to": str(int(shortest / processor.crop_pct))}
     if "Levit" in kind and shortest:
-        return {"resize": "shortest", "resize_to": str(int(256 / 224 * shortest))}
+        return size | {"resize": "shortest", "resize_to": str(int(256 / 224 * shortest))}
     if "ConvNext" in kind or not shortest:
-        sides = (size["height"], size["width"]) if not shortest else (height, height)
-        return {"resize": "stretch", "resize_to": f"{sides[0]},{sides[1]}"}
-    return {"resize": "shortest", "resize_to": str(shortest)}
+        sides = (processor.size["height"], processor.size["width"]) if not shortest else (height, height)
+        return size | {"resize": "stretch", "resize_to": f"{sides[0]},{sides[1]}"}
+    return size | {"resize": "shortest", "resize_to": str(shortest)}
+
+
+def _edge(processor: Any, name: str) -> int:
+    size = processor.size
+    return (size.get(name) if hasattr(size, "get") else size[name]) or 0
+
+
+def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
+    """The same of one that keeps the proportions; BuildError where it does not say how."""
+    shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
+    if not shortest or not longest:
+        raise BuildError(
+            f"{_name(processor)} makes tensors of different sizes: {sorted(sizes)}; served is one size, or the "
+            f"proportions by a shortest_edge and a longest_edge; {FIXED}"
+        )
+    divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
+    return {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
 
 
 def _normalization(processor: Any) -> dict[str, str]:
@@ -116,7 +133,8 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
     """The client of the network alone, which takes images that are normalized."""
-    height, width = map(int, settings["size"].split(",")) if "," in settings["size"] else [int(settings["size"])] * 2
+    size = settings.get("size", "-1")
+    height, width = map(int, size.split(",")) if "," in size else [int(size)] * 2
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
     outputs = (TensorSpec(OUTPUT, "FP32", (-1,)),)
     try:
@@ -141,10 +159,11 @@ def _scores(processor: Any) -> dict[str, str]:
 def check_same(processor: Any, client: ImageClient) -> None:
     """BuildError unless the client prepares images as the processor does."""
     rng = np.random.default_rng(0)
-    for width, height in TRIED:
+    for width, height in ANY_SIZE if client.options["resize"] == KEEP_RATIO else TRIED:
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        (ours,) = client.preprocess([image]).values()
-        if not np.allclose(ours[0], prepared(processor, image), atol=CLOSE):
+        ((ours,),) = client.preprocess([image]).values()
+        theirs = prepared(processor, image)
+        if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
             raise BuildError(
                 f"{_name(processor)} prepares images in a way that is not served; export the network to ONNX, and "
                 "build that with --client image-classification and --set size=, resize=, mean=, std="
@@ -163,18 +182,27 @@ class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return self.head.read(self.network, pixels.float() * self.gain + self.offset)
 
 
-def _try(module: Pixels, shape: tuple[int, ...], path: Path, batches: tuple[int, ...]) -> None:
-    """BuildError where the file gives other values than the network."""
+def _try(module: Pixels, client: ImageClient, path: Path, batches: tuple[int, ...]) -> None:
+    """BuildError where the file gives other values than the network, at each size that it gets."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
-    for batch in batches:
-        pixels = rng.integers(0, 256, (batch, *shape), dtype=np.uint8)
+    sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
+    for batch, (height, width) in itertools.product(batches, sizes):
+        pixels = rng.integers(0, 256, (batch, 3, height, width), dtype=np.uint8)
+        if not _is_same(module, session, pixels):
+            raise BuildError(
+                f"the ONNX file that torch makes of {type(module.network).__name__} does not compute what the network "
+                f"does ({batch} images of {width}×{height} pixels): export it by other means and build the ONNX file"
+                + (f"; or, {FIXED}" if len(sizes) > 1 else "")
+            )
+
+
+def _is_same(module: Pixels, session: Any, pixels: NDArray[np.uint8]) -> bool:
+    try:
         with torch.inference_mode():
             wanted = [tensor.numpy() for tensor in module(torch.from_numpy(pixels))]
         found = session.run(None, {INPUT: pixels})
-        shapes = [[array.shape for array in arrays] for arrays in (found, wanted)]
-        if shapes[0] != shapes[1] or not module.head.same(found, wanted):
-            raise BuildError(
-                f"the ONNX file that torch makes of {type(module.network).__name__} does not compute what the network "
-                f"does ({batch} images): export it by other means and build the ONNX file"
-            )
+    except Exception:  # each network raises its own, and ONNX Runtime's have no base
+        return False
+    shapes = [[array.shape for array in arrays] for arrays in (found, wanted)]
+    return shapes[0] == shapes[1] and module.head.same(found, wanted)

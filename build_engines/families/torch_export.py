@@ -8,6 +8,8 @@ import onnx
 import torch
 
 OPSET = 17
+Shape = tuple[int | str, ...]  # a dimension with a name is free
+FREE = {"batch": 2, "height": 96, "width": 160}  # dimensions that may be free, and what they are while it is traced
 
 
 def export_onnx(
@@ -20,38 +22,44 @@ def export_onnx(
 ) -> None:
     """`module` of one image input as `path`; the batch dimension is free when `batching`, else 1.
 
-    `image` is the input's shape without the batch, `names` are the input's and the
-    outputs'; the shapes that the exporter leaves open are written into the file.
+    `image` is the input's shape without the batch, with a height and a width of -1 where they are free; `names` are the
+    input's and the outputs'; the shapes that the exporter leaves open are written into the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    example = torch.zeros(2 if batching else 1, *image, dtype=dtype)
+    sides = (name if side == -1 else side for name, side in zip(("height", "width"), image[1:], strict=True))
+    shape = ("batch" if batching else 1, image[0], *sides)
+    example = torch.zeros([side if isinstance(side, int) else FREE[side] for side in shape], dtype=dtype)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter(
             "ignore", torch.jit.TracerWarning
         )  # the exporter warns that sizes and anchors become constants, as they should
+        warnings.simplefilter("ignore", UserWarning)  # of operators that fit some values only: what is made is compared
         warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster
         made = module.eval()(example)
-        _trace(module, example, path, names, batching)
-    first = "batch" if batching else 1
-    outputs = zip(names[1:], made if isinstance(made, tuple) else (made,), strict=True)
-    name_shapes(path, {names[0]: (first, *image)} | {name: (first, *tensor.shape[1:]) for name, tensor in outputs})
+        outputs = zip(names[1:], made if isinstance(made, tuple) else (made,), strict=True)
+        shapes = {names[0]: shape} | {name: (shape[0], *tensor.shape[1:]) for name, tensor in outputs}
+        _trace(module, example, path, shapes)
+    name_shapes(path, shapes)
 
 
-def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, names: tuple[str, ...], batching: bool) -> None:
+def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, shapes: Mapping[str, Shape]) -> None:
+    inputs, *outputs = shapes
     torch.onnx.export(
         module,
         (example,),
         str(path),
-        input_names=[names[0]],
-        output_names=list(names[1:]),
-        dynamic_axes={name: {0: "batch"} for name in names} if batching else None,
+        input_names=[inputs],
+        output_names=outputs,
+        dynamic_axes={
+            name: {at: side for at, side in enumerate(shape) if isinstance(side, str)} for name, shape in shapes.items()
+        },
         opset_version=OPSET,
         dynamo=False,
     )
 
 
-def name_shapes(path: Path, shapes: Mapping[str, tuple[int | str, ...]]) -> None:
-    """Writes each tensor's dimensions into the file; one with a name is free."""
+def name_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
+    """Writes each tensor's dimensions into the file."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape

@@ -9,9 +9,10 @@ from PIL import Image, ImageChops
 
 from clients.base import Model, TensorSpec
 from clients.detr import Client
+from serving.codecs import Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
-from tests.clients.image_models import LABELS, images
-from tests.clients.vision_models import DETECTORS, pipeline, predict, serve
+from tests.clients.image_models import images
+from tests.clients.vision_models import DETECTORS, assert_detections, pipeline, predict, serve
 
 
 def client_of(folder: Path, classes: int = 3, boxes: int = 4, **settings: str) -> Client:
@@ -31,15 +32,7 @@ def test_a_detector_gives_the_boxes_of_transformers(name: str, tmp_path: Path) -
     checkpoint, client = serve(tmp_path, name)
     whole = pipeline("object-detection", checkpoint, name)
     for picture, found in zip(images(), predict(client, images(), confidence=0.1), strict=True):
-        wanted = sorted(whole(picture, threshold=0.1), key=lambda each: -each["score"])
-        assert wanted
-        assert found["image"] == {"width": picture.width, "height": picture.height}
-        for ours, theirs in zip(found["detections"], wanted, strict=True):
-            assert (ours["label"], LABELS[ours["class_id"]]) == (theirs["label"], theirs["label"])
-            assert ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
-            sides = {"x": picture.width, "y": picture.height}
-            inside = {key: min(max(value, 0), sides[key[0]]) for key, value in theirs["box"].items()}
-            assert ours["box"] == pytest.approx(inside, abs=1.01)  # theirs are whole numbers
+        assert_detections(found, picture, whole(picture, threshold=0.1))
 
 
 BOXES = [[0.5, 0.5, 0.2, 0.4], [0.1, 0.9, 0.4, 0.4]]
@@ -62,6 +55,11 @@ def test_a_network_with_a_batch_of_one_of_its_own_gives_boxes(tmp_path: Path) ->
     client = Client(Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0))
     logits = [[9, 8.5, 0], [0, 1, 9]]
     assert answer(client, [logits], [BOXES]) == answer(client_of(tmp_path), logits, BOXES)
+
+
+def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(tmp_path: Path) -> None:
+    client, large = client_of(tmp_path, exact="false"), encode_image(Image.new("RGB", (1200, 800)), "image/jpeg")
+    assert client.codec.from_bytes(large, Limits(10**7, side=client.side)).size == (1200, 800)
 
 
 def test_boxes_are_cut_at_the_image_and_drawn(tmp_path: Path) -> None:

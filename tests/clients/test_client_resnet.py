@@ -299,6 +299,10 @@ def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
         ({"scale": "x"}, "a number"),
         ({"resize_to": "4"}, "at least the size"),
         ({"resize_to": "99", "resize": "pad"}, "'resize_to'"),
+        ({"shape": (3, -1, -1), "resize": "keep_ratio"}, "keep_ratio takes two numbers"),
+        ({"resize": "keep_ratio", "resize_to": "8,9"}, "with a height and width of -1"),
+        ({"shape": (3, -1, -1), "resize": "keep_ratio", "resize_to": "8,9", "size": "8"}, "it takes no 'size'"),
+        ({"shape": (3, -1, -1), "resize": "keep_ratio", "resize_to": "8,9"}, "make no batch: max_batch_size is 8"),
     ],
     ids=str,
 )

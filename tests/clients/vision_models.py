@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from PIL import Image
@@ -21,6 +22,7 @@ WORDS = {**WIDE, "vocab_size": 320, "max_position_embeddings": 24, "bos_token_id
 NAMED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
 CUT = {"size": {"shortest_edge": 36}, "crop_size": SIDES}
 WHOLE = {"size": {"height": 64, "width": 64}}
+KEPT = {"size": {"shortest_edge": 64, "longest_edge": 96}}  # each image at its own size
 NARROW = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2}
 NARROW |= {"decoder_attention_heads": 2, "decoder_layers": 1, "encoder_layers": 1, "num_queries": 10}
 LOCAL = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
@@ -46,8 +48,13 @@ def _yolos() -> Any:
 
 def _detr(kind: str = "Detr", **more: Any) -> Any:
     backbone = hf.ResNetConfig(**FOLDED, out_features=["stage2"])
-    config = getattr(hf, f"{kind}Config")(**LOCAL, backbone_config=backbone, **NARROW, **NAMED, **more)
+    config = getattr(hf, f"{kind}Config")(**{**LOCAL, "backbone_config": backbone, **NARROW, **NAMED, **more})
     return getattr(hf, f"{kind}ForObjectDetection")(config)
+
+
+def _deformable_detr() -> Any:
+    points = {"encoder_n_points": 2, "decoder_n_points": 2, "num_feature_levels": 2}
+    return _detr("DeformableDetr", d_model=32, decoder_layers=2, **points)
 
 
 def _rt_detr() -> Any:
@@ -75,12 +82,13 @@ ENCODERS: dict[str, Made] = {
     "siglip-vision": (lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL)), "Siglip", {"size": SIDES}),
 }
 DETECTORS: dict[str, Made] = {
-    "yolos": (_yolos, "Yolos", {"size": SIDES}),
-    "detr": (_detr, "Detr", WHOLE),
-    "conditional-detr": (lambda: _detr("ConditionalDetr"), "ConditionalDetr", WHOLE),
+    "yolos": (_yolos, "Yolos", KEPT),
+    "detr": (_detr, "Detr", KEPT),
+    "conditional-detr": (lambda: _detr("ConditionalDetr"), "ConditionalDetr", KEPT),
     "rt-detr": (_rt_detr, "RTDetr", WHOLE),
 }
 ALL = ENCODERS | DETECTORS | {"segformer": (_segformer, "Segformer", WHOLE)}
+ALL |= {"deformable-detr": (_deformable_detr, "DeformableDetr", KEPT)}
 
 
 def save_vision(folder: Path, name: str, **processor: Any) -> Path:
@@ -107,8 +115,26 @@ def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
 
 
 def predict(client: ModelClient, pictures: list[Image.Image], **given: Any) -> list[Any]:
-    inputs = client.preprocess(pictures)
-    return client.postprocess(runner(client)(inputs), inputs, pictures, client.read_parameters(given))
+    """In batches of as many as the model takes."""
+    run, size, found = runner(client), client.model.max_batch_size, []
+    for first in range(0, len(pictures), size):
+        batch = pictures[first : first + size]
+        inputs = client.preprocess(batch)
+        found += client.postprocess(run(inputs), inputs, batch, client.read_parameters(given))
+    return found
+
+
+def assert_detections(found: Any, picture: Image.Image, wanted: list[Any]) -> None:
+    """Those of transformers' pipeline; its boxes are whole numbers."""
+    assert wanted
+    assert found["image"] == {"width": picture.width, "height": picture.height}
+    ranked = sorted(wanted, key=lambda each: -each["score"])
+    for ours, theirs in zip(found["detections"], ranked, strict=True):
+        assert (ours["label"], LABELS[ours["class_id"]]) == (theirs["label"], theirs["label"])
+        assert ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
+        sides = {"x": picture.width, "y": picture.height}
+        inside = {key: min(max(value, 0), sides[key[0]]) for key, value in theirs["box"].items()}
+        assert ours["box"] == pytest.approx(inside, abs=1.01)
 
 
 def runner(client: ModelClient) -> Callable[[Tensors], Tensors]:

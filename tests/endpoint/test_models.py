@@ -1,5 +1,6 @@
 """What users bring, through one command and the whole container: each row of docs/models.md, and README's."""
 
+import base64
 import contextlib
 import json
 import re
@@ -13,10 +14,14 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
+from PIL import Image
 
 from build_engines.__main__ import main
 from clients.bert import TASKS
-from tests.endpoint.own_models import MAKERS, make
+from serving.codecs import encode_image
+from tests.clients.image_models import images
+from tests.clients.vision_models import assert_detections, pipeline
+from tests.endpoint.own_models import FOLDER, MAKERS, make
 from tests.support.harness import PATIENCE, ROOT, Server
 from tests.support.readme import CUT, commands
 
@@ -101,6 +106,25 @@ def test_each_call_of_the_readme_is_answered(command: str, server: Server, folde
     done = subprocess.run(["bash", "-ec", here], cwd=folder / model, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert {"predictions", "outputs"} & json.loads(done.stdout).keys(), done.stdout
+
+
+def in_base64(image: Image.Image) -> dict[str, str]:
+    return {"b64": base64.b64encode(encode_image(image, "image/png")).decode()}
+
+
+def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(server: Server, folder: Path) -> None:
+    whole = pipeline("object-detection", folder / "animals" / FOLDER, "yolos")
+    body = {"instances": [in_base64(each) for each in images()], "parameters": {"confidence": 0.1}}
+    found = ask(server, "animals", body)
+    for picture, prediction in zip(images(), found, strict=True):
+        assert_detections(prediction, picture, whole(picture, threshold=0.1))
+
+
+def test_an_image_that_is_too_narrow_for_its_proportions_is_told_with_its_place(server: Server) -> None:
+    instances = [in_base64(Image.new("RGB", (900, height))) for height in (900, 9)]
+    answer = server.post("/invocations?model_name=animals", json={"instances": instances})
+    assert answer.status_code == 400
+    assert "instance 1" in answer.json()["error"] and "900×9 pixels is too narrow" in answer.json()["error"]
 
 
 def test_the_readme_begins_with_rows_of_the_page() -> None:

@@ -17,9 +17,13 @@ import pytest
 
 from build_engines.commands.inspect import report
 from build_engines.commands.verify import verify
+from build_engines.engines import tensorrt
 from build_engines.engines.calibration import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
+from build_engines.errors import UsageError
+from build_engines.model_folder.spec import ModelSpec
 from build_engines.model_folder.stored import open_model
+from build_engines.request import Request
 from serving.repository import fingerprint
 from serving.repository.fingerprint import Hardware, find_trtexec, source_sha256, this_hardware
 from serving.repository.model_config import read_config
@@ -91,6 +95,11 @@ def test_texts_have_a_profile_of_lengths(tmp_path: Path, nvidia: Nvidia) -> None
     assert run["minShapes"] == ",".join(f"{name}:1x1" for name in names)
     assert run["optShapes"] == ",".join(f"{name}:16x128" for name in names)
     assert run["maxShapes"] == ",".join(f"{name}:32x512" for name in names)
+
+
+def test_images_that_keep_their_proportions_get_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"for images of one size.* ONNX Runtime serves it on a GPU too"):
+        tensorrt.build(ModelSpec(settings={"resize": "keep_ratio"}), tmp_path, Request("own", target="tensorrt"))
 
 
 def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> None:

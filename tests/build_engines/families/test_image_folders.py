@@ -13,8 +13,12 @@ from PIL import Image
 from build_engines.building.model import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.image_heads import HEADS
+from build_engines.measurement.isolated import openvino_runner
+from build_engines.measurement.runners import onnx_runner
+from build_engines.measurement.timing import example_feed
+from build_engines.model_folder.config import read_config
 from build_engines.model_folder.stored import open_model
-from build_engines.request import Request
+from build_engines.request import Request, ServingOptions
 from clients.base import ModelClient
 from tests.build_engines.models import session
 from tests.clients.image_models import CLASSIFIERS, LABELS, image_processor_of, images, save_classifier
@@ -130,7 +134,22 @@ def test_a_folder_of_another_kind_takes_no_other_client_and_no_labels_without_cl
         made(tmp_path, tmp_path / "best.pth", client="detr")
 
 
-def test_a_detector_of_images_of_any_size_says_how_to_fix_one(tmp_path: Path) -> None:
-    checkpoint = save_vision(tmp_path / "checkpoint", "detr", size={"shortest_edge": 64, "longest_edge": 96})
+def test_a_network_whose_export_is_right_at_one_size_only_says_how_to_fix_one(tmp_path: Path) -> None:
+    checkpoint = save_vision(tmp_path / "checkpoint", "deformable-detr")
     with pytest.raises(BuildError, match=re.escape('set "size": {"height": 640, "width": 640} in preprocessor_config')):
         made(tmp_path, checkpoint)
+    with pytest.raises(UsageError, match="--max-batch-size 4: images of different sizes make no batch"):
+        made(tmp_path, checkpoint, max_batch_size=4)
+
+
+def test_a_network_of_any_size_is_warmed_up_and_timed_at_its_shorter_side_and_runs_on_openvino(tmp_path: Path) -> None:
+    checkpoint = save_vision(tmp_path / "checkpoint", "detr")
+    _, folder = made(tmp_path, checkpoint, serving=ServingOptions(warm_up=True))
+    config = read_config(folder)
+    assert list(config.model_warmup[0].inputs["input"].dims) == [3, 64, 64]
+    feed = example_feed(open_model("own", folder.parent).model, 1)
+    assert feed["input"].shape == (1, 3, 64, 64)
+    onnx, openvino = onnx_runner(folder / "1/model.onnx"), openvino_runner(folder / "1/model.onnx", "f32")
+    for feeds in (feed, {"input": feed["input"][:, :, :40]}):
+        wanted, found = onnx(feeds), openvino(feeds)
+        assert all(np.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
