@@ -10,12 +10,15 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import boto3
+import moto.backends
 import pytest
 import requests
+from botocore.config import Config
 from botocore.loaders import Loader
 from botocore.session import Session as BotocoreSession
 from moto.core.responses import ActionResult
@@ -26,6 +29,7 @@ from moto.server import ThreadedMotoServer
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Request, Response
 
+from deploy import commandline
 from deploy.commandline import Host, main
 from tests.support.harness import Server, free_port
 
@@ -36,6 +40,10 @@ LOADER = Loader()  # of the services' models, which take a while to read
 CLIENTS: dict[str, Any] = {}  # for the one moto server
 logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
 Call = tuple[str, str, dict[str, Any]]
+CALLS: list[Call] = []  # of the test that runs
+SESSIONS: dict[tuple[tuple[str, str], ...], boto3.Session] = {}  # by the environment
+build_parser = cache(commandline.build_parser)  # a command line has but one in its life
+MOTO_MODULES = tuple(moto.backends.list_of_moto_modules())  # else its server lists them for each request
 
 
 def new_core(profile: str | None = None) -> BotocoreSession:
@@ -44,13 +52,38 @@ def new_core(profile: str | None = None) -> BotocoreSession:
     return core
 
 
+def note(params: dict[str, Any], model: Any, **_: Any) -> None:
+    CALLS.append((model.service_model.service_name, model.name, dict(params)))
+
+
+class NotingSession(boto3.Session):
+    """Notes every call before it is made, and keeps its clients, which take a while to make."""
+
+    def __init__(self, profile: str | None) -> None:
+        core = new_core(profile)
+        core.register("before-parameter-build.*.*", note)  # type: ignore[arg-type]
+        super().__init__(botocore_session=core)
+        self._kept: dict[str, Any] = {}
+
+    def client(self, service_name: str, *, config: Config, **options: Any) -> Any:  # type: ignore[override]
+        key = f"{service_name} {vars(config)} {options}"
+        if key not in self._kept:
+            self._kept[key] = super().client(service_name, config=config, **options)  # type: ignore[call-overload]
+        return self._kept[key]
+
+
+def environment() -> tuple[tuple[str, str], ...]:
+    """All that a session reads, but for the files of profiles, which lie elsewhere in each test."""
+    return tuple((k, v) for k, v in sorted(os.environ.items()) if k.startswith("AWS_") and not k.endswith("_FILE"))
+
+
 @dataclass
 class Aws:
     """moto's server, its clients, and the state that a test sets in it."""
 
     url: str
     components: "Components"
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call]
     now: float = field(default_factory=time.time)
     while_asleep: list[Callable[[], None]] = field(default_factory=list)
 
@@ -65,13 +98,12 @@ class Aws:
         return sagemaker_backends[ACCOUNT][REGION]
 
     def session(self, profile_name: str | None = None) -> boto3.Session:
-        """A session that notes every call before it is made."""
-        core = new_core(profile_name)
-        core.register("before-parameter-build.*.*", self._note)  # type: ignore[arg-type]
-        return boto3.Session(botocore_session=core)
-
-    def _note(self, params: dict[str, Any], model: Any, **_: Any) -> None:
-        self.calls.append((model.service_model.service_name, model.name, dict(params)))
+        """One session for all tests whose environment is the same; with a profile a new one."""
+        if profile_name:
+            return NotingSession(profile_name)
+        if (key := environment()) not in SESSIONS:
+            SESSIONS[key] = NotingSession(None)
+        return SESSIONS[key]
 
     def sleep(self, seconds: float) -> None:
         """No time passes but the clock's; one thing happens in each sleep, if the test wants that."""
@@ -196,6 +228,7 @@ class Components:
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
+    moto.backends.list_of_moto_modules = lambda: MOTO_MODULES
     port = free_port()
     server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()
@@ -230,7 +263,9 @@ def bare_aws(moto_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> A
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(SageMakerResponse, "update_endpoint", update_endpoint, raising=False)
     requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
-    return Aws(moto_url, Components().add_to_moto(monkeypatch))
+    monkeypatch.setattr(commandline, "build_parser", build_parser)
+    CALLS.clear()
+    return Aws(moto_url, Components().add_to_moto(monkeypatch), CALLS)
 
 
 @pytest.fixture

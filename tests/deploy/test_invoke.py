@@ -10,7 +10,7 @@ import pytest
 import requests
 from PIL import Image
 
-from tests.deploy.conftest import Aws, RuntimeStandIn
+from tests.deploy.conftest import Aws, NotingSession, RuntimeStandIn
 from tests.support.harness import ROOT, Server, free_port
 
 DIGIT = str(ROOT / "model_repository/resnet/example.png")
@@ -184,10 +184,8 @@ def test_a_late_asynchronous_result_says_where_it_will_be(
         ]:
             s3.delete_object(Bucket=name, Key="response.json")
 
-    original = aws.session
-
     def session(profile_name: str | None = None) -> Any:
-        made = original(profile_name)
+        made = NotingSession(profile_name)
         made.events.register("after-call.sagemaker-runtime.InvokeEndpointAsync", lambda **_: hide())
         return made
 

@@ -15,7 +15,7 @@ from predictor import create_app
 from serving.settings.table import TABLE, Settings
 from serving.supervisor.supervisor import BACKOFF_MAX
 from tests.kubernetes import kustomize
-from tests.kubernetes.schemas import Manifest, check
+from tests.kubernetes.kustomize import Manifest
 from tests.support.harness import PATIENCE, ROOT, Server, make_scale, wait_until
 
 KUBERNETES = ROOT / "kubernetes"
@@ -97,6 +97,15 @@ def bytes_of(quantity: str) -> int:
 
 
 Render = Callable[[str], list[Manifest]]
+Check = Callable[[Manifest], None]
+
+
+@pytest.fixture(scope="session")
+def check() -> Check:
+    """`schemas.check`; its import takes seconds, for which only the process that runs these tests has to wait."""
+    from tests.kubernetes import schemas
+
+    return schemas.check
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +125,7 @@ def test_every_kustomization_is_rendered_here() -> None:
 
 
 @pytest.mark.parametrize("name", RENDERINGS)
-def test_every_manifest_is_valid(render: Render, name: str) -> None:
+def test_every_manifest_is_valid(render: Render, check: Check, name: str) -> None:
     for manifest in render(name):
         check(manifest)
 
@@ -133,7 +142,7 @@ def test_every_manifest_is_valid(render: Render, name: str) -> None:
         ("kserve", "InferenceService"),
     ],
 )
-def test_a_misspelt_field_and_a_wrong_type_would_be_found(render: Render, name: str, kind: str) -> None:
+def test_a_misspelt_field_and_a_wrong_type_would_be_found(render: Render, check: Check, name: str, kind: str) -> None:
     manifest = only(render(name), kind)
     misspelt = copy.deepcopy(manifest)
     misspelt["spec"]["replcas"] = 1
