@@ -12,8 +12,6 @@ from build_engines.model_folder.spec import PLAN
 from build_engines.model_folder.stored import StoredModel, open_model
 from clients.base import TensorSpec
 
-SECONDS = 1.0  # of each measurement
-
 
 def run(parsed: argparse.Namespace) -> int:
     """Prints each line when it is known: measuring takes seconds."""
@@ -83,4 +81,4 @@ def measure(stored: StoredModel, run: Runner, batch: int) -> float:
     feed = example_feed(stored.model, batch)
     if stored.config.platform == PLAN:
         return plan_latency(stored.file, feed)
-    return latency(lambda: run(feed), SECONDS)
+    return latency(lambda: run(feed))

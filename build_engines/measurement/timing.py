@@ -14,6 +14,7 @@ from serving.host.machine import cpu_quota
 from serving.triton.tensors import numpy_dtype
 
 LEAST_RUNS = 3
+SECONDS = 1.0  # for the runs of each
 LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
 
 
@@ -40,17 +41,17 @@ def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator)
     return np.ones(shape, dtype) if dtype.kind == "i" else rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)
 
 
-def latency(run: Callable[[], object], seconds: float = 1.0) -> float:
-    """The median of the runs that `seconds` hold, in milliseconds, after a warm-up."""
-    return latencies([run], seconds)[0]
+def latency(run: Callable[[], object]) -> float:
+    """The median of the runs that SECONDS hold, in milliseconds, after a warm-up."""
+    return latencies([run])[0]
 
 
-def latencies(runs: Sequence[Callable[[], object]], seconds: float = 1.0) -> list[float]:
+def latencies(runs: Sequence[Callable[[], object]]) -> list[float]:
     """The latencies of several runs in turns, so that a disturbance of the machine affects all of them."""
     for run in runs:
         run()
     times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + seconds * len(runs)
+    end = time.perf_counter() + SECONDS * len(runs)
     while time.perf_counter() < end or len(times[0]) < LEAST_RUNS:
         for taken, run in zip(times, runs, strict=True):
             started = time.perf_counter()

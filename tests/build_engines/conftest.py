@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from build_engines.measurement import isolated, timing
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -11,3 +13,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("BUILD_ENGINES_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are timed for a moment only: what is tested is that they are timed."""
+    for module in (timing, isolated):
+        monkeypatch.setattr(module, "SECONDS", 0.1)

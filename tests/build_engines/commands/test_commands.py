@@ -16,11 +16,6 @@ from tests.build_engines.models import save_scale
 from tests.support.harness import ROOT, Server
 
 
-def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "build_engines", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-
-
 def test_list_names_every_model_and_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -147,11 +142,9 @@ def test_doctor_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_built_is_served(tmp_path: Path) -> None:
     models = tmp_path / "models"
     file = save_scale(tmp_path / "scale.onnx")
-    built = [
-        run("build", "resnet", "--precision", "int8", "--out", models),
-        run("build", "scale", "--weights", file, "--out", models, "--warm-up", "--instances", "1", "--versions", "all"),
-    ]
-    assert [done.returncode for done in built] == [0, 0], [done.stderr for done in built]
+    options = ["--warm-up", "--instances", "1", "--versions", "all"]
+    assert main(["build", "resnet", "--precision", "int8", "--out", str(models)]) == 0
+    assert main(["build", "scale", "--weights", str(file), "--out", str(models), *options]) == 0
     server = Server(tmp_path, models).wait_ready()
     try:
         example = (ROOT / "model_repository/resnet/example.png").read_bytes()
