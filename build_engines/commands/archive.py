@@ -89,8 +89,8 @@ def _write(target: Path, folders: list[Path], ending: str) -> Path:
 class _Packed(io.BufferedIOBase):
     """Writes a gzip file without a time.
 
-    Weights hardly repeat: only runs of one byte are looked for (Z_RLE), which makes an archive as small as a search
-    for repetitions would, in less than half of the time.
+    Weights hardly repeat: only runs of one byte are looked for (Z_RLE). An archive is at most 5 % larger than by a
+    search for repetitions, and made in less than half of the time.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
