@@ -42,7 +42,7 @@ check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
 
 unit:
-	$(BIN)/python -m pytest -n 2 --dist loadfile --without-servers -m 'not accuracy' --ignore=tests/build_engines --ignore=tests/image \
+	$(BIN)/python -m pytest -n 4 --dist loadfile --without-servers -m 'not accuracy' --ignore=tests/build_engines --ignore=tests/image \
 	  --ignore=tests/fuzz \
 	  $(PYTEST_ARGS)
 
