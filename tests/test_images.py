@@ -4,9 +4,9 @@ A measured one is decoded in a process of its own, which says how far its memory
 """
 
 import logging
-import os
 import random
-import tempfile
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,33 +16,36 @@ from PIL import Image
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import DecodingError
 from serving.images import most_memory, read_header
+from tests.support.harness import ROOT
 from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, encoded, turned
-from tests.support.processes import alone, rise
 
-BESIDE = 40 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
+BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest has filters of its own
+
+MEASURE = """
+import sys
+from serving.codecs import IMAGE, Limits
+from serving.errors import DecodingError
+def memory(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+data = sys.stdin.buffer.read()
+before = memory("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
+try:
+    answer = str(IMAGE.from_bytes(data, Limits(int(sys.argv[1]), int(sys.argv[2]))).size)
+except DecodingError as err:
+    answer = str(err)
+print(memory("VmHWM") - before, answer)
+"""
 
 
 def measured(data: bytes, side: int = 0) -> tuple[int, str]:
     """(the bytes that a process rises by, its answer)"""
-    written, bytes_, answer = alone(_measured, data, side)
-    assert written == b""  # nothing is logged of a caller's file
-    return bytes_, answer
-
-
-def _measured(data: bytes, side: int) -> tuple[bytes, int, str]:
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)  # libraries in C write there too
-        bytes_, answer = rise(lambda: _answer(data, side))
-        written.seek(0)
-        return written.read(), bytes_, answer
-
-
-def _answer(data: bytes, side: int) -> str:
-    try:
-        return str(IMAGE.from_bytes(data, Limits(PIXELS, side)).size)
-    except DecodingError as err:
-        return str(err)
+    command = [sys.executable, "-c", MEASURE, str(PIXELS), str(side)]
+    done = subprocess.run(command, cwd=ROOT, input=data, capture_output=True, check=True)
+    assert done.stderr == b""  # nothing is logged of a caller's file
+    rise, _, answer = done.stdout.decode().strip().partition(" ")
+    return int(rise), answer
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -150,6 +150,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     done = build(tmp_path / "models", nvidia.environ | environ, *arguments)
     assert done.returncode == 1
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "models").exists()
 
 
