@@ -25,13 +25,13 @@ models: $(MODELS)
 
 dev: .venv/.dev
 
-# Three processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
+# Four processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 # More threads of torch would wait for each other, and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
 test: setup models
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),.venv/.dev,lint)
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
-AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 
 packages:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
@@ -52,7 +52,7 @@ EXECUTIONS ?= 1000000
 fuzz: setup .venv/.dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(EXECUTIONS)
 
-# Compares with other servers, each in an environment of its own below .cache/bench (3 GB); `bench` writes
+# Compares with other servers, each in an environment of its own below .cache/bench (4.7 GB); `bench` writes
 # docs/benchmarks/results/PROCESSOR.md, `bench-quick` takes three minutes and writes .cache/bench/quick.md.
 bench: PART := run
 bench-quick: PART := quick

@@ -1,6 +1,7 @@
 """The peers' environments: `.cache/bench/NAME/venv`, made from the folder's requirements.lock with pip.
 
-`report` is not a peer; it has matplotlib, which draws the pictures.
+`report` is not a peer; it has matplotlib, which draws the pictures. torch is in no lock, as in the project's own
+(requirements/dev.in says why): it is installed first, and the lock has what it needs.
 """
 
 import subprocess
@@ -11,6 +12,7 @@ from bench.repository import CACHE, ROOT, Unprepared
 
 LOCKS = ROOT / "bench" / "peers"
 REPORT = "report"
+TORCH, WITH_TORCH = ROOT / "requirements" / "torch.txt", ("infinity",)
 
 
 def python_of(name: str) -> Path:
@@ -26,7 +28,11 @@ def lock_of(name: str) -> Path:
 def is_current(name: str) -> bool:
     """Whether the environment is installed with the versions of its lock file."""
     done = CACHE / name / "installed"
-    return not name or (done.is_file() and done.read_bytes() == lock_of(name).read_bytes())
+    return not name or (done.is_file() and done.read_bytes() == _wanted(name))
+
+
+def _wanted(name: str) -> bytes:
+    return b"".join(file.read_bytes() for file in [TORCH] * (name in WITH_TORCH) + [lock_of(name)])
 
 
 def install(name: str) -> None:
@@ -35,8 +41,11 @@ def install(name: str) -> None:
         return
     folder = CACHE / name / "venv"
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-    _run([str(python_of(name)), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(lock_of(name))])
-    (CACHE / name / "installed").write_bytes(lock_of(name).read_bytes())
+    pip = [str(python_of(name)), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    if name in WITH_TORCH:
+        _run([*pip, "--no-deps", "-r", str(TORCH)])
+    _run([*pip, "-r", str(lock_of(name))])
+    (CACHE / name / "installed").write_bytes(_wanted(name))
 
 
 def _run(command: list[str]) -> None:

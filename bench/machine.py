@@ -55,5 +55,6 @@ def versions() -> dict[str, str]:
     """The versions of the compared servers."""
     names = ["onnxruntime", "numpy", "flask", "gunicorn", "nvidia-pytriton"]
     own = {name: version(name) for name in names + [OPENVINO] * bool(find_spec(OPENVINO))}
-    packages = {"litserve": "litserve", "bentoml": "bentoml", "rayserve": "ray", "mlserver": "mlserver"}
+    packages = {name: name for name in ("litserve", "bentoml", "mlserver")}
+    packages |= {"rayserve": "ray", "infinity": "infinity-emb"}
     return own | {package: environments.versions(name)[package] for name, package in packages.items()}

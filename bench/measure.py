@@ -14,7 +14,7 @@ from bench.load import Sample, Wrong, percentile
 from bench.multimodel import MultiModel, multi_model
 from bench.peer_table import PEERS, Peer
 from bench.repository import CACHE, Unprepared
-from bench.scenarios import OPEN_SHARE, WITH_OPENVINO, Driven, Scenario, Scope
+from bench.scenarios import EMBEDDING, OPEN_SHARE, WITH_OPENVINO, Driven, Scenario, Scope
 from bench.servers import LOOSE, TOLERANCE, Server
 from bench.sessions import OPENVINO
 from bench.workload import Workload, images, tensor, text
@@ -119,11 +119,11 @@ class Run:
             self.results.missing[peer.name] = f"{what}{err}"
 
     def measure_starts(self) -> None:
-        """Starts each peer with the bundled models, and ends it again. Other fronts start in the same way with either
-        engine."""
+        """Starts each peer with the bundled models, if it can serve them all, and ends it again. Other fronts start in
+        the same way with either engine."""
         for number in range(self.scope.starts):
             for peer in self.peers:
-                if peer.name not in ("sagemaker", *WITH_OPENVINO):
+                if peer.name not in ("sagemaker", *WITH_OPENVINO, *EMBEDDING):
                     self.say(f"start {number + 1} of {peer.name}")
                     with self._missing(peer):
                         self._one_start(peer)

@@ -4,15 +4,17 @@ A peer is a row of PEERS. Each other front has a folder with its server and a re
 bench.environments installs into a separate environment. All serve the models in BENCH_REPOSITORY that BENCH_MODELS
 names, on BENCH_PORT, by the engine that BENCH_ENGINE names, with as many threads as there are processors.
 
-The fronts are there twice: with ONNX Runtime, as their tutorials have it, and with OpenVINO. This project is there with
-the engine that it takes by itself, and with each engine that it is told to take.
+The fronts are there twice: with ONNX Runtime, as their tutorials have it, and with OpenVINO. infinity-emb, a front for
+embeddings alone, is there with ONNX Runtime. This project is there with the engine that it takes by itself, and with
+each engine that it is told to take.
 """
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench import engines, workload
 from bench.peers import ours, triton
@@ -27,7 +29,8 @@ JSON = {"Content-Type": "application/json"}
 class Peer:
     """`start` gives the command and its variables, `ready` is a path that answers 200 once it is ready, `request` makes
     the request or None for work that it does not support, `environment` is the folder of its requirements. `engine` is
-    what it is told to take, "" where `serve` chooses."""
+    what it is told to take, "" where `serve` chooses. `fields` are those of a prediction that it answers with, if not
+    all."""
 
     name: str
     title: str
@@ -38,6 +41,11 @@ class Peer:
     predictions: Callable[[bytes], list[object]]
     environment: str = ""
     engine: str = ""
+    fields: tuple[str, ...] = ()
+
+    def expected(self, predictions: Sequence[Any]) -> list[Any]:
+        """What it should answer where the engine in process predicts these."""
+        return [{name: each[name] for name in self.fields} for each in predictions] if self.fields else [*predictions]
 
     def engine_of(self, model: Path) -> str:
         """The engine that runs this model there."""
@@ -84,6 +92,18 @@ def _mlserver(work: Workload) -> Request | None:
     return Request(path, json.dumps({"inputs": [given]}).encode(), JSON)
 
 
+def _infinity(work: Workload) -> Request | None:
+    """OpenAI's form of a request for embeddings."""
+    if work.media_type != "text/plain":
+        return None
+    given = {"model": work.model, "input": workload.instances_json(work)}
+    return Request("/embeddings", json.dumps(given).encode(), JSON)
+
+
+def _embeddings(body: bytes) -> list[object]:
+    return list(json.loads(body)["data"])
+
+
 def _kserve_predictions(body: bytes) -> list[object]:
     data = json.loads(body)["outputs"][0]["data"]
     return [json.loads(value) if isinstance(value, str) else [value] for value in data]
@@ -119,7 +139,7 @@ TRITON = (
         predictions=triton.predictions,
     ),
 )
-FRONTS = (
+GENERAL = (
     Peer(
         name="litserve",
         title="LitServe",
@@ -165,11 +185,26 @@ FRONTS = (
         engine=ONNX_RUNTIME,
     ),
 )
+EMBEDDING = (
+    Peer(
+        name="infinity",
+        title="infinity-emb",
+        settings="embeddings only; `--engine optimum`, its dynamic batching of up to 32",
+        start=_module("infinity"),
+        ready="/health",
+        request=_infinity,
+        predictions=_embeddings,
+        environment="infinity",
+        engine=ONNX_RUNTIME,
+        fields=("embedding",),
+    ),
+)
 PEERS = (
     OURS,
     *(replace(OURS.told(engine), settings=f"`SERVE_CPU_ENGINE={engine}`") for engine in NAMES),
     *TRITON,
-    *FRONTS,
-    *(front.told(OPENVINO) for front in FRONTS),
+    *GENERAL,
+    *EMBEDDING,
+    *(front.told(OPENVINO) for front in GENERAL),
 )
 BY_NAME = {peer.name: peer for peer in PEERS}

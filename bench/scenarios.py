@@ -14,13 +14,15 @@ from bench.load import Sample
 from bench.servers import Server
 from bench.workload import Workload
 
-FRONTS = ("litserve", "bentoml", "rayserve", "mlserver")  # as their tutorials run: ONNX Runtime
-WITH_OPENVINO = tuple(f"{name}-openvino" for name in FRONTS)  # the same code with OpenVINO in the process
+GENERAL = ("litserve", "bentoml", "rayserve", "mlserver")  # fronts for every model
+EMBEDDING = ("infinity",)  # fronts for sentence embeddings alone
+FRONTS = (*GENERAL, *EMBEDDING)  # as their tutorials run: ONNX Runtime
+WITH_OPENVINO = tuple(f"{name}-openvino" for name in GENERAL)  # the same code with OpenVINO in the process
 TOLD = ("ours-onnxruntime", "ours-openvino")  # of which one is what this project takes by itself
-ALL = ("limit", "ours", "triton", *FRONTS)
-ONE_CALLER = ("limit", "ours", *TOLD, "triton", *FRONTS)
+ALL = ("limit", "ours", "triton", *GENERAL)
+ONE_CALLER = ("limit", "ours", *TOLD, "triton", *GENERAL)
 SAME_ENGINE = (*ONE_CALLER, *WITH_OPENVINO)
-TENSORS = ("sagemaker", "ours", "triton", *FRONTS)
+TENSORS = ("sagemaker", "ours", "triton", *GENERAL)
 OPEN_SHARE = 0.6  # an open loop's rate as a share of the limit's throughput
 
 
@@ -160,10 +162,10 @@ SCENARIOS = (
     _int8("yolov5n-openvino-int8", f"INT8 for OpenVINO: {YOLO}", "yolov5_openvino_int8"),
     _closed("yolov5n", YOLO, YOLO_WORK, 1, peers=ONE_CALLER),
     _closed("yolov5n", YOLO, YOLO_WORK, 8, peers=SAME_ENGINE, drive=patient),
-    _closed("text-8", SHORT_TEXT, SHORT_WORK, 1, peers=ONE_CALLER),
-    _closed("text-8", SHORT_TEXT, SHORT_WORK, 16, quick=True, peers=SAME_ENGINE),
-    _closed("text-128", LONG_TEXT, LONG_WORK, 1, peers=ONE_CALLER),
-    _closed("text-128", LONG_TEXT, LONG_WORK, 16, peers=SAME_ENGINE, drive=patient),
+    _closed("text-8", SHORT_TEXT, SHORT_WORK, 1, peers=(*ONE_CALLER, *EMBEDDING)),
+    _closed("text-8", SHORT_TEXT, SHORT_WORK, 16, quick=True, peers=(*SAME_ENGINE, *EMBEDDING)),
+    _closed("text-128", LONG_TEXT, LONG_WORK, 1, peers=(*ONE_CALLER, *EMBEDDING)),
+    _closed("text-128", LONG_TEXT, LONG_WORK, 16, peers=(*SAME_ENGINE, *EMBEDDING), drive=patient),
     _closed("floats-4-json", f"{SMALL}, JSON", _one(workload.tensor, 4), 8, quick=True, peers=TENSORS),
     _closed("floats-4-binary", f"{SMALL}, binary", _one(workload.tensor, 4, True), 8, peers=BINARY_PEERS),
     _closed("floats-150k-json", f"{LARGE}, JSON", _one(workload.tensor, PIXELS), 8, False, TENSORS),

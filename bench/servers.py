@@ -221,8 +221,9 @@ class Server:
         if status != 200:
             raise Wrong(f"{self.peer.name} answers {status}: {body[:200].decode(errors='replace')}")
         found = [np.frombuffer(body[-4:], np.float32).tolist()] if work.binary else self.peer.predictions(body)
-        if not alike(found, list(expected), tolerance):
-            raise Wrong(f"{self.peer.name}, {work.model}: {str(found)[:200]} is not {str(expected)[:200]}")
+        wanted = self.peer.expected(expected)
+        if not alike(found, wanted, tolerance):
+            raise Wrong(f"{self.peer.name}, {work.model}: {str(found)[:200]} is not {str(wanted)[:200]}")
 
     def end(self) -> None:
         processes.end(self.process.pid, self._marker, END_SECONDS)

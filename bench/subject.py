@@ -28,7 +28,8 @@ class Subject:
         facts = json.loads((folder / "subject.json").read_text())
         self.client = client_of(facts)
         # config.pbtxt's names: in an INT8 file a tensor has several by OpenVINO's account.
-        self.inputs, self.outputs = ([spec["name"] for spec in facts[side]] for side in ("inputs", "outputs"))
+        self.inputs, outputs = ([spec["name"] for spec in facts[side]] for side in ("inputs", "outputs"))
+        self.outputs = list(self.client.outputs if self.client else ()) or outputs
 
     def predict(self, bodies: Sequence[bytes]) -> list[Any]:
         """One prediction per raw instance (an image file, a text), from one run."""

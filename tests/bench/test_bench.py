@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bench import curves, engines, figures, machine, report, scenarios
+from bench.environments import WITH_TORCH, lock_of
 from bench.limit import Limit
 from bench.load import Sample, Wrong, corrected, percentile, sample
 from bench.measure import Results, Start
@@ -87,13 +88,20 @@ def test_a_wrong_command_is_a_usage_error() -> None:
 def test_every_peer_has_its_versions_pinned() -> None:
     for peer in PEERS:
         if peer.environment:
-            lock = (ROOT / "bench/peers" / peer.environment / "requirements.lock").read_text()
+            lock = lock_of(peer.environment).read_text()
             assert all("==" in line for line in lock.splitlines() if line and not line.startswith("#"))
 
 
-@pytest.mark.parametrize(("package", "own"), [("onnxruntime", "serving"), ("openvino", "artifacts")])
+def test_no_environment_installs_cuda() -> None:
+    locks = {peer.environment: lock_of(peer.environment).read_text() for peer in PEERS if peer.environment}
+    assert not [name for name, lock in locks.items() if "cuda" in lock or "\ntorch==" in lock]
+    assert all(f"\n{needs}==" in locks[name] for name in WITH_TORCH for needs in ("sympy", "networkx", "jinja2"))
+
+
+@pytest.mark.parametrize(("package", "own"), [(ONNX_RUNTIME, "serving"), (OPENVINO, "artifacts")])
 def test_every_peer_runs_the_engine_that_serves(package: str, own: str) -> None:
-    locks = [*(ROOT / "bench/peers").glob("*/requirements.lock"), ROOT / f"requirements/{own}.lock"]
+    peers = {peer.environment for peer in PEERS if peer.environment and peer.engine == package}
+    locks = [*map(lock_of, peers), ROOT / f"requirements/{own}.lock"]
     found = [
         line.split()[0] for lock in locks for line in lock.read_text().splitlines() if line.startswith(f"{package}==")
     ]
@@ -182,6 +190,14 @@ def test_a_ratio_is_taken_within_each_round() -> None:
     assert figures.ratio("resnet50-8", "triton", lambda s: s.rate)(results) is None
 
 
+def test_a_peer_with_fewer_fields_is_compared_by_those() -> None:
+    infinity, litserve = (next(peer for peer in PEERS if peer.name == name) for name in ("infinity", "litserve"))
+    predicted = [{"embedding": [0.5, 1.0], "tokens": 8}]
+    found = infinity.predictions(b'{"data": [{"object": "embedding", "embedding": [0.5, 1.0]}]}')
+    assert alike(found, infinity.expected(predicted)) and not alike(found, litserve.expected(predicted))
+    assert not alike(infinity.predictions(b'{"data": [{"embedding": [0.5, 0.9]}]}'), infinity.expected(predicted))
+
+
 def _ran(rate: int) -> list[Sample]:
     return [Sample(rate, 1.0, 5.0, 9.0)]
 
@@ -201,6 +217,14 @@ def test_fronts_are_compared_as_their_tutorials_run_and_with_the_same_engine() -
     del results.samples["resnet50-8"]["ours-openvino"]
     assert figures.best_front("resnet50-8", OPENVINO)(results) == 0.6
     assert figures.best_front("resnet50-8", ONNX_RUNTIME)(results) is None
+
+
+def test_a_front_for_embeddings_is_another_front_where_texts_are_asked() -> None:
+    rates = {"ours": 60, "litserve": 30, "infinity": 40}
+    results = Results(samples={"text-8-16": {name: _ran(rate) for name, rate in rates.items()}})
+    assert figures.best_front("text-8-16", "")(results) == 1.5
+    asked = {scenario.name for scenario in scenarios.SCENARIOS if "infinity" in scenario.peers}
+    assert asked == {"text-8-1", "text-8-16", "text-128-1", "text-128-16"}
 
 
 def test_a_target_of_amx_is_only_reported_elsewhere() -> None:
