@@ -74,6 +74,7 @@ class ModelClient(ABC):
     An attribute of each object:
       side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
       columns     the names of a row's cells, in their order; () where they have none, and for what takes no rows
+      outputs     the names of the model's outputs that postprocess reads: no other is sent to it; () means all
     """
 
     codec: ClassVar[Codec]
@@ -83,6 +84,7 @@ class ModelClient(ABC):
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     side: int = 0
     columns: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def __init__(self, model: Model) -> None:
         """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""

@@ -55,6 +55,7 @@ class Client(ModelClient):
         super().__init__(model)
         self.tokenizer = TextTokenizer(self._folder(), self.options["max_length"], kind.truncation)
         self.task = kind(model, self.tokenizer, self.options)
+        self.outputs = self.task.outputs
 
     def _folder(self) -> Path:
         folder = Path(self.options["tokenizer"])

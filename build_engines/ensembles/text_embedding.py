@@ -1,6 +1,6 @@
 """Text in, embedding out, inside Triton: tokenizer (Python backend) -> encoder -> pooling (Python backend).
 
-    INPUT0 STRING [n, 1] -> input_ids, attention_mask, token_type_ids -> last_hidden_state -> finaloutput FP32 [n, 384]
+    INPUT0 STRING [n, 1] -> input_ids, attention_mask, token_type_ids -> sentence_embedding -> finaloutput FP32 [n, 384]
 
 The encoder is the model `bert` of the same repository, or another one named --weights; with --for tensorrt it is a
 TensorRT engine, and nothing else changes. Triton's Python environment needs numpy below 2, and tokenizers.
@@ -26,10 +26,11 @@ from build_engines.ensembles.parts import (
 from build_engines.errors import BuildError
 from build_engines.model_folder.config import parameters_of, read_config, specs
 from build_engines.request import Request
+from clients._text.embedding import POOLED
 from clients._text.tokenizer import TextTokenizer
 from clients.base import TensorSpec
 
-TEXT, HIDDEN, MASK = "INPUT0", "last_hidden_state", "attention_mask"
+TEXT, MASK = "INPUT0", "attention_mask"
 ENCODER = "bert"
 DEFAULTS = {"pooling": "mean", "normalize": "true", "max_length": "0", "pad_to_multiple_of": "1"}  # of clients/bert.py
 
@@ -49,16 +50,24 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     folder, made = build_model(encoder, force)
     config = read_config(folder)
     settings = settings_of(request, **(DEFAULTS | _known(parameters_of(config))))
+    encoded = _encoded(config, request)
     if config.max_batch_size and config.max_batch_size < batch:
         raise BuildError(
             f"'{folder.name}' takes {config.max_batch_size} texts at most: --max-batch-size {config.max_batch_size}"
         )
     written = (
         _write_tokenizer(request.repository / f"{name}_tokenizer", folder, config, batch, settings),
-        _write_pooling(request.repository / f"{name}_pooling", config, batch, settings),
-        _write_ensemble(request.repository / name, folder, config, batch),
+        _write_pooling(request.repository / f"{name}_pooling", config, encoded, batch, settings),
+        _write_ensemble(request.repository / name, folder, config, encoded, batch),
     )
     return request.repository / name, made or any(written)
+
+
+def _encoded(config: Any, request: Request) -> TensorSpec:
+    """The encoder's output that is taken: what it has pooled itself, or else its first."""
+    outputs = {spec.name: spec for spec in specs(config.output)}
+    first = next(iter(outputs.values()))
+    return first if "pooling" in request.settings else outputs.get(POOLED, first)
 
 
 def _known(settings: Mapping[str, str]) -> dict[str, str]:
@@ -84,31 +93,29 @@ def _write_tokenizer(folder: Path, encoder: Path, config: Any, batch: int, setti
     )
 
 
-def _write_pooling(folder: Path, config: Any, batch: int, settings: Mapping[str, str]) -> bool:
+def _write_pooling(folder: Path, config: Any, encoded: TensorSpec, batch: int, settings: Mapping[str, str]) -> bool:
     mask = next(spec for spec in specs(config.input) if spec.name == MASK)
-    hidden = specs(config.output)[0]
     parameters = {"pooling": settings["pooling"], "normalize": settings["normalize"].lower()}
-    inputs = (replace(hidden, name=HIDDEN), mask)
-    outputs = (TensorSpec("finaloutput", "FP32", hidden.shape[-1:]),)
+    outputs = (TensorSpec("finaloutput", "FP32", encoded.shape[-1:]),)
     return write_model(
         folder,
         {
-            "config.pbtxt": python_config(inputs, outputs, batch, parameters),
+            "config.pbtxt": python_config((encoded, mask), outputs, batch, parameters),
             "1/model.py": MODEL_FILES / "pool_tokens.py",
         },
     )
 
 
-def _write_ensemble(folder: Path, encoder: Path, config: Any, batch: int) -> bool:
+def _write_ensemble(folder: Path, encoder: Path, config: Any, encoded: TensorSpec, batch: int) -> bool:
     tokens = {spec.name: spec.name for spec in specs(config.input)}
-    hidden = specs(config.output)[0]
+    passed = {encoded.name: encoded.name}
     steps = [
         Step(f"{folder.name}_tokenizer", {TEXT: TEXT}, tokens),
-        Step(encoder.name, tokens, {hidden.name: HIDDEN}),
-        Step(f"{folder.name}_pooling", {HIDDEN: HIDDEN, MASK: MASK}, {"finaloutput": "finaloutput"}),
+        Step(encoder.name, tokens, passed),
+        Step(f"{folder.name}_pooling", passed | {MASK: MASK}, {"finaloutput": "finaloutput"}),
     ]
     inputs = (TensorSpec(TEXT, "BYTES", (1,)),)
-    outputs = (TensorSpec("finaloutput", "FP32", hidden.shape[-1:]),)
+    outputs = (TensorSpec("finaloutput", "FP32", encoded.shape[-1:]),)
     return write_model(
         folder,
         {

@@ -23,6 +23,7 @@ from build_engines.families.text_folder import (
     check_tokenizer,
     copy_tokenizer,
     modules_of,
+    pooling_of,
     sentence_settings,
     task_of,
     write_example,
@@ -73,13 +74,13 @@ def _checkpoint(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         )
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     task = task_of(checkpoint, config, request.task)
-    settings = sentence_settings(checkpoint) if task == "embedding" else {}
+    settings, pooling = (sentence_settings(checkpoint), pooling_of(checkpoint)) if task == "embedding" else ({}, "mean")
     if path is None:
         settings.pop("max_length", None)  # the bundled model reads twice the 256 tokens that it was trained with
     if _is_plain(checkpoint, config):
-        onnx.save(bert_model(config, _load_weights(checkpoint), task), folder / "1" / "model.onnx")
+        onnx.save(bert_model(config, _load_weights(checkpoint), task, pooling), folder / "1" / "model.onnx")
     else:
-        _write_network(checkpoint, task, settings.get("pooling", "mean"), folder / "1" / "model.onnx")
+        _write_network(checkpoint, task, pooling, folder / "1" / "model.onnx")
     copy_tokenizer(checkpoint, folder / "tokenizer")
     check_tokenizer(folder / "tokenizer", checkpoint)
     return _finish(request, folder, task, settings)

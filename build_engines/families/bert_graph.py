@@ -20,6 +20,7 @@ Array = NDArray[Any]
 
 OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 8  # opset 17's own: older runtimes read it too
+LEAST = -65504.0  # FP16's
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")  # of BERT's first training, in many checkpoints
@@ -195,8 +196,37 @@ def _encoder(graph: _Graph, shape: BertShape) -> str:
     return x
 
 
-def _last_hidden_state(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfoProto:
-    return _output(graph, x, "last_hidden_state", ["batch", "sequence", shape.hidden])
+def _states(graph: _Graph, x: str, shape: BertShape, pooling: str) -> list[onnx.ValueInfoProto]:
+    """Of a text of 512 tokens the states are 1.6 MB in BERT-base, what becomes of them 3 kB."""
+    pooled = POOLING[pooling](graph, x)
+    return [
+        _output(graph, x, "last_hidden_state", ["batch", "sequence", shape.hidden]),
+        _output(graph, pooled, "sentence_embedding", ["batch", shape.hidden]),
+    ]
+
+
+def _mean(graph: _Graph, x: str) -> str:
+    mask = graph.add("Cast", "attention_mask", to=TensorProto.FLOAT)
+    total = graph.add("MatMul", graph.add("Unsqueeze", mask, graph.integers(1)), x)
+    count = graph.add("ReduceSum", mask, graph.integers(1), keepdims=1)
+    return graph.add("Div", graph.add("Squeeze", total, graph.integers(1)), graph.add("Max", count, graph.floats(1.0)))
+
+
+def _maximum(graph: _Graph, x: str) -> str:
+    there = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.BOOL), graph.integers(2))
+    return graph.add("ReduceMax", graph.add("Where", there, x, graph.floats(LEAST)), axes=[1], keepdims=0)
+
+
+def _first(graph: _Graph, x: str) -> str:
+    return graph.add("Gather", x, graph.constant("first_token", np.array(0, np.int64)), axis=1)
+
+
+def _last(graph: _Graph, x: str) -> str:
+    count = graph.add("ReduceSum", "attention_mask", graph.integers(1), keepdims=1)
+    return graph.add("GatherND", x, graph.add("Sub", count, graph.integers(1)), batch_dims=1)
+
+
+POOLING = {"mean": _mean, "max": _maximum, "cls": _first, "last": _last}
 
 
 def _decoder(graph: _Graph) -> str:
@@ -224,7 +254,7 @@ def _masked_lm_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfo
 
 def _class_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfoProto:
     """Logits [batch, labels]: [CLS] -> pooler -> tanh -> classifier."""
-    first = graph.add("Gather", x, graph.constant("first_token", np.array(0, np.int64)), axis=1)
+    first = _first(graph, x)
     pooler = graph.weight("pooler.dense.weight"), graph.weight("pooler.dense.bias")
     pooled = graph.add("Tanh", graph.affine(first, *pooler))
     logits = graph.affine(pooled, graph.weight("classifier.weight"), graph.weight("classifier.bias"))
@@ -252,7 +282,6 @@ def _output(graph: _Graph, x: str, name: str, dims: list[str | int]) -> onnx.Val
 
 
 HEADS = {
-    "embedding": _last_hidden_state,
     "fill-mask": _masked_lm_logits,
     "text-classification": _class_logits,
     "token-classification": _token_logits,
@@ -272,20 +301,25 @@ def plain_keys(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {plain(key): tensor for key, tensor in tensors.items()}
 
 
-def bert_model(config: Mapping[str, Any], tensors: Mapping[str, Array], task: str) -> onnx.ModelProto:
-    """The ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights (any float type).
+def bert_model(
+    config: Mapping[str, Any], tensors: Mapping[str, Array], task: str, pooling: str = "mean"
+) -> onnx.ModelProto:
+    """The ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights (any float type), `pooling`
+    what an embedding is made from: the tokens' mean or max, the first (cls) or the last of them.
 
     Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids; for fill-mask also
-    masked_lm_positions [batch, masks]. Output FP32, by task: last_hidden_state [batch, sequence, hidden], or logits
-    [batch, masks, vocabulary], [batch, labels], [batch, sequence, labels or 2]. Raises CheckpointError.
+    masked_lm_positions [batch, masks]. Outputs FP32, by task: last_hidden_state [batch, sequence, hidden] and
+    sentence_embedding [batch, hidden], or logits [batch, masks, vocabulary], [batch, labels], [batch, sequence, labels
+    or 2]. Raises CheckpointError.
     """
     shape = BertShape.read(config)
     graph = _Graph(plain_keys(tensors), shape.epsilon)
-    output = HEADS[task](graph, _encoder(graph, shape), shape)
+    x = _encoder(graph, shape)
+    outputs = _states(graph, x, shape, pooling) if task == "embedding" else [HEADS[task](graph, x, shape)]
     graph.check_all_used(task)
     inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in INPUTS]
     if task == "fill-mask":
         inputs.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, ["batch", "masks"]))
-    proto = helper.make_graph(graph.nodes, "bert", inputs, [output], list(graph.initializers.values()))
+    proto = helper.make_graph(graph.nodes, "bert", inputs, outputs, list(graph.initializers.values()))
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(proto, opset_imports=[opset], ir_version=IR_VERSION, producer_name="build_engines")

@@ -88,13 +88,12 @@ def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def sentence_settings(checkpoint: Path) -> dict[str, str]:
-    """The client's settings for a folder of sentence-transformers; CheckpointError for a module that is not known."""
+    """The client's settings for a folder of sentence-transformers, without its pooling, which is the network's;
+    CheckpointError for a module that is not known."""
     modules = modules_of(checkpoint)
     if strange := [module for module in modules if module not in KNOWN_MODULES]:
         raise CheckpointError(f"{MODULES} has {strange[0]}; the modules known are {', '.join(sorted(KNOWN_MODULES))}")
     settings = {}
-    if (pooling := _pooling(checkpoint)) != "mean":
-        settings["pooling"] = pooling
     if (checkpoint / MODULES).is_file() and "Normalize" not in modules:
         settings["normalize"] = "false"
     if length := read_json(checkpoint / LENGTHS).get("max_seq_length"):
@@ -107,7 +106,8 @@ def modules_of(checkpoint: Path) -> list[str]:
     return [str(module["type"]).rpartition(".")[2] for module in read_json(checkpoint / MODULES) or ()]
 
 
-def _pooling(checkpoint: Path) -> str:
+def pooling_of(checkpoint: Path) -> str:
+    """mean, cls, max or last; CheckpointError for another one."""
     given = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
     modes = {name: value for name, value in given.items() if name.startswith("pooling_mode_")}
     chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]

@@ -14,12 +14,13 @@ import numpy as np
 import onnxruntime
 import torch
 import transformers
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from build_engines.errors import BuildError, first_line
 from build_engines.families.bert_graph import POSITIONS
 from build_engines.families.text_folder import MODULES, read_json
-from build_engines.families.torch_export import OPSET, name_shapes
+from build_engines.families.torch_export import OPSET, Shape, name_shapes
 
 LOADERS = {
     "embedding": "AutoModel",
@@ -38,6 +39,7 @@ SPARE = re.compile(
 )
 TRIED = ((1, 3), (3, 12), (2, 21))  # (rows, tokens) that the file is compared on
 CLOSE = 1e-3
+Array = NDArray[Any]
 LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
 
 
@@ -45,15 +47,16 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """The folder's network as an ONNX file: input_ids, attention_mask and, where the network has kinds of tokens,
     token_type_ids; for fill-mask masked_lm_positions too. BuildError where the folder is not that network, or not all
     of it."""
-    network = _Exported(_load(checkpoint, task), task, _head(checkpoint, pooling)).eval()
+    network = _Exported(_load(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))).eval()
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter(
             "ignore"
         )  # the tracer warns of every size that it takes for a constant: it is tried below
-        shape = _export(network, path)
-    axes = {name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names}
+        shapes = _export(network, path)
+    axes: dict[str, Shape] = {name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names}
     second = {"fill-mask": "masks"}.get(task, "sequence")
-    axes[network.output] = ("batch", *((second,) if len(shape) == 3 else ()), shape[-1])
+    for name, shape in zip(network.outputs, shapes, strict=True):
+        axes[name] = ("batch", *((second,) if len(shape) == 3 else ()), shape[-1])
     name_shapes(path, axes)
     _try(network, path)
 
@@ -100,7 +103,7 @@ def _check_whole(checkpoint: Path, task: str, found: Mapping[str, Any]) -> None:
 class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """The network with its tensors one after the other."""
 
-    def __init__(self, network: Any, task: str, head: "_SentenceHead | None") -> None:
+    def __init__(self, network: Any, task: str, head: "_SentenceHead") -> None:
         super().__init__()
         self.network, self.task, self.head = network, task, head
         self.names = ["input_ids", "attention_mask"]
@@ -112,22 +115,22 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             base = getattr(network, network.base_model_prefix)
             base.register_forward_hook(self._only_masks)
         self.is_tower = type(network).__name__ in TOWERS
-        self.output = "last_hidden_state" if task == "embedding" else "logits"
-        if head or self.is_tower:
-            self.output = "sentence_embedding"
+        self.outputs = ["last_hidden_state", "sentence_embedding"] if task == "embedding" else ["logits"]
+        if self.is_tower:
+            self.outputs = ["sentence_embedding"]
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = dict(zip(self.names, tensors, strict=True))
         if self.is_tower:
-            return self._tower(**given)
+            return (self._tower(**given),)
         self.positions = given.pop(POSITIONS, None)
         made = self.network(**given, return_dict=True)
         if self.task == "question-answering":
-            return torch.stack((made.start_logits, made.end_logits), -1)
+            return (torch.stack((made.start_logits, made.end_logits), -1),)
         if self.task != "embedding":
-            return made.logits
+            return (made.logits,)
         states = made.last_hidden_state
-        return self.head(states, given["attention_mask"]) if self.head else states
+        return states, self.head(states, given["attention_mask"])
 
     def _tower(self, **given: torch.Tensor) -> torch.Tensor:
         """What CLIP compares with images."""
@@ -189,32 +192,36 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
     return [layer, getattr(torch.nn, name)()]
 
 
-def _head(checkpoint: Path, pooling: str) -> _SentenceHead | None:
-    """None where the client pools by itself."""
+def _matrices(checkpoint: Path) -> list[Path]:
+    """The folders of those behind the pooling."""
     modules = read_json(checkpoint / MODULES) or ()
-    folders = [checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")]
-    return _SentenceHead(pooling, folders) if folders else None
+    return [checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")]
 
 
-def _export(network: _Exported, path: Path) -> tuple[int, ...]:
+def _export(network: _Exported, path: Path) -> list[tuple[int, ...]]:
+    """Returns the shapes of what it gives out for the example."""
     path.parent.mkdir(parents=True, exist_ok=True)
     example = network.example(2, 9)
     free = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in network.names}
     try:
         made = network(*example)
+        second = {
+            name: {0: "batch"} | ({1: "second"} if each.ndim == 3 else {})
+            for name, each in zip(network.outputs, made, strict=True)
+        }
         torch.onnx.export(
             network,
             tuple(example),
             str(path),
             input_names=network.names,
-            output_names=[network.output],
-            dynamic_axes={**free, network.output: {0: "batch"} | ({1: "second"} if made.ndim == 3 else {})},
+            output_names=network.outputs,
+            dynamic_axes=free | second,
             opset_version=OPSET,
             dynamo=False,
         )
     except Exception as err:  # the tracer raises many kinds
         raise BuildError(f"{type(network.network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
-    return tuple(made.shape)
+    return [tuple(each.shape) for each in made]
 
 
 def _try(network: _Exported, path: Path) -> None:
@@ -223,13 +230,18 @@ def _try(network: _Exported, path: Path) -> None:
     for rows, length in TRIED:
         example = network.example(rows, length)
         with torch.inference_mode():
-            wanted = network(*example).numpy()
-        found = session.run(None, {name: each.numpy() for name, each in zip(network.names, example, strict=True)})[0]
-        if wanted.ndim == 3 and POSITIONS not in network.names:  # what stands at padding is nobody's
-            kept = example[1].numpy() > 0
-            wanted, found = wanted[kept], found[kept]
-        if wanted.shape != found.shape or not np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE):
+            wanted = [each.numpy() for each in network(*example)]
+        feed = {name: each.numpy() for name, each in zip(network.names, example, strict=True)}
+        at = None if POSITIONS in feed else feed["attention_mask"] > 0  # what stands at padding is nobody's
+        if not all(_close(*pair, at) for pair in zip(session.run(None, feed), wanted, strict=True)):
             raise BuildError(
                 f"the ONNX file that torch makes of {type(network.network).__name__} does not compute what the network "
                 f"does ({rows} texts of {length} tokens): export it by other means and build the ONNX file"
             )
+
+
+def _close(found: Array, wanted: Array, at: Array | None) -> bool:
+    """Whether they are the same, of [rows, tokens, …] at the tokens that `at` marks."""
+    if wanted.ndim == 3 and at is not None:
+        wanted, found = wanted[at], found[at]
+    return wanted.shape == found.shape and np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE)

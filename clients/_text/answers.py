@@ -15,6 +15,7 @@ from clients._text.windows import cut_into_windows
 from clients.base import Model, Parameter, Tensors
 
 USUAL_STRIDE = 128  # of tokens, where a window has twice as many
+APART = ("start_logits", "end_logits")  # transformers' names of two outputs, where a network has not one for both
 NOWHERE = -10000.0  # the logit of a token that cannot be part of an answer
 
 ENTRY = record(answer=STRING, score=NUMBER, start=INTEGER, end=INTEGER)
@@ -40,6 +41,8 @@ class QuestionAnswering(Task):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
         self.cls_id = tokenizer.special("cls_token", "[CLS]")[1]
+        if {spec.name for spec in model.outputs} >= set(APART):
+            self.outputs = APART
 
     def rows(self, instance: Mapping[str, str]) -> int:
         return 1 + len(instance["context"]) // self.tokenizer.max_length
@@ -64,10 +67,10 @@ class QuestionAnswering(Task):
 
     def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
         """Two outputs [rows, sequence], or one [rows, sequence, 2]."""
-        if "start_logits" in outputs and "end_logits" in outputs:
-            both = (outputs["start_logits"], outputs["end_logits"])
-            return both[0].astype(np.float32, copy=False), both[1].astype(np.float32, copy=False)
-        logits = self.first(outputs)
+        if self.outputs == APART:
+            starts, ends = (outputs[name].astype(np.float32, copy=False) for name in APART)
+            return starts, ends
+        logits = self.read(outputs)
         return logits[..., 0], logits[..., 1]
 
     def _answers(self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ class TextClassification(Task):
     ) -> list[dict[str, Any]]:
         """Logits [n, labels] -> the likeliest classes."""
         asked = parameters["function_to_apply"]
-        scores = ACTIVATIONS[self.function if asked == "auto" else asked](self.first(outputs))
+        scores = ACTIVATIONS[self.function if asked == "auto" else asked](self.read(outputs))
         return [
             {
                 "classes": [

@@ -12,11 +12,15 @@ from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors
 from serving.errors import InvalidRequest
 
+POOLED = "sentence_embedding"  # the name that sentence-transformers gives it
 PROMPTS = "config_sentence_transformers.json"  # in the tokenizer's folder: {"prompts": {name: text}, …}
 
 
 class Embedding(Task):
-    """`{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to length 1."""
+    """`{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to length 1.
+
+    The output that is read is the network's own `sentence_embedding` [hidden], where it has one and the model's
+    configuration does not set `pooling`; else the first, [tokens, hidden] or [hidden]."""
 
     fields: ClassVar[Mapping[str, Schema]] = {"embedding": listed(NUMBER)}
     settings = (
@@ -33,6 +37,8 @@ class Embedding(Task):
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
+        if "pooling" not in model.parameters and any(spec.name == POOLED for spec in model.outputs):
+            self.outputs = (POOLED,)
         file = model.path / options["tokenizer"] / PROMPTS
         given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         self.prompts: dict[str, str] = given.get("prompts") or {}
@@ -55,7 +61,7 @@ class Embedding(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """[n, sequence, hidden] -> vectors; a model that pools itself gives [n, hidden]."""
-        values = self.first(outputs)
+        values = self.read(outputs)
         if values.ndim == 3:
             values = self._pooled(values, inputs["attention_mask"])
         if (count := parameters["dimensions"]) > values.shape[1]:

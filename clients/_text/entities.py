@@ -68,7 +68,7 @@ class TokenClassification(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Logits [rows, sequence, labels] -> the entities of each text."""
-        scores = softmax(self.first(outputs))
+        scores = softmax(self.read(outputs))
         found: list[list[list[Entity]]] = [[] for _ in instances]
         for owner, encoding, row in zip(inputs["owners"].tolist(), inputs["encodings"], scores, strict=True):
             found[owner].append(self._entities(instances[owner], encoding, row, parameters))

@@ -61,7 +61,7 @@ class FillMask(Task):
         """Logits [n, sequence, vocabulary] or [n, masks, vocabulary] -> the likeliest tokens for each mask."""
         targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
         predictions = []
-        for ids, logits in zip(inputs["input_ids"], self.first(outputs), strict=True):
+        for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)
             if len(positions) * min(top_k, logits.shape[-1]) > MOST_FILLED:
                 raise InvalidRequest(

@@ -65,7 +65,7 @@ class TextRanking(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Logits [rows, 1] -> the ranking of each instance's documents."""
-        scores = self.activation(self.first(outputs)[:, 0])
+        scores = self.activation(self.read(outputs)[:, 0])
         predictions = []
         for index, instance in enumerate(instances):
             own = scores[inputs["owners"] == index]

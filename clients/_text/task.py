@@ -28,6 +28,7 @@ class Task(ABC):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """`options` are the values of the client's settings; raises InvalidRequest when they do not fit the model."""
         self.model, self.tokenizer, self.options = model, tokenizer, options
+        self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # that are read
 
     def rows(self, instance: Any) -> int:
         """About how many rows `tokens` makes of it."""
@@ -44,9 +45,9 @@ class Task(ABC):
     ) -> list[dict[str, Any]]:
         """A prediction for each instance; `inputs` is what `tokens` made."""
 
-    def first(self, outputs: Tensors) -> Array:
-        """The model's first output."""
-        return outputs[self.model.outputs[0].name].astype(np.float32, copy=False)
+    def read(self, outputs: Tensors) -> Array:
+        """The output that is read, in FP32."""
+        return outputs[self.outputs[0]].astype(np.float32, copy=False)
 
     def labels(self) -> list[str]:
         """Those of the setting's file, else of config.json, by class id."""

@@ -77,7 +77,7 @@ class ZeroShotClassification(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Logits [rows, 3] -> the labels of each instance."""
-        logits = self.first(outputs)
+        logits = self.read(outputs)
         predictions = []
         for index, instance in enumerate(instances):
             labels = self._labels(index, instance, parameters)

@@ -77,12 +77,15 @@ def test_pooling_and_normalisation_are_settings(pooling: str, normalize: str, tm
         assert np.abs(vector - reference / length).max() < 1e-4
 
 
-def test_a_model_that_pools_by_itself_is_taken_as_it_is(tmp_path: Path) -> None:
-    served = serve(tmp_path, "embedding", normalize="false")
+@pytest.mark.parametrize(("pooling", "output"), [("", "sentence_embedding"), ("cls", "last_hidden_state")])
+def test_what_a_network_has_pooled_itself_is_taken_as_it_is(pooling: str, output: str, tmp_path: Path) -> None:
+    settings = {"pooling": pooling} if pooling else {}
+    served = serve(tmp_path, "embedding", None, "bert", normalize="false", **settings)
+    assert served.client.outputs == (output,)
     tensors = served.client.preprocess(TEXTS)
     pooled = np.arange(4 * 32, dtype=np.float16).reshape(4, 32)
     given = served.client.read_parameters({})
-    predictions = served.client.postprocess({"last_hidden_state": pooled}, tensors, TEXTS, given)
+    predictions = served.client.postprocess({output: pooled}, tensors, TEXTS, given)
     np.testing.assert_array_equal(vectors(predictions), pooled.astype(float))
 
 

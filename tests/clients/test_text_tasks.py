@@ -1,16 +1,22 @@
 """Every task of the text client, with every kind of encoder: what transformers' own pipelines answer."""
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
+from onnx import TensorProto, helper
 
+from build_engines.families.bert import export
+from build_engines.request import Request
 from serving.errors import DecodingError, InvalidRequest
-from tests.clients.text_models import FAMILIES, LIMIT, TEXTS, Served, serve
+from tests.clients.text_models import FAMILIES, LIMIT, TEXTS, Served, save_checkpoint, serve
 
 LABELS = {0: "O", 1: "B-CAT", 2: "I-CAT", 3: "B-DOG", 4: "I-DOG"}
 INFERENCE = {0: "contradiction", 1: "neutral", 2: "entailment"}
@@ -219,6 +225,23 @@ def test_a_text_is_pooled_as_the_setting_says(pooling: str, family: str, served_
         np.testing.assert_allclose(prediction["embedding"], pools[pooling](states), atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
+def test_the_network_pools_as_the_checkpoint_says(pooling: str, family: str, tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", family)
+    (checkpoint / "1_Pooling").mkdir()
+    kind = {"cls": "cls_token", "last": "lasttoken"}.get(pooling, f"{pooling}_tokens")
+    (checkpoint / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{kind}": True}))
+    (tmp_path / "bert/1").mkdir(parents=True)
+    made = export(Request("own", client="bert", task="embedding"), checkpoint, tmp_path / "bert")
+    network, client = (
+        Served(tmp_path / "bert", **made.settings, **settings).predict(TEXTS) for settings in ({}, {"pooling": pooling})
+    )
+    assert [each["tokens"] for each in network] == [each["tokens"] for each in client]
+    for ours, theirs in zip(network, client, strict=True):
+        np.testing.assert_allclose(ours["embedding"], theirs["embedding"], atol=1e-5)
+
+
 def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(served_with: Serve) -> None:
     built, _ = served_with("embedding", "bert")
     folder = built.client.model.path
@@ -324,6 +347,21 @@ def test_answers_are_those_of_every_span_of_every_window(
             assert instance["context"][ours["start"] : ours["end"]] == ours["answer"]
             assert ours["answer"] == wanted["answer"] or abs(ours["score"] - wanted["score"]) < 1e-4
         assert not prediction["truncated"]
+
+
+def test_starts_and_ends_may_be_two_outputs(served_with: Serve, tmp_path: Path) -> None:
+    served, _ = served_with("question-answering", "bert")
+    shutil.copytree(served.client.model.path, tmp_path / "apart")
+    model = onnx.load(tmp_path / "apart/1/model.onnx")
+    for at, name in enumerate(("start_logits", "end_logits")):
+        model.graph.initializer.append(helper.make_tensor(f"column_{at}", TensorProto.INT64, [], [at]))
+        model.graph.node.append(helper.make_node("Gather", ["logits", f"column_{at}"], [name], axis=-1))
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "sequence"]))
+    onnx.save(model, tmp_path / "apart/1/model.onnx")
+    apart = Served(tmp_path / "apart", **served.client.model.parameters)
+    instances = [{"question": QUESTION, "context": CONTEXT}]
+    assert apart.client.outputs == ("start_logits", "end_logits")
+    assert apart.predict(instances) == served.predict(instances)
 
 
 def test_an_answer_need_not_be_of_whole_words(served_with: Serve) -> None:

@@ -145,8 +145,8 @@ class Served:
 
     def infer(self, tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         names = [value.name for value in self.session.get_inputs()]
-        outputs = self.session.run(None, {name: tensors[name] for name in names})
-        return {v.name: o for v, o in zip(self.session.get_outputs(), outputs, strict=True)}
+        asked = list(self.client.outputs)
+        return dict(zip(asked, self.session.run(asked, {name: tensors[name] for name in names}), strict=True))
 
 
 def _specs(values: Any) -> tuple[TensorSpec, ...]:

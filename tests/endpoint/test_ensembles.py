@@ -35,6 +35,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ensembles")
     for name in ENSEMBLES:
         assert main(["build", name, "--for", "cpu", "--out", str(folder)]) == 0
+    pooling = ["--name", "by_tokens", "--set", "pooling=mean"]
+    assert main(["build", "text_embedding", *pooling, "--for", "cpu", "--out", str(folder)]) == 0
     return folder
 
 
@@ -67,8 +69,8 @@ def strings(*texts: str) -> NDArray[np.object_]:
 
 def by_parts(triton: InferenceServerClient, texts: NDArray[np.object_]) -> NDArray[np.float32]:
     tokens = infer(triton, "text_embedding_tokenizer", {"INPUT0": texts})
-    hidden = infer(triton, "bert", tokens)["last_hidden_state"]
-    pooled = {"last_hidden_state": hidden, "attention_mask": tokens["attention_mask"]}
+    encoded = infer(triton, "bert", tokens)["sentence_embedding"]
+    pooled = {"sentence_embedding": encoded, "attention_mask": tokens["attention_mask"]}
     return infer(triton, "text_embedding_pooling", pooled)["finaloutput"]
 
 
@@ -76,6 +78,11 @@ def test_texts_through_the_ensemble_equal_its_parts_called_one_by_one(triton: In
     whole = infer(triton, "text_embedding", {"INPUT0": strings(*TEXTS)})["finaloutput"]
     assert whole.shape == (len(TEXTS), 384)
     np.testing.assert_array_equal(whole, by_parts(triton, strings(*TEXTS)))
+
+
+def test_what_the_ensemble_pools_is_what_the_network_pools(triton: InferenceServerClient) -> None:
+    by_tokens, whole = (infer(triton, name, {"INPUT0": strings(*TEXTS)}) for name in ("by_tokens", "text_embedding"))
+    np.testing.assert_allclose(by_tokens["finaloutput"], whole["finaloutput"], atol=1e-6)
 
 
 def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server) -> None:

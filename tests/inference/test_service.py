@@ -48,10 +48,12 @@ class Echo(TritonGateway):
         super().__init__("127.0.0.1:1", 1.0)
         self.batches: list[int] = []
         self.sent: list[int] = []
+        self.asked: list[tuple[str, ...]] = []
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         (x,) = request.inputs
         assert x.name == "x"
+        self.asked.append(tuple(request.outputs))
         self.batches.append(x.shape[0])
         return Answer(x, self.sent)
 
@@ -114,6 +116,18 @@ def test_large_images_make_smaller_batches(echo: Echo) -> None:
     predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
     assert echo.batches == [2, 2, 2, 1]
     assert predictions == [float(n) for n in range(7)]
+
+
+class OneOutput(Brightness):
+    outputs = ("x",)
+
+
+@pytest.mark.parametrize(("client", "asked"), [(Brightness, ()), (OneOutput, ("x",))])
+def test_triton_is_asked_for_the_outputs_that_the_client_reads(
+    client: type[ModelClient], asked: tuple[str, ...], echo: Echo
+) -> None:
+    predict(echo, client_of(4, client), [item(n) for n in range(6)])
+    assert echo.asked == [asked, asked]
 
 
 def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:

@@ -1,7 +1,7 @@
-"""A part of an ensemble, on Triton's Python backend: last_hidden_state [n, s, h] and attention_mask [n, s] -> [n, h].
+"""A part of an ensemble, on Triton's Python backend: an encoder's output and attention_mask [n, s] -> [n, h].
 
-finaloutput is the mean of the tokens that are no padding, or the first token, scaled to length 1: config.pbtxt's
-parameters pooling (mean, cls) and normalize (true, false) decide.
+The output is [n, h], or of the tokens [n, s, h]. finaloutput is it, or the mean of the tokens that are no padding, or
+the first token, scaled to length 1: config.pbtxt's parameters pooling (mean, cls) and normalize (true, false) decide.
 """
 
 import json
@@ -19,7 +19,8 @@ class TritonPythonModel:
     """The methods' names and arguments are Triton's."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        self.encoded, parameters = config["input"][0]["name"], config["parameters"]
         self.mean = parameters["pooling"]["string_value"] == "mean"
         self.normalize = parameters["normalize"]["string_value"] == "true"
 
@@ -28,9 +29,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([self._answer(request)]) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        hidden = (
-            pb_utils.get_input_tensor_by_name(request, "last_hidden_state").as_numpy().astype(np.float32, copy=False)
-        )
+        hidden = pb_utils.get_input_tensor_by_name(request, self.encoded).as_numpy().astype(np.float32, copy=False)
         mask = pb_utils.get_input_tensor_by_name(request, "attention_mask").as_numpy().astype(np.float32)
         vectors = self._pooled(hidden, mask)
         if self.normalize:
@@ -38,6 +37,8 @@ class TritonPythonModel:
         return pb_utils.Tensor("finaloutput", vectors.astype(np.float32, copy=False))
 
     def _pooled(self, hidden: NDArray[np.float32], mask: NDArray[np.float32]) -> NDArray[np.float32]:
+        if hidden.ndim == 2:
+            return hidden
         if not self.mean:
             return hidden[:, 0]
         return np.asarray(np.einsum("nsh,ns->nh", hidden, mask) / mask.sum(axis=1, keepdims=True))

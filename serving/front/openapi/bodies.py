@@ -14,6 +14,7 @@ from serving.bodies.json_lines import JSON_LINES, LINES_TYPES
 from serving.bodies.kserve import BINARY_TYPE, HEADER_LENGTH
 from serving.bodies.npy import NPY_TYPE
 from serving.codecs import FORM, Codec
+from serving.codecs.image import FORMATS
 from serving.front.openapi.fixed import Json
 from serving.front.openapi.schemas import (
     FILES,
@@ -35,7 +36,6 @@ from serving.front.openapi.schemas import (
 )
 from serving.front.streams import EVENTS
 from serving.headers import JSON_TYPE
-from serving.images import FORMATS
 
 EVENTS_TYPE = EVENTS.media_type.partition(";")[0]
 OCTETS = "application/octet-stream"

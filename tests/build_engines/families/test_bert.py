@@ -253,12 +253,12 @@ def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
     ("files", "settings"),
     [
         ({}, {}),
-        ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {"pooling": "cls"}),
+        ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {}),  # the network's
         ({"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": []}, {"normalize": "false"}),
         ({"modules.json": [{"type": "sentence_transformers.models.Normalize"}]}, {}),
     ],
 )
-def test_a_sentence_encoders_pooling_is_the_clients(
+def test_what_follows_a_sentence_encoders_pooling_is_the_clients(
     files: dict[str, Any], settings: dict[str, str], tmp_path: Path
 ) -> None:
     random_model("embedding").save_pretrained(tmp_path / "checkpoint")
