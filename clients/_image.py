@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._resizing import INTERPOLATIONS, KEEP_RATIO, RESIZE
+from clients._resizing import INTERPOLATIONS, KEEP_RATIO, RESIZE, keeps_ratio
 from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
 from serving.codecs import IMAGE, decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
@@ -54,6 +54,7 @@ class ImageClient(ModelClient):
     """  # noqa: E501
 
     codec = IMAGE
+    answers_in_pixels: ClassVar[bool] = False  # of the image as it was sent: it is decoded at its full size
     settings: ClassVar[tuple[Parameter, ...]] = (
         Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
         Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
@@ -77,13 +78,18 @@ class ImageClient(ModelClient):
         self.example, self.input = EXAMPLE, model.inputs[0]
         self.frame = _frame(self.input, self.options)
         self.resized = _resized(self.frame.size, self.options)
-        if self.options["resize"] == KEEP_RATIO and model.max_batch_size > 1:
+        if self.keeps_ratio and model.max_batch_size > 1:
             raise InvalidRequest(
                 f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no batch: max_batch_size is "
                 f"{model.max_batch_size}, and must be 1 or 0"
             )
-        self.side = 0 if self.options["exact"] else int(AMPLE * max(self.resized))
+        self.side = 0 if self.options["exact"] or self.answers_in_pixels else int(AMPLE * max(self.resized))
         self.gain, self.offset = self._normalization()
+
+    @property
+    def keeps_ratio(self) -> bool:
+        """Whether each image has a size of its own."""
+        return keeps_ratio(self.options)
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
         """n RGB images -> the input [n, *its shape]; DecodingError for one too narrow for keep_ratio."""
@@ -184,7 +190,7 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
     """(height, width) from the setting, checked against the shape, or from the shape alone."""
     given = options["size"]
-    if options["resize"] == KEEP_RATIO:
+    if keeps_ratio(options):
         if given or shape != (-1, -1):
             raise InvalidRequest(
                 f"parameter 'resize' is {KEEP_RATIO}: it takes no 'size', and input '{spec.name}' {list(spec.shape)} "
@@ -210,7 +216,7 @@ def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, in
     """What the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this, and for
     keep_ratio these are the shorter side and the most of the longer one."""
     given = options["resize_to"]
-    if options["resize"] == KEEP_RATIO:
+    if keeps_ratio(options):
         if len(given) != 2:
             raise InvalidRequest(
                 f"parameter 'resize_to': {KEEP_RATIO} takes two numbers, the shorter side and the most that the longer "

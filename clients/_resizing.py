@@ -19,6 +19,11 @@ STEPS = ("nearest", "box")  # the interpolations that jump: where rounding diffe
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 
 
+def keeps_ratio(settings: Mapping[str, Any]) -> bool:
+    """Whether each image keeps its proportions, and so has a size of its own: no batch, and no engine for one size."""
+    return settings.get("resize") == KEEP_RATIO
+
+
 def _shortest(image: Image.Image, size: Size, options: Mapping[str, Any]) -> Image.Image:
     """Covers size / crop_pct, then crops the centre: the rule of torchvision and transformers for ImageNet."""
     height, width = options["resize_to"]

@@ -34,6 +34,7 @@ class Client(ImageClient):
     The outputs are `logits` [boxes, classes] and `pred_boxes` [boxes, 4]: centre and sides, as shares of the image.
     """  # noqa: E501
 
+    answers_in_pixels = True
     settings = (
         *ImageClient.settings,
         Parameter("scores", "softmax", "what turns logits into scores", choices=("softmax", "sigmoid")),
@@ -49,7 +50,6 @@ class Client(ImageClient):
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
         `labels` names is missing."""
         super().__init__(model)
-        self.side = 0  # boxes are in pixels of the image as it was sent
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
         if LOGITS not in shapes or shapes.get(BOXES, ())[-1:] != (4,):

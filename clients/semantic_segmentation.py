@@ -35,6 +35,7 @@ class Client(ImageClient):
     The client uses the model's first output, [classes, height, width], and enlarges it bilinearly.
     """  # noqa: E501
 
+    answers_in_pixels = True
     settings = (*ImageClient.settings, LABELS)
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("map", "png", "how the map is returned", choices=("png", "none")),
@@ -44,7 +45,6 @@ class Client(ImageClient):
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
         `labels` names is missing."""
         super().__init__(model)
-        self.side = 0  # the map is as large as the image that was sent
         self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
         if len(shape) != 3:

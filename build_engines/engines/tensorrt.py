@@ -24,7 +24,7 @@ from build_engines.request import Request
 from build_engines.weights import onnx_files
 from build_engines.weights.digests import digest
 from build_engines.weights.downloads import cache_folder
-from clients._resizing import KEEP_RATIO
+from clients._resizing import keeps_ratio
 from serving.preparation import trtexec
 from serving.preparation.trtexec import CALIBRATION, Trtexec, TrtexecError
 from serving.repository.fingerprint import Build, Fingerprint, Hardware, Profile, find_trtexec, this_hardware
@@ -40,7 +40,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """
     if model_spec.platform != ONNX:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
-    if model_spec.settings.get("resize") == KEEP_RATIO:
+    if keeps_ratio(model_spec.settings):
         raise UsageError(
             "a TensorRT plan is for images of one size, and this model's keep their proportions: leave --for tensorrt "
             "out, and ONNX Runtime serves it on a GPU too"

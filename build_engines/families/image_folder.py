@@ -17,7 +17,7 @@ from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from clients._image import DEFAULT_LABELS
-from clients._resizing import KEEP_RATIO
+from clients._resizing import keeps_ratio
 
 MAX_BATCH_SIZE = 32
 EXAMPLE = REPOSITORY / "resnet/example.png"
@@ -71,7 +71,7 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         labels=DEFAULT_LABELS if client == "resnet" and (folder / DEFAULT_LABELS).is_file() else "",
     )
     asked = {**settings, **request.settings}
-    if asked["resize"] == KEEP_RATIO:
+    if keeps_ratio(asked):
         shorter, longer = map(int, asked["resize_to"].split(","))
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
     return with_tensors(request, folder, model_spec)

@@ -38,8 +38,7 @@ def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dic
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
     client, network = client_of(processor, {**settings, **request.settings}), load(checkpoint, HEADS[kind])
-    one = client.options["resize"] == KEEP_RATIO
-    if one and request.max_batch_size > 1:
+    if client.keeps_ratio and request.max_batch_size > 1:
         raise UsageError(f"--max-batch-size {request.max_batch_size}: images of different sizes make no batch; {FIXED}")
     module = Pixels(network, client, HEADS[kind])
     try:
@@ -49,7 +48,7 @@ def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dic
         raise
     except Exception as err:  # the tracer raises many kinds
         raise BuildError(f"{type(network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
-    _try(module, client, path, batches=(1, 3) if request.max_batch_size and not one else (1,))
+    _try(module, client, path, batches=(1, 3) if request.max_batch_size and not client.keeps_ratio else (1,))
     return settings | (_scores(processor) if kind == "detr" else {})
 
 
@@ -159,7 +158,7 @@ def _scores(processor: Any) -> dict[str, str]:
 def check_same(processor: Any, client: ImageClient) -> None:
     """BuildError unless the client prepares images as the processor does."""
     rng = np.random.default_rng(0)
-    for width, height in ANY_SIZE if client.options["resize"] == KEEP_RATIO else TRIED:
+    for width, height in ANY_SIZE if client.keeps_ratio else TRIED:
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
         ((ours,),) = client.preprocess([image]).values()
         theirs = prepared(processor, image)

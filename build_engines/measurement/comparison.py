@@ -20,7 +20,7 @@ import numpy as np
 from build_engines.errors import BuildError, first_line
 from build_engines.measurement import instances
 from build_engines.measurement.instances import Sample
-from build_engines.measurement.runners import Runner
+from build_engines.measurement.runners import Runner, row_of, rows_of
 from build_engines.measurement.scoring import boxes_of, cosine, mean_average_precision
 from build_engines.measurement.timing import example_feed
 from build_engines.progress import over
@@ -78,7 +78,7 @@ def _predict(client: ModelClient, run: Runner, sample: Sample) -> Any:
     parameters = client.read_parameters({k: v for k, v in ALL_BOXES.items() if k in known})
     inputs = client.preprocess([sample.instance])
     try:
-        outputs = run(inputs)
+        outputs = rows_of(client.model, run(row_of(client.model, inputs)))
     except Exception as err:  # ONNX Runtime's exceptions have no base of their own
         raise BuildError(f"the model fails on a sample: {first_line(err)}") from err
     return client.postprocess(outputs, inputs, [sample.instance], parameters)[0]

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from build_engines.errors import BuildError, UsageError
+from build_engines.measurement.runners import row_of
 from build_engines.measurement.scoring import Boxes
 from build_engines.model_folder.labels import read_lines
 from clients.base import ModelClient, Tensors
@@ -83,7 +84,8 @@ def for_calibration(client: ModelClient, family: str, source: Path | None) -> It
     instances = _users_instances(family, source) if source else _bundled(family)
     for given in instances:
         instance = text_instance(client, given) if family == "bert" else given
-        yield {name: array for name, array in client.preprocess([instance]).items() if name in _names(client)}
+        made = row_of(client.model, client.preprocess([instance]))
+        yield {name: array for name, array in made.items() if name in _names(client)}
 
 
 def text_instance(client: ModelClient, text: str, masked: bool = False) -> Any:

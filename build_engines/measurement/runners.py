@@ -10,7 +10,7 @@ from build_engines.measurement.plan_runner import run_plan
 from build_engines.measurement.timing import threads
 from build_engines.model_folder.spec import ONNX, PLAN, TORCHSCRIPT
 from build_engines.model_folder.stored import StoredModel
-from clients.base import Tensors
+from clients.base import Model, Tensors
 
 Runner = Callable[[Tensors], Tensors]
 
@@ -30,6 +30,16 @@ def onnx_runner(path: Path, count: int = 0) -> Runner:
     return lambda feed: dict(
         zip(names, session.run(names, {k: v for k, v in feed.items() if k in inputs}), strict=True)
     )
+
+
+def row_of(model: Model, rows: Tensors) -> Tensors:
+    """What a client has made of one instance, as the model's file takes it: without rows where it takes no batches."""
+    return rows if model.max_batch_size else {spec.name: rows[spec.name][0] for spec in model.inputs}
+
+
+def rows_of(model: Model, outputs: Tensors) -> Tensors:
+    """What the file has answered to it, as its client takes it."""
+    return outputs if model.max_batch_size else {name: array[None] for name, array in outputs.items()}
 
 
 def torch_runner(path: Path) -> Runner:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from build_engines.model_folder.spec import full_shape
-from clients._resizing import KEEP_RATIO
+from clients._resizing import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
 from serving.host.machine import cpu_quota
 from serving.triton.tensors import numpy_dtype
@@ -25,7 +25,7 @@ def threads() -> int:
 
 def example_feed(model: Model, batch: int, length: int = 16) -> Tensors:
     """Random tensors (a fixed seed) for every input; where a dimension varies `length`, or an image's shorter side."""
-    if model.parameters.get("resize") == KEEP_RATIO:
+    if keeps_ratio(model.parameters):
         length = int(model.parameters["resize_to"].partition(",")[0])
     rng = np.random.default_rng(0)
     return {spec.name: _random(spec, batch if model.max_batch_size else 0, length, rng) for spec in model.inputs}

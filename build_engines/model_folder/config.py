@@ -14,8 +14,7 @@ from build_engines.errors import UsageError
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import ServingOptions
 from clients.base import TensorSpec
-from serving.repository.model_config import is_map, is_whole, merged, parse_config
-from serving.triton.config import datatype_name
+from serving.repository.model_config import datatype_name, is_map, is_whole, merged, parse_config
 
 HEADER = "# Written by python -m build_engines.\n"
 CONTROLS = {

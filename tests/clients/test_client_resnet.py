@@ -22,7 +22,7 @@ from clients.base import Model, TensorSpec
 from clients.resnet import Client, softmax
 from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
-from serving.triton.config import datatype_name
+from serving.repository.model_config import datatype_name
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]

@@ -61,6 +61,16 @@ def test_the_bundled_resnet_keeps_its_accuracy_within_half_a_point(repository: P
     assert size(open_model("resnet_int8", repository)) < 1_000_000
 
 
+def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILD_ENGINES_CACHE", str(tmp_path / "cache"))
+    build(Request("resnet", name="alone", precision="int8", max_batch_size=0, repository=tmp_path / "models"))
+    found = scores(tmp_path / "models", "alone", 20)
+    assert all(score.passed for score in found.values())
+    assert "20 samples" in found["top-1 agreement"].note
+
+
 def test_the_bundled_yolov5_keeps_its_map50_within_2_points(repository: Path, references: None) -> None:
     found = scores(repository, "yolov5_int8", 40)
     assert all(score.passed for score in found.values())
