@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from clients.base import ModelClient
 from serving.codecs import Codec, Limits
+from serving.codecs.image import most_memory
 from serving.deadline import Deadline
 from serving.errors import DecodingError
-from serving.images import most_memory
 
 Result = TypeVar("Result")
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again

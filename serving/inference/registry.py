@@ -21,10 +21,15 @@ import clients
 from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
-from serving.repository.model_config import ENGINE_REASON, backend_of
+from serving.repository.model_config import (
+    ENGINE_REASON,
+    backend_of,
+    correlation_type,
+    datatype_name,
+    sequence_idle_seconds,
+)
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
-from serving.triton.config import correlation_type, datatype_name, sequence_idle_seconds
 from serving.triton.gateway import IndexEntry, TritonGateway
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serving.named_value import nearest
+from serving.repository.model_config import datatype_name
 from serving.repository.onnx_header import DATATYPES, Header, Port
 
 Misfit = tuple[str, str]  # what is wrong, what to do
@@ -57,7 +58,7 @@ def _tensor(way: str, tensor: Any, config: Any, found: Mapping[str, Port]) -> It
         remedy = f"did you mean '{near}'?" if near else f"it has {', '.join(sorted(found)) or 'none'}"
         yield f"the file has no {place}", remedy
         return
-    datatype = _datatype(tensor)
+    datatype = datatype_name(tensor.data_type)
     if port.datatype not in DATATYPES.values():
         yield f"the file's {place} is a {port.datatype}, which Triton has not", _remedy(port)
     elif datatype != port.datatype:
@@ -81,11 +82,6 @@ def _fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 def _reshaped(tensor: Any) -> bool:
     return bool(tensor.HasField("reshape"))
-
-
-def _datatype(tensor: Any) -> str:
-    name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-    return str(name).removeprefix("TYPE_").replace("STRING", "BYTES")
 
 
 def _written(datatype: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.repository.layout import CONFIG, config_file
-from serving.repository.model_config import is_whole, read_file, read_merged
+from serving.repository.model_config import DataType, is_whole, read_file, read_merged
 
 # What these parameters say depends on the machine, as do those in capital letters and those with a dot (session.*).
 MACHINE = {
@@ -52,5 +52,4 @@ def _differences(base: Any, here: Any, whole: bool) -> Iterator[str]:
 
 def _shown(tensor: Any) -> str:
     labels = getattr(tensor, "label_filename", "")
-    datatype = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-    return f"{datatype} {list(tensor.dims)}" + (f" with {labels}" if labels else "")
+    return f"{DataType.Name(tensor.data_type)} {list(tensor.dims)}" + (f" with {labels}" if labels else "")

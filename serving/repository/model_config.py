@@ -1,4 +1,7 @@
-"""config.pbtxt as Triton's ModelConfig; no other module reads one. It takes protobuf, which PID 1 does not have."""
+"""config.pbtxt as Triton's ModelConfig, and what one says; no other module reads one.
+
+It takes protobuf, which PID 1 does not have.
+"""
 
 import importlib.util
 import sys
@@ -14,6 +17,7 @@ MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE, TENSORRT = "ensemble", "tensorrt"  # of backend_of
 ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` writes (repository/engines.py)
 BACKEND = {"platform", "backend", "default_model_filename"}  # fields that name it
+SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_scheduler.cc)
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
 
 
@@ -38,6 +42,8 @@ def _messages() -> Any:
 
 
 ModelConfig: Any = _messages().ModelConfig
+DataType: Any = _messages().DataType
+Control: Any = _messages().ModelSequenceBatching.Control
 
 
 def parse_config(text: str) -> Any:
@@ -108,6 +114,26 @@ def backend_of(config: Any) -> str:
 def parts_of(config: Any) -> list[str]:
     """The models that the steps of an ensemble call, in order."""
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+
+
+def correlation_type(config: Any) -> str | None:
+    """The datatype of the sequence ids; None when it has no sequence batching."""
+    if not config.HasField("sequence_batching"):
+        return None
+    controls = (c for each in config.sequence_batching.control_input for c in each.control)
+    types = (datatype_name(c.data_type) for c in controls if c.kind == Control.CONTROL_SEQUENCE_CORRID)
+    return next(types, "BYTES")
+
+
+def sequence_idle_seconds(config: Any) -> float:
+    """After how long without a request Triton forgets a sequence."""
+    return float(config.sequence_batching.max_sequence_idle_microseconds / 1e6) or SEQUENCE_IDLE_SECONDS
+
+
+def datatype_name(data_type: int) -> str:
+    """ModelConfig's enum in the protocol's spelling: TYPE_FP32 -> FP32, TYPE_STRING -> BYTES."""
+    name = str(DataType.Name(data_type)).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
 
 
 def is_complete(model: Path, config: Any) -> bool:

@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = ("errors", "headers", "codecs", "images", "deadline", "budget", "timings", "sessions", "named_value")  # of all
+WORDS = ("errors", "headers", "deadline", "budget", "timings", "sessions", "named_value")  # of all
 REQUEST = ("served_model", "decoding", "request")  # what a request is, for all that answer one
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("serving/host/*.py",),
     "words": tuple(f"serving/{name}.py" for name in WORDS),
+    "codecs": ("serving/codecs/*.py",),
     "settings": ("serving/settings/*.py",),
     "repository": ("serving/repository/*.py",),
     "supervisor": ("serving/supervisor/*.py", "serve"),

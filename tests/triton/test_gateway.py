@@ -6,7 +6,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from serving.errors import BackendDied, InvalidRequest, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
-from serving.triton.config import datatype_name
+from serving.repository.model_config import datatype_name
 from serving.triton.errors import ERRORS, to_serving_error, to_stream_error, without_trace
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferRequest, Tensor, bf16_to_float32, float32_to_bf16, numpy_dtype

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
+from serving.codecs.image import most_memory, read_header
 from serving.errors import DecodingError
-from serving.images import most_memory, read_header
 from tests.support.harness import ROOT
 from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, encoded, turned
 

@@ -1,6 +1,7 @@
-"""Image files of strangers: read within a bound of memory and of work, and turned into RGB. Only this module decodes.
+"""Image files of strangers: read within a bound of memory and of work, and turned into RGB.
 
     bytes -> header (read_header) -> size, format and memory within the limits -> pixels (Header.rgb) -> RGB
+             ImageCodec.open                                                      ImageCodec.load
 
 Whatever is wrong on this way is the caller's DecodingError, for Pillow raises whatever its parsers run into.
 """
@@ -10,11 +11,15 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
+from serving.codecs.base import FORM, Codec, Limits, describe, record
+from serving.codecs.encoding import decode_base64
+from serving.codecs.modes import to_rgb
 from serving.errors import DecodingError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # others start programs or decode at once; JPEG takes MPO too
@@ -26,7 +31,6 @@ SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files
 START_OF_SCAN = 0xDAFF  # the bytes FF DA
 HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20  # a photo's header has tens of parts; Pillow takes microseconds for each
 BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
-STRIP_PIXELS = 2**20  # what is converted at a time
 SMALLER = 1.3  # times, by which libjpeg makes an image smaller at least: at 7/8 it takes longer than at full size
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, by memory
@@ -89,7 +93,7 @@ class Header:
         try:
             image = self._decoded()
             ImageOps.exif_transpose(image, in_place=True)
-            return to_rgb(image)
+            return image if image.mode == "RGB" and not image.has_transparency_data else to_rgb(image)
         except DecodingError:
             raise
         except Exception as err:
@@ -115,6 +119,59 @@ class Header:
         decoded = Image.fromarray(simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller))
         decoded.info = self.image.info  # the orientation is there
         return decoded
+
+
+class ImageCodec(Codec):
+    """An image file -> PIL.Image in RGB, EXIF orientation applied, transparency laid on white."""
+
+    name = "image"
+    expected = '{"b64": "<base64 of an image file>"}'
+    part = "b64"
+    keys = ("b64",)
+    media_types = ("image/*", "application/x-image", "application/octet-stream", FORM)
+
+    def schema(self) -> dict[str, Any]:
+        encoded = {
+            "type": "string",
+            "format": "image-base64",
+            "contentEncoding": "base64",
+            "contentMediaType": "image/*",
+        }
+        return record({self.part: encoded})
+
+    def open(self, data: bytes, limits: Limits) -> Any:
+        image = read_header(data, limits.max_image_pixels)
+        return image.reduced(limits.side) if limits.side else image
+
+    def load(self, opened: Any) -> Any:
+        return opened.rgb()
+
+    def open_json(self, value: Any, limits: Limits) -> Any:
+        if not (isinstance(value, dict) and isinstance(value.get(self.part), str)):
+            raise DecodingError(f"expected {self.expected}, got {describe(value)}")
+        try:
+            return self.open(decode_base64(value[self.part]), limits)
+        except DecodingError as err:
+            raise DecodingError(err.reason, field=self.part) from err
+
+    def memory(self, opened: Any) -> int:
+        return int(opened.memory)
+
+
+class EncodedImageCodec(ImageCodec):
+    """An image file -> its bytes as they are, for a model that decodes by itself; the header is checked."""
+
+    name = "encoded image"
+
+    def open(self, data: bytes, limits: Limits) -> bytes:
+        read_header(data, limits.max_image_pixels)
+        return data
+
+    def load(self, opened: Any) -> Any:
+        return opened
+
+    def memory(self, opened: Any) -> int:
+        return 0
 
 
 def read_header(data: bytes, max_image_pixels: int) -> Header:
@@ -196,29 +253,3 @@ def _check(header: Header, max_image_pixels: int) -> None:
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode -> RGB: 16-bit scaled to 8, transparency laid on white, CMYK and palettes converted.
-
-    In strips, for on its way a pixel takes up to 16 bytes.
-    """
-    if image.mode == "RGB" and not image.has_transparency_data:
-        return image
-    result = Image.new("RGB", image.size)
-    rows = max(1, STRIP_PIXELS // image.width)
-    for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        result.paste(_strip_to_rgb(strip), (0, top))
-    return result
-
-
-def _strip_to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16") or image.mode == "I":
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    elif image.mode == "F":
-        image = Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8))
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-    return image.convert("RGB")

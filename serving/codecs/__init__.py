@@ -1,0 +1,31 @@
+"""How one instance is read: an image, a text, a row of a table, or any JSON value. Only this room decodes.
+
+Clients name what they take by IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or derive a codec of their own.
+"""
+
+from serving.codecs.base import FORM, Codec, Limits, describe
+from serving.codecs.encoding import decode_base64, encode_image
+from serving.codecs.image import EncodedImageCodec, ImageCodec
+from serving.codecs.values import JsonCodec, RowCodec, TextCodec, read_cells
+
+__all__ = [
+    "ENCODED_IMAGE",
+    "FORM",
+    "IMAGE",
+    "JSON",
+    "ROW",
+    "TEXT",
+    "Codec",
+    "EncodedImageCodec",
+    "ImageCodec",
+    "JsonCodec",
+    "Limits",
+    "RowCodec",
+    "TextCodec",
+    "decode_base64",
+    "describe",
+    "encode_image",
+    "read_cells",
+]
+
+IMAGE, ENCODED_IMAGE, TEXT, JSON, ROW = ImageCodec(), EncodedImageCodec(), TextCodec(), JsonCodec(), RowCodec()

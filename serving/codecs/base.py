@@ -1,0 +1,86 @@
+"""What a codec is.
+
+A codec reads an instance either from raw bytes (a body, a part of a form) or from its place in a JSON body,
+and raises DecodingError that says what was expected.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from serving.errors import DecodingError
+
+FORM = "multipart/form-data"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is refused before it is decoded; and how many pixels each side of an image must keep where it may be
+    decoded smaller than it is, 0 where it may not."""
+
+    max_image_pixels: int = 89_000_000
+    side: int = 0
+
+
+class Codec(ABC):
+    """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part` the field of such a
+    value that holds the instance, `keys` all fields of it that are read (None: any).
+
+    An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory and
+    lets the interpreter go on.
+    """
+
+    name: str
+    expected: str
+    part: str = ""
+    keys: tuple[str, ...] | None = None
+    media_types: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, Any]:
+        """What `open_json` takes, as JSON Schema."""
+        return {}
+
+    def from_bytes(self, data: bytes, limits: Limits) -> Any:
+        """The instance that these raw bytes hold."""
+        return self.load(self.open(data, limits))
+
+    def from_json(self, value: Any, limits: Limits) -> Any:
+        """The instance that this value of a JSON body holds."""
+        opened = self.open_json(value, limits)
+        try:
+            return self.load(opened)
+        except DecodingError as err:
+            raise DecodingError(err.reason, field=self.part) from err
+
+    @abstractmethod
+    def open(self, data: bytes, limits: Limits) -> Any:
+        """What `load` makes the instance of."""
+
+    @abstractmethod
+    def open_json(self, value: Any, limits: Limits) -> Any:
+        """The same of a value of a JSON body."""
+
+    def load(self, opened: Any) -> Any:
+        """The instance."""
+        return opened
+
+    def memory(self, opened: Any) -> int:
+        """The bytes that an image takes at most while it is loaded, and as the instance; what is no image has none."""
+        return 0
+
+
+def record(fields: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an object of these fields and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": fields, "required": list(fields)}
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: its JSON type, its keys or its start, never all of it."""
+    if isinstance(value, dict):
+        return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return f"the string {value[:40]!r}{'…' if len(value) > 40 else ''}"
+    return "null" if value is None else f"{type(value).__name__} {value!r}"

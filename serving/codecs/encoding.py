@@ -1,0 +1,32 @@
+"""An image's bytes in JSON, and a picture's in a reply."""
+
+import binascii
+from base64 import b64decode
+from io import BytesIO
+
+from PIL import Image
+
+from serving.errors import DecodingError
+
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def decode_base64(text: str) -> bytes:
+    """Standard or URL-safe base64, padded or not, with or without a `data:…;base64,` prefix and line ends."""
+    if text.startswith("data:") and "," in text[:256]:
+        text = text.split(",", 1)[1]
+    compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
+    try:
+        return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+    except (binascii.Error, ValueError) as err:
+        raise DecodingError(f"not base64 ({err})") from err
+
+
+def encode_image(image: Image.Image, media_type: str) -> bytes:
+    """image/jpeg (quality 90) or image/png."""
+    buffer = BytesIO()
+    if media_type == "image/png":
+        image.save(buffer, "PNG")
+    else:
+        image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
