@@ -55,6 +55,11 @@ def read_status(file: Path | None) -> dict[str, ProcessStatus]:
         return {}
 
 
+def read_tritonserver(file: Path | None) -> ProcessStatus:
+    """One that was never started where nothing is said of it."""
+    return read_status(file).get("tritonserver", ProcessStatus())
+
+
 def read_whole_status(file: Path) -> Status:
     """Raises OSError, and others for a file that is none of ours."""
     document = json.loads(file.read_bytes())

@@ -4,11 +4,11 @@ tritonserver reaps a process that it has ended itself. One that dies otherwise s
 """
 
 import os
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.host.exits import describe_exit
 from serving.host.process_memory import tree
 
 PROGRAM = "triton_python_backend_stub"
@@ -77,11 +77,4 @@ class Stubs:
 
     def _death(self, pid: int, fields: list[str]) -> Death:
         stub, alive = self._seen[pid]
-        return Death(stub, describe_end(os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))), alive)
-
-
-def describe_end(code: int) -> str:
-    """An exit code as subprocess has it, in words."""
-    if code >= 0:
-        return f"it exited with status {code}"
-    return f"it was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        return Death(stub, f"it {describe_exit(os.waitstatus_to_exitcode(int(fields[EXIT_CODE])))}", alive)

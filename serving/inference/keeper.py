@@ -23,7 +23,7 @@ from typing import Protocol
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.files import try_lock
-from serving.host.status import read_status
+from serving.host.status import read_tritonserver
 from serving.host.stubs import Death, Stub, Stubs
 from serving.inference.crashes import Crashes, Report, Trouble
 from serving.triton.gateway import TritonGateway
@@ -80,14 +80,12 @@ class Tritonserver:
 
     def pid(self) -> int:
         """0 when none runs."""
-        process = read_status(self._status_file).get("tritonserver")
-        return (process and process.pid) or 0
+        return read_tritonserver(self._status_file).pid or 0
 
     def ask_restart(self, reason: str) -> None:
         """Names the start that is meant, as the supervisor may have been faster."""
-        process = read_status(self._status_file).get("tritonserver")
-        line = reason.replace("\n", " ")
-        self._request.write_text(f"{process.starts if process else 0} {line}", encoding="utf-8")
+        start, line = read_tritonserver(self._status_file).starts, reason.replace("\n", " ")
+        self._request.write_text(f"{start} {line}", encoding="utf-8")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serving.errors import TritonTimeout, TritonUnavailable
 from serving.host.files import digest, replace_file, try_lock
-from serving.host.status import ProcessStatus, read_status
+from serving.host.status import ProcessStatus, read_tritonserver
 
 LOADING, READY, UNLOADING = "loading", "ready", "unloading"
 PAUSE = 0.02
@@ -54,8 +54,8 @@ class LoadedModels:
         return self._tritonserver().pid or 0
 
     def _tritonserver(self) -> ProcessStatus:
-        process = read_status(self._status_file).get("tritonserver")
-        if process is None or process.pid is None:
+        process = read_tritonserver(self._status_file)
+        if process.pid is None:
             raise TritonUnavailable("tritonserver is being started (again): try again shortly")
         return process
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from serving.named_value import nearest
-from serving.settings.handed_on import HANDED_ON
+from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
 from serving.settings.setting import Setting
 from serving.settings.table import ROWS, TABLE, Settings
 
@@ -20,7 +20,7 @@ REMOVED = (  # CHANGELOG.md says what to do instead
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
     """A line `VARIABLE=value  # where from` for each setting, as a shell would read it; secrets are masked."""
     own = [_line(row, getattr(settings, row.name), environ) for row in TABLE]
-    return "\n".join([*own, *(_line(row, row.read(environ), environ) for row in HANDED_ON)])
+    return "\n".join([*own, *(_line(row, row.read(environ), environ) for row in (*HANDED_ON, *TO_CLOUDWATCH))])
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:

@@ -1,6 +1,7 @@
-"""Variables of NVIDIA's image that stand for an option of tritonserver: they are checked and handed on.
+"""Variables of NVIDIA's image that stand for an option of tritonserver or of the CloudWatch agent: they are checked and
+handed on.
 
-Only serving/supervisor/triton_options.py reads them, which makes that command line.
+Only serving/supervisor/triton_options.py and cloudwatch.py read them, which make the command line and the agent's file.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ class HandedOn(Setting):
     """`option` stands before the value; where it is given for `each` of something, {} in it is which one."""
 
     option: str
-    each: Literal["server", "python backend", "tensorflow backend", "gpu"] = "server"
+    each: Literal["server", "multi-model server", "python backend", "tensorflow backend", "gpu"] = "server"
 
 
 def _row(variable: str, option: str, default: Any, meaning: str, **more: Any) -> HandedOn:
@@ -40,6 +41,14 @@ HANDED_ON = (
     _row("LOG_VERBOSE", "--log-verbose=", 0, "Triton's log of each request", within=(0, 9), **VERBOSITY),
     _row("LOG_INFO", "--log-info=", "auto", "Triton's log of what it does; auto: as SERVE_LOG_LEVEL says", **LOG),
     _row("LOG_WARNING", "--log-warning=", "auto", "Triton's log of warnings; auto: as SERVE_LOG_LEVEL says", **LOG),
+    _row(
+        "DISABLE_MODEL_NAMESPACING",
+        "--model-namespacing=",
+        True,
+        "in multi-model mode, the value of --model-namespacing (the variable's name says the opposite); true: archives "
+        "may hold models of the same name",
+        each="multi-model server",
+    ),
     _row("LOG_ERROR", "--log-error=", True, "Triton's log of errors"),
     _row(
         "SHM_DEFAULT_BYTE_SIZE",
@@ -74,3 +83,13 @@ HANDED_ON = (
         each="gpu",
     ),
 )
+
+
+def _agent_row(variable: str, meaning: str) -> Setting:
+    variables = (f"SAGEMAKER_TRITON_CLOUDWATCH_{variable}",)
+    return Setting(name=f"cloudwatch_{variable.lower()}", variables=variables, **row("/aws/sagemaker/triton", meaning))
+
+
+LOG_GROUP = _agent_row("LOG_GROUP", "CloudWatch's log group for the metrics")
+METRIC_NAMESPACE = _agent_row("METRIC_NAMESPACE", "CloudWatch's namespace of the metrics")
+TO_CLOUDWATCH = (LOG_GROUP, METRIC_NAMESPACE)

@@ -16,7 +16,7 @@ from typing import Any
 from serving.host.machine import Machine, this_machine
 from serving.settings import parsing
 from serving.settings.contradictions import BATCH_MEGABYTES, contradictions, obstacle_to_reload
-from serving.settings.handed_on import HANDED_ON
+from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
 from serving.settings.parsing import LOG_LEVELS
 from serving.settings.setting import Setting, SettingsError, row
 from serving.settings.tracing import HEADERS
@@ -130,12 +130,6 @@ class Settings:
     )
     models_root: Path = _setting(  # noqa: RUF009
         "SERVE_MODELS_ROOT", Path("/opt/ml/models"), "folder of the archives of multi-model mode, ID/model each"
-    )
-    model_namespacing: bool = _setting(
-        "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
-        True,
-        "value of Triton's --model-namespacing in multi-model mode (the variable's name says the opposite); true: "
-        "archives may hold models of the same name",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
@@ -259,12 +253,6 @@ class Settings:
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
         False,
         "the CloudWatch agent, if the image has it, publishes /metrics",
-    )
-    cloudwatch_log_group: str = _setting(
-        "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP", "/aws/sagemaker/triton", "CloudWatch's log group for the metrics"
-    )
-    cloudwatch_namespace: str = _setting(
-        "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE", "/aws/sagemaker/triton", "CloudWatch's namespace of the metrics"
     )
     run_dir: Path = _setting(  # noqa: RUF009
         "SERVE_RUN_DIR", AUTO, "folder of sockets and temporary files; auto: a fresh one, removed at the end"
@@ -425,7 +413,7 @@ class Settings:
 
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
-ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON)
+ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON, *TO_CLOUDWATCH)
 # What models' code does not get, with the variable that is a mistake without them.
 SECRETS = {"SERVE_MANAGEMENT", *HEADERS, *(variable for row in TABLE if row.secret for variable in row.variables)}
 
@@ -446,6 +434,12 @@ Variables of NVIDIA's image that say what stands on tritonserver's command line,
 `SAGEMAKER_TRITON_ADDITIONAL_ARGS` takes any other option.
 
 {_markdown_table(HANDED_ON)}
+
+## Handed on to the CloudWatch agent
+
+Read where `SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH` starts it ([metrics](metrics.md#cloudwatch)).
+
+{_markdown_table(TO_CLOUDWATCH)}
 """
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
+from serving.settings.handed_on import LOG_GROUP, METRIC_NAMESPACE
 from serving.settings.table import Settings
 
 PROGRAM = "start-amazon-cloudwatch-agent"
@@ -42,11 +43,11 @@ def agent_environment(settings: Settings, address: str, environ: Mapping[str, st
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
     processor = {
         "metric_declaration_dedup": True,
-        "metric_namespace": settings.cloudwatch_namespace,
+        "metric_namespace": METRIC_NAMESPACE.read(environ),
         "metric_declaration": [dict(zip(DECLARATION, each, strict=True)) for each in DECLARATIONS],
     }
     prometheus = {
-        "log_group_name": settings.cloudwatch_log_group,
+        "log_group_name": LOG_GROUP.read(environ),
         "prometheus_config_path": str(scrape_file),
         "emf_processor": processor,
     }

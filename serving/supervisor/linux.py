@@ -19,7 +19,7 @@ from serving.host.http import Address, get
 from serving.host.status import LogError
 from serving.supervisor.output import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.supervisor.signs import Signs, groups
-from serving.supervisor.supervisor import STOP_SIGNALS, Hopeless, Process
+from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process
 
 PING_TIMEOUT = 2.0
 FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
@@ -44,7 +44,7 @@ class _Running:
 
 
 class LinuxSystem:
-    """The System of serving/supervisor/supervisor.py; `ping_address` is nginx's, `places` are folders of files that the
+    """The System of serving/supervisor/system.py; `ping_address` is nginx's, `places` are folders of files that the
     processes map."""
 
     def __init__(

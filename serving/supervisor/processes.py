@@ -21,7 +21,7 @@ from serving.settings.table import SECRETS, Settings
 from serving.settings.tracing import TraceSettings
 from serving.supervisor import cloudwatch, shared_memory, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
-from serving.supervisor.supervisor import Process
+from serving.supervisor.system import Process
 
 HERE = Path(__file__).resolve().parents[2]
 LOADS_AT_ONCE = 32
@@ -142,7 +142,6 @@ def multi_model(settings: Settings) -> dict[str, object]:
     return {
         "model-repository": folder / "empty",
         "model-control-mode": "explicit",
-        "model-namespacing": str(settings.model_namespacing).lower(),
         "model-load-thread-count": LOADS_AT_ONCE,
         "allow-sagemaker": "true",
         "sagemaker-port": SAGEMAKER_PORT,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from serving.host.http import Address, get
-from serving.supervisor.supervisor import Process
+from serving.supervisor.system import Process
 
 ATTEMPTS = 3  # that fail one after the other, before a server counts as hung
 PAUSE = 1.0  # between two attempts, in seconds

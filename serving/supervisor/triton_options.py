@@ -52,6 +52,7 @@ def _places(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> Ite
     own_tensorflow = (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends)
     return {
         "server": [""],
+        "multi-model server": [""] if settings.multi_model else [],
         "python backend": python_backends(backends),
         "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
         "gpu": range(gpus) if settings.device == "gpu" else [],

@@ -1,5 +1,6 @@
 """Which engine runs an ONNX model on which processor, and what Triton is told of it."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,4 +133,5 @@ def test_without_the_backend_or_its_package_there_is_an_obstacle(
 ) -> None:
     assert this_processor(tmp_path).obstacle == "there is no backend 'openvino'"
     monkeypatch.setattr("sys.path", [])
+    monkeypatch.delitem(sys.modules, "openvino", raising=False)  # of another test
     assert this_processor(backend_directory()).obstacle.startswith("OpenVINO is not installed")

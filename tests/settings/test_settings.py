@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.host.machine import Machine
-from serving.settings.handed_on import HANDED_ON
+from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
 from serving.settings.parsing import format_value
 from serving.settings.setting import Setting, SettingsError
 from serving.settings.table import ROWS, TABLE, Settings, markdown
@@ -32,7 +32,6 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "stream_timeout": ("60", 60.0, "0"),
     "multi_model": ("true", True, "maybe"),
     "models_root": ("/archives", Path("/archives"), None),
-    "model_namespacing": ("false", False, "maybe"),
     "model_memory_share": ("0.5", 0.5, "1.5"),
     "load_timeout": ("100", 100.0, "0"),
     "start_timeout": ("480", 480.0, "nan"),
@@ -55,8 +54,6 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "page": ("TRUE", "true", "perhaps"),
     "reload": ("auto", "true", "maybe"),
     "cloudwatch": ("true", True, "perhaps"),
-    "cloudwatch_log_group": ("/mine", "/mine", None),
-    "cloudwatch_namespace": ("Mine", "Mine", None),
     "run_dir": ("/run/serve", Path("/run/serve"), None),
     "allow_grpc": ("true", True, "maybe"),
     "grpc_port": ("23001", 23001, "0"),
@@ -64,17 +61,20 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "metrics_port": ("23002", 23002, "65536"),
     "additional_arguments": ("--a='b c' d", ("--a=b c", "d"), "'"),
 }
-HANDED: dict[str, tuple[str, Any, str]] = {
+HANDED: dict[str, tuple[str, Any, str | None]] = {
     "thread_count": ("4", 4, "0"),
     "buffer_manager_thread_count": ("2", 2, "-1"),
     "log_verbose": ("true", 1, "loud"),
     "log_info": ("0", "false", "maybe"),
     "log_warning": ("yes", "true", "3"),
+    "disable_model_namespacing": ("false", False, "maybe"),
     "log_error": ("false", False, "maybe"),
     "shm_default_byte_size": ("16777216", 16777216, "1024"),
     "shm_growth_byte_size": ("4096", 4096, "1"),
     "tensorflow_version": ("1", 1, "3"),
     "model_load_gpu_limit": ("0.5", 0.5, "50"),
+    "cloudwatch_log_group": ("/mine", "/mine", None),
+    "cloudwatch_metric_namespace": ("Mine", "Mine", None),
 }
 
 
@@ -88,7 +88,7 @@ def row(name: str) -> Setting:
 
 def test_these_tests_know_every_setting() -> None:
     assert set(VALUES) == {field.name for field in fields(Settings)} == {row.name for row in TABLE}
-    assert set(HANDED) == {row.name for row in HANDED_ON}
+    assert set(HANDED) == {row.name for row in (*HANDED_ON, *TO_CLOUDWATCH)}
 
 
 @pytest.mark.parametrize("name", VALUES)

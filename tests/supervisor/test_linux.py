@@ -16,7 +16,7 @@ import pytest
 
 from serving.supervisor.linux import LinuxSystem
 from serving.supervisor.output import LINE_LIMIT, Output, Pump, read_lines
-from serving.supervisor.supervisor import Hopeless
+from serving.supervisor.system import Hopeless
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
@@ -26,7 +26,8 @@ SUPERVISE = """
 import ctypes, json, os, sys
 from pathlib import Path
 from typing import IO
-from serving.supervisor.supervisor import Process, Supervisor
+from serving.supervisor.system import Process
+from serving.supervisor.supervisor import Supervisor
 from serving.supervisor.linux import LinuxSystem
 from serving.supervisor.output import Output
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER

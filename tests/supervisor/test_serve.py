@@ -21,7 +21,7 @@ from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
 from serving.supervisor.nginx import nginx_configuration
-from serving.supervisor.supervisor import Process
+from serving.supervisor.system import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
 
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)

@@ -12,7 +12,7 @@ import pytest
 
 from serving.host.http import Address
 from serving.supervisor.signs import Signs, groups
-from serving.supervisor.supervisor import Process
+from serving.supervisor.system import Process
 from tests.support.harness import wait_until
 
 

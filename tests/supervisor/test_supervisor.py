@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from serving.host.exits import describe_exit
 from serving.host.status import LogError, read_whole_status
-from serving.supervisor.supervisor import Hopeless, Process, Supervisor, describe_exit
+from serving.supervisor.supervisor import Supervisor
+from serving.supervisor.system import Hopeless, Process
 
 SIGCHLD = 17
 
