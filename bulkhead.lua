@@ -1,27 +1,32 @@
--- How many requests of each model are past Python: models that hang leave places for the others. A model may have as many
--- places as are free, as in Flask (serving/front/bulkhead.py). nginx's workers share the counts; each changes its own only,
--- so that what one had in work when it died is in work no more when the next one begins.
+-- How many requests are in work: of each model those past Python, and all that Flask works on. Models that hang leave
+-- places for the others: past Python a model may have as many places as are free, as in Flask
+-- (serving/front/bulkhead.py). nginx's workers share the counts; each changes its own only, so that what one had in work
+-- when it died is in work no more when the next one begins.
 
 local counts = ngx.shared.bulkhead
 
 local bulkhead = { places = 1, alone = true } -- nginx.conf sets both; a model that is alone may have all places
 
-local TOTAL = "" -- the row of all models
-local held = {} -- the model, by connection, which has one request at a time; an error page forgets variables
+local TOTAL = "" -- what all models have past Python; each of them is counted by its name
+local FLASK = " " -- what Flask works on; no model has this name
+local held = {} -- what counts a request, by connection, which has one at a time; an error page forgets variables
 
-local function row(worker, model) return worker .. ":" .. model end
+local function row(worker, name) return worker .. ":" .. name end
 
 -- Of all workers.
-local function in_work(model)
+local function in_work(name)
     local sum = 0
-    for worker = 0, ngx.worker.count() - 1 do sum = sum + (counts:get(row(worker, model)) or 0) end
+    for worker = 0, ngx.worker.count() - 1 do sum = sum + (counts:get(row(worker, name)) or 0) end
     return sum
 end
 
-local function add(model, number)
-    local worker = ngx.worker.id()
-    counts:incr(row(worker, model), number, 0)
-    counts:incr(row(worker, TOTAL), number, 0)
+local function add(names, number)
+    for _, name in ipairs(names) do counts:incr(row(ngx.worker.id(), name), number, 0) end
+end
+
+local function hold(...)
+    held[ngx.var.connection] = { ... }
+    add({ ... }, 1)
 end
 
 -- In a new worker of nginx.
@@ -32,13 +37,26 @@ function bulkhead.begin_worker()
     end
 end
 
--- Whether the model has a place for another request.
+-- Whether the model has a place for another request past Python.
 function bulkhead.enter(model)
     local free = bulkhead.places - (bulkhead.alone and 0 or in_work(TOTAL))
     if in_work(model) >= free then return false end
-    add(model, 1)
-    held[ngx.var.connection] = model
+    hold(model, TOTAL)
     return true
+end
+
+-- Before a request goes to Flask, for which a refusal is more work than for nginx. Flask counts too: it goes on with what
+-- callers have left. Of several models only Flask knows which is asked: what it refuses of one that hangs would take the
+-- places of the others here.
+function bulkhead.enter_flask()
+    if not bulkhead.alone then return end
+    if in_work(FLASK) >= bulkhead.places then return ngx.exit(ngx.HTTP_TOO_MANY_REQUESTS) end
+    hold(FLASK)
+end
+
+-- When a reply begins: Flask is done with it by then, however slowly it is read, unless it is a stream.
+function bulkhead.begin_reply()
+    if ngx.var.upstream_http_x_accel_buffering ~= "no" then bulkhead.leave() end
 end
 
 -- After each request, however it ended.

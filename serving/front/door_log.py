@@ -1,4 +1,5 @@
-"""Counts the requests that nginx's door handed to Triton past Python, by the lines that nginx writes of them."""
+"""Counts the requests that nginx's door handed to Triton past Python, and those that nginx refused as too many, by the
+lines that it writes of them."""
 
 import fcntl
 import logging
@@ -10,6 +11,7 @@ from pathlib import Path
 from serving.front.metrics import Metrics
 
 SECONDS = 0.5  # between two looks
+REFUSED = b"refused\n"
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ class DoorLog:
 
     def _count(self, lines: list[bytes]) -> None:
         """Many lines are alike, for their times are in milliseconds. One that cannot be read is left out."""
-        for line, times in Counter(lines).items():
+        counter = Counter(lines)
+        self._metrics.count_refused(counter.pop(REFUSED, 0))
+        for line, times in counter.items():
             try:
                 model, version, seconds = line.decode().split()
                 self._metrics.count_past_python(model, version, float(seconds), times)

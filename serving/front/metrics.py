@@ -92,14 +92,19 @@ class Metrics:
             if request.sent is not None:
                 self._sent.observe(request.sent)
 
-    def count_past_python(self, model: str, version: str, seconds: float, times: int) -> None:
-        """So many requests that the door handed to Triton and that took equally long; their status is 200."""
+    def count_past_python(self, model: str, version: str, seconds: float, times: int, status: int = 200) -> None:
+        """So many requests that the door handed to Triton and that took equally long."""
         model, version = self._bounded(model, version)
         with _disk_may_be_full():
-            self._requests.labels(model, version, "200").inc(times)
+            self._requests.labels(model, version, str(status)).inc(times)
             observed = self._seconds.labels(model)
             for _ in range(times):
                 observed.observe(seconds)
+
+    def count_refused(self, times: int) -> None:
+        """So many requests that nginx refused, as Flask would: they took no time, and their model is not known."""
+        if times:
+            self.count_past_python("", "", 0.0, times, status=503)
 
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""

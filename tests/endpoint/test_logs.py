@@ -223,7 +223,7 @@ def test_without_the_cloudwatch_agent_the_log_says_how_to_add_it_and_serving_goe
 def test_nginx_logs_the_codes_that_its_own_replies_have() -> None:
     text = (ROOT / "nginx.conf").read_text()
     logged = dict(re.findall(r"^ +(/\.error/\w+) (\w+);$", text, re.MULTILINE))
-    own_reply = r'location = (/\.error/\w+) \{\s+(?:limit_rate \d+;\s+)?return \d+ .*"code": "(\w+)"'
+    own_reply = r'location = (/\.error/\w+) \{\s+(?:(?:limit_rate|access_log) [^;]+;\s+)*return \d+ .*"code": "(\w+)"'
     answered = dict(re.findall(own_reply, text))
     assert answered
     assert logged == answered

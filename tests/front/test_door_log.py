@@ -44,6 +44,15 @@ def test_requests_are_counted_once_each_with_their_times(door: tuple[Path, Metri
     assert found["serve_in_flight"] == 0
 
 
+def test_what_nginx_refused_is_counted_as_flasks_refusals_are(door: tuple[Path, Metrics, DoorLog]) -> None:
+    file, metrics, log = door
+    file.write_text("refused\n" + LINE + 2 * "refused\n")
+    log.read()
+    found = values(metrics)
+    assert (found['serve_requests_total{code="503",model="",version=""}'], found[COUNTED]) == (3, 1)
+    assert (found['serve_request_seconds_count{model=""}'], found['serve_request_seconds_sum{model=""}']) == (3, 0)
+
+
 def test_half_a_line_waits_for_its_other_half(door: tuple[Path, Metrics, DoorLog]) -> None:
     file, metrics, log = door
     file.write_text(LINE + LINE[:9])

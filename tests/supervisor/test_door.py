@@ -7,8 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,21 +85,27 @@ class Flask(StandIn):
 MODELS = {"scale": ModelFacts(version="3"), "own": ModelFacts(version="1", client=True), "chosen": ModelFacts()}
 
 
-@pytest.fixture(scope="module")
-def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    folder = tmp_path_factory.mktemp("edge")
+@contextmanager
+def running_edge(folder: Path, **variables: str) -> Iterator[Edge]:
     (folder / "triton").mkdir()
     sockets = [str(folder / name) for name in ("gunicorn.sock", "triton/http.sock")]
     with Upstreams(sockets[0], Flask) as flask, Upstreams(sockets[1], Triton) as triton:
         for server in (flask, triton):
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        running = Edge(
-            folder, MODELS, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale", SERVE_KSERVE="true", SERVE_MAX_CONCURRENCY="2"
-        )
+        limits = {"SERVE_KSERVE": "true", "SERVE_MAX_CONCURRENCY": "2"}
+        running = Edge(folder, MODELS, **limits, **variables)
         yield running
         assert running.stop() == 0
         for server in (flask, triton):
             server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    """Of one model."""
+    folder = tmp_path_factory.mktemp("edge")
+    with running_edge(folder, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale") as running:
+        yield running
 
 
 class Got:
@@ -461,25 +469,31 @@ QUICK = "/invocations?model_name=scale"
 SLOW = f"{QUICK}&model_version=2"
 
 
-def passed(edge: Edge, path: str) -> Got | None:
+FLASKS = body(parameters={"own": 1})  # what the door leaves to Flask
+REFLECTED = "X-Amzn-SageMaker-Custom-Attributes"
+LARGE = 16_000_000  # bytes of a body, more than sockets hold of its reply
+SLOW_AT_FLASK = "/v2/models/scale/versions/2/infer"
+
+
+def passed(edge: Edge, path: str, sent: Any = None) -> Got | None:
     """None where there is no place. That of a request is free a moment after its reply."""
-    reply = requests.post(f"{edge.url}{path}", json=body(), timeout=10)
+    reply = requests.post(f"{edge.url}{path}", json=sent or body(), timeout=10)
     return Got(reply) if reply.status_code == 200 else None
 
 
 @contextmanager
-def callers(edge: Edge, number: int) -> Iterator[list[Got]]:
-    """So many at Triton; their replies, after the context."""
+def callers(edge: Edge, number: int, path: str = SLOW, sent: Any = None) -> Iterator[list[Got]]:
+    """So many at Triton, or at Flask; their replies, after the context."""
     replies = list[Got]()
 
     def ask() -> None:
-        replies.append(wait_until(lambda: passed(edge, SLOW), "a place is free"))
+        replies.append(wait_until(lambda: passed(edge, path, sent), "a place is free"))
 
     threads = [threading.Thread(target=ask) for _ in range(number)]
     Triton.go_on.clear()
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(Upstream.at_work) == number, "they are at Triton")
+    wait_until(lambda: len(Upstream.at_work) == number, "they are in work")
     yield replies
     Triton.go_on.set()
     for thread in threads:
@@ -495,6 +509,49 @@ def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) ->
         assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
         assert send(edge, b"large".ljust(20_000)).program == "Flask"
     assert [got.program for got in replies] == ["Triton"] * 2
+
+
+AT_FLASK: tuple[tuple[str, dict[str, str]], ...] = (
+    ("/invocations", {}),
+    ("/v2/models/scale/infer", {}),
+    ("/models/scale/invoke", {}),
+    ("/invocations", {"Accept": "text/event-stream"}),
+    ("/v2/models/scale/generate_stream", {}),
+)
+
+
+def ask_flask(edge: Edge, path: str, headers: dict[str, str]) -> requests.Response:
+    headers = {REFLECTED: "a=b"} | headers
+    return requests.post(f"{edge.url}{path}", json=FLASKS, headers=headers, timeout=10)
+
+
+def test_one_more_than_flask_may_have_is_503_before_flask_while_all_else_is_answered(edge: Edge) -> None:
+    with callers(edge, 2, SLOW_AT_FLASK, FLASKS) as replies:
+        with ThreadPoolExecutor() as pool:
+            responses = [*pool.map(lambda way: ask_flask(edge, *way), AT_FLASK)]
+        for response in responses:
+            check_error(response, 503, "overloaded")
+            assert (response.headers["Retry-After"], response.headers[REFLECTED]) == ("1", "a=b")
+        assert passed(edge, QUICK).program == "Triton"  # type: ignore[union-attr]
+        for path in ("/ping", "/models", "/metrics", "/v2/models/scale"):
+            assert requests.get(f"{edge.url}{path}", timeout=10).status_code == 200
+    assert [got.program for got in replies] == ["Flask"] * 2
+    assert wait_until(lambda: passed(edge, QUICK, FLASKS), "a place is free").program == "Flask"
+
+
+def test_of_several_models_flask_alone_refuses(tmp_path: Path) -> None:
+    several = running_edge(tmp_path, SERVE_LOAD_MODELS="scale,own")
+    with several as edge, callers(edge, 2, SLOW_AT_FLASK, FLASKS):
+        assert {ask_flask(edge, *way).json()["program"] for way in AT_FLASK} == {"Flask"}
+
+
+def test_callers_who_do_not_read_their_replies_hold_no_place_of_flask(edge: Edge) -> None:
+    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {LARGE}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", edge.settings.port)))
+            connection.sendall(head + bytes(LARGE))
+            assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def leave_two(edge: Edge) -> None:
