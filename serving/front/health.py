@@ -11,14 +11,25 @@ import logging
 import threading
 from pathlib import Path
 
-from serving.errors import BackendDied, ModelFailed, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
-from serving.host.status import read_status
+from serving.deadline import NEVER, Deadline
+from serving.errors import (
+    BackendDied,
+    ModelFailed,
+    ModelNotReady,
+    ServingError,
+    TooLate,
+    TritonTimeout,
+    TritonUnavailable,
+)
+from serving.host.status import read_tritonserver
 from serving.inference.example import try_example
 from serving.inference.registry import Registry, why_not_ready
 from serving.inference.service import Inference
 from serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 
 
 class Health:
@@ -34,11 +45,11 @@ class Health:
     def check(self) -> None:
         """Returns when all is well; raises ModelNotReady, ModelFailed or TritonUnavailable with the stage. Never waits
         long."""
-        generation = self._generation()
+        generation, deadline = self._generation(), Deadline.after(ANSWER_SECONDS)
         try:
             if self._check_models():
-                self.check_ready()
-        except TritonTimeout as err:
+                self.check_ready(deadline)
+        except (TritonTimeout, TooLate) as err:
             raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
         if self._has_passed(generation):
             return
@@ -56,15 +67,15 @@ class Health:
         """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
         if stage := self._stage():
             return stage
-        process = read_status(self.status_file).get("tritonserver")
-        if not process:
+        process = read_tritonserver(self.status_file)
+        if process.state == "unknown":
             return ""
         last = f", after it {process.last_exit}" if process.last_exit else ""
         return f"tritonserver is {process.state} (start {process.starts}{last})"
 
-    def check_ready(self) -> None:
+    def check_ready(self, deadline: Deadline = NEVER) -> None:
         """Whether Triton says so, and no more."""
-        ready = self.registry.gateway.is_ready()
+        ready = self.registry.gateway.is_ready(deadline)
         if not ready:
             raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
 
@@ -89,8 +100,7 @@ class Health:
             return ""
 
     def _generation(self) -> int:
-        process = read_status(self.status_file).get("tritonserver")
-        return process.starts if process else 0
+        return read_tritonserver(self.status_file).starts
 
     def _marker(self, generation: int) -> Path | None:
         return self.status_file.with_name(f"canary-{generation}") if self.status_file else None

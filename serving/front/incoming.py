@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import IO, Any
+from typing import Any
 
 import flask
 
@@ -19,8 +19,6 @@ from serving.errors import InvalidRequest
 from serving.headers import ATTRIBUTES, SESSION_ID, TARGET_MODEL
 from serving.request import PATH, RESERVED, Body, Request, Target
 from serving.timings import Timings
-
-PIECE = 1024 * 1024  # what gunicorn's reader takes from its socket at a time
 
 
 class Incoming(flask.Request):
@@ -57,12 +55,11 @@ class Incoming(flask.Request):
         return unpacked(self._data(), self.headers.get("Content-Encoding", ""), limit)
 
     def _data(self) -> bytes:
-        """Once in memory: pieces that are joined would be there twice. nginx has the body whole before it sends it, so
-        its length is known."""
-        if self.content_length is None or self.content_length <= PIECE:
+        """Once in memory. nginx has the body whole before it sends it, so its length is known."""
+        if self.content_length is None:
             return self.get_data(cache=False)
         # A BufferedReader reads a known number of bytes into their final place.
-        return io.BufferedReader(_Pieces(self.stream)).read(self.content_length)
+        return io.BufferedReader(self.stream).read(self.content_length)  # type: ignore[type-var]
 
 
 def incoming() -> Incoming:
@@ -117,19 +114,3 @@ def _read_form(form: Incoming) -> Instances:
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
     return Instances(files, parameters, media_type=FORM, named=named)
-
-
-class _Pieces(io.RawIOBase):
-    """A WSGI stream as raw input; asked for all at once, gunicorn's would join pieces of its own."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        piece = self._stream.read(min(len(buffer), PIECE))
-        buffer[: len(piece)] = piece
-        return len(piece)

@@ -1,10 +1,12 @@
-"""gunicorn's worker, which has nginx answer for what gunicorn itself refuses or cannot do."""
+"""gunicorn's worker: nginx answers for what gunicorn itself refuses or cannot do, and a body is copied once."""
 
 import contextlib
+import io
 import time
 from collections.abc import Callable
 from typing import Any
 
+from gunicorn.http.body import LengthReader
 from gunicorn.http.errors import (
     InvalidResponseHeader,
     InvalidResponseHeaderName,
@@ -27,6 +29,29 @@ PAGES = {
     ParseException: "bad_request",
     Exception: OURS,
 }
+
+
+class Arriving(io.RawIOBase):
+    """A body of known length, read to where it will lie. gunicorn's own copies each part of it several times, which is
+    a third of what a tensor of 3 MB in JSON costs in Python."""
+
+    def __init__(self, unreader: Any, length: int) -> None:
+        super().__init__()
+        self.unreader, self.left = unreader, length
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        buffer = buffer[: self.left]
+        if came := self.unreader.take_buffered():  # with the headers
+            size = min(len(came), len(buffer))
+            buffer[:size] = came[:size]
+            self.unreader.unread(came[size:])
+        else:
+            size = self.unreader.sock.recv_into(buffer)
+        self.left -= size
+        return size
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -57,6 +82,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if conn.parser:
             conn.parser.finish_body(deadline=time.monotonic() + REST_TIMEOUT, max_bytes=LARGEST_REST)
         return kept
+
+    def handle_request(self, req: Any, conn: Any) -> Any:
+        if isinstance(req.body.reader, LengthReader):
+            req.body = io.BufferedReader(Arriving(req.unreader, req.body.reader.length))
+        return super().handle_request(req, conn)
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """Closes a connection at once. gthread's own worker waits up to 2 s for nginx to close it first, and all other

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2_grpc
 from serving.triton.errors import never_sent, serving_errors
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
-PROBE_SECONDS = 0.7  # for readiness calls: two of them fit into /ping's 2 s
+PROBE_SECONDS = 1.2  # on busy processors tritonserver has taken 0.7; nginx waits 2 s for /ping
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

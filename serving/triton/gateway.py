@@ -208,9 +208,10 @@ class TritonGateway:
         """Whether Triton says that it is live; raises TritonUnavailable or TritonTimeout."""
         return bool(self._connection.probe("ServerLive", service_pb2.ServerLiveRequest()).live)
 
-    def is_ready(self) -> bool:
-        """Whether Triton says that it is ready; raises TritonUnavailable or TritonTimeout."""
-        return bool(self._connection.probe("ServerReady", service_pb2.ServerReadyRequest()).ready)
+    def is_ready(self, deadline: Deadline = NEVER) -> bool:
+        """Whether Triton says that it is ready; raises TritonUnavailable, TritonTimeout or TooLate."""
+        timeout = deadline.left(PROBE_SECONDS)
+        return bool(self._connection.probe("ServerReady", service_pb2.ServerReadyRequest(), timeout).ready)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether it is loaded, "" any version of it."""

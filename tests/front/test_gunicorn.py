@@ -1,5 +1,6 @@
 """gunicorn with the flags that `serve` gives it, and an app whose requests wait until they may go on."""
 
+import hashlib
 import http.client
 import os
 import resource
@@ -21,11 +22,20 @@ from tests.support.started import kill
 WORKERS = THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
 APP = """
+import hashlib
+import os
 import time
 from pathlib import Path
 
+Path(f"{os.getpid()}.imported").touch()
+
 def app(environ, start_response):
     name = environ["PATH_INFO"].strip("/")
+    if name == "read":
+        read = environ["wsgi.input"].read(int(environ["QUERY_STRING"]))
+        reply = f"{len(read)} {hashlib.sha256(read).hexdigest()}".encode()
+        start_response("200 OK", [("Content-Length", str(len(reply)))])
+        return [reply]
     if name:
         Path(f"{name}.begun").touch()
         while not Path("go").exists():
@@ -68,6 +78,9 @@ class Gunicorn:
 
     def begun(self) -> int:
         return len(list(self.folder.glob("*.begun")))
+
+    def imported(self) -> int:
+        return len(list(self.folder.glob("*.imported")))
 
 
 @pytest.fixture
@@ -136,7 +149,7 @@ def test_a_connection_is_closed_at_once_so_that_nobody_waits_for_an_nginx_that_s
 
 
 def test_a_worker_that_can_open_no_more_files_lives_on_and_answers_when_it_can(gunicorn: Gunicorn) -> None:
-    wait_until(lambda: gunicorn.log().count(b"Booting worker") == WORKERS, "all workers have begun")
+    wait_until(lambda: gunicorn.imported() == WORKERS, "all workers have read the app")
     workers = gunicorn.workers()
     assert gunicorn.get("/") == 200
     limits = {worker.pid: resource.prlimit(worker.pid, resource.RLIMIT_NOFILE) for worker in workers}
@@ -151,3 +164,33 @@ def test_a_worker_that_can_open_no_more_files_lives_on_and_answers_when_it_can(g
         resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, limits[worker.pid])
     caller.join()
     assert answers == [200]
+
+
+BODY = bytes(range(256)) * 12_000  # 3 MB
+LENGTH = f"Content-Length: {len(BODY)}".encode()
+
+
+def said_of(read: bytes) -> str:
+    return f"{len(read)} {hashlib.sha256(read).hexdigest()}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "read"), [(len(BODY), BODY), (2 * len(BODY), BODY), (1000, BODY[:1000])], ids=["whole", "more", "less"]
+)
+def test_a_body_is_read_up_to_its_length(gunicorn: Gunicorn, asked: int, read: bytes) -> None:
+    head = b"POST /read?%d HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % (asked, LENGTH)
+    assert gunicorn.raw(head + BODY).decode().endswith(f"\r\n\r\n{said_of(read)}")
+
+
+def test_a_body_in_chunks_is_read(gunicorn: Gunicorn) -> None:
+    head = b"POST /read?%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % len(BODY)
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    assert gunicorn.raw(head + chunks).decode().endswith(said_of(BODY))
+
+
+def test_a_body_that_ends_too_early_is_read_as_far_as_it_came(gunicorn: Gunicorn) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(gunicorn.folder / "gunicorn.sock"))
+        connection.sendall(b"POST /read?%d HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s" % (len(BODY), LENGTH, BODY[:-1]))
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.makefile("rb").read().decode().endswith(said_of(BODY[:-1]))
