@@ -9,6 +9,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import np_to_triton_dtype
 
 from tests.backends.triton_process import at_once
+from tests.support.harness import wait_until
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -32,6 +33,24 @@ def executions(client: Client, model: str) -> tuple[int, int]:
 def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
     """Sent at once; the delay in these models' dynamic batcher merges them."""
     return at_once(lambda feed: infer(client, model, feed), feeds)
+
+
+def answered_together(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> list[Arrays]:
+    """The answers to feeds that were sent at once and took at most so many executions. On a busy machine some may come
+    too late for that, and Triton counts after it has answered: they are sent until all are counted and merged."""
+    rows = sum(len(next(iter(feed.values()))) for feed in feeds)
+
+    def merged() -> list[Arrays] | None:
+        before = executions(client, model)
+        answers = [answer for answer in together(client, model, feeds) if isinstance(answer, dict)]
+        assert len(answers) == len(feeds)
+        after = wait_until(
+            lambda: (now := executions(client, model))[0] >= before[0] + rows and now, f"{rows} inferences are counted"
+        )
+        return answers if after[0] == before[0] + rows and after[1] - before[1] <= most else None
+
+    answers: list[Arrays] = wait_until(merged, f"requests to {model} come together")
+    return answers
 
 
 def config(client: Client, model: str) -> dict[str, Any]:

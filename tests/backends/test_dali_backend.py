@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
 from nvidia import dali
 from nvidia.dali import fn, types
 from PIL import Image
 from tritonclient.grpc import InferenceServerClient as Client
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from build_engines.__main__ import main
 from serving.repository.model_config import read_config, written
+from tests.backends import calls
 from tests.backends.triton_process import Server, serving
 from tests.build_engines.ensembles.test_ensembles import tiny_network
-from tests.support.harness import wait_until
 
 SOURCE = """
 import nvidia.dali as dali
@@ -99,10 +98,7 @@ def jpeg(seed: int) -> NDArray[np.uint8]:
 
 
 def infer(client: Client, model: str, images: NDArray[Any], name: str = "DALI_INPUT_0") -> list[NDArray[Any]]:
-    tensor = grpcclient.InferInput(name, list(images.shape), np_to_triton_dtype(images.dtype))
-    tensor.set_data_from_numpy(images)
-    result = client.infer(model, [tensor], client_timeout=30)
-    return [result.as_numpy(output.name) for output in result.get_response().outputs]
+    return [*calls.infer(client, model, {name: images}).values()]
 
 
 def reference(images: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
@@ -129,18 +125,11 @@ def test_a_batch_is_padded_with_zeros_and_each_row_is_its_own_image(client: Clie
 
 
 def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
-    def executions() -> int:
-        return int(client.get_inference_statistics("serialized").model_stats[0].execution_count)
-
-    def some_are_merged() -> bool:
-        before = executions()
-        with ThreadPoolExecutor(6) as pool:
-            answers = list(pool.map(lambda seed: infer(client, "serialized", jpeg(seed)[None]), range(6)))
-        for seed, answer in enumerate(answers):
-            assert_equal(answer, reference([jpeg(seed)]))
-        return executions() - before < 6
-
-    wait_until(some_are_merged, "requests that come together")
+    images = [jpeg(seed) for seed in range(6)]
+    feeds = [{"DALI_INPUT_0": image[None]} for image in images]
+    answers = calls.answered_together(client, "serialized", feeds, most=5)
+    for image, answer in zip(images, answers, strict=True):
+        assert_equal([*answer.values()], reference([image]))
 
 
 def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.calls import config, executions, infer, refusal, together
+from tests.backends.calls import answered_together, config, infer, refusal, together
 from tests.backends.onnx_models import DATATYPES, REFUSED, SERVED, TABLE
 from tests.backends.triton_process import Server
 
@@ -45,14 +45,8 @@ def test_a_request_is_answered_as_onnx_runtime_answers_it(client: Client) -> Non
 
 def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
     feeds = [{"x": floats(1, 5), "y": floats(1, 5)} for _ in range(16)]
-    inferences, runs = executions(client, "arithmetic")
-    answers = together(client, "arithmetic", feeds)
-    for feed, answer in zip(feeds, answers, strict=True):
-        assert isinstance(answer, dict)
+    for feed, answer in zip(feeds, answered_together(client, "arithmetic", feeds, most=8), strict=True):
         assert_equal(answer, reference("arithmetic", feed))
-    after = executions(client, "arithmetic")
-    assert after[0] - inferences == 16
-    assert after[1] - runs <= 8
 
 
 def test_merged_requests_may_have_different_batch_sizes(client: Client) -> None:
@@ -114,12 +108,8 @@ def test_tensors_without_elements_are_served(client: Client) -> None:
 
 def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(client: Client, server: Server) -> None:
     feeds = [{"index": np.array(rows, dtype=np.int64).reshape(-1, 1)} for rows in ([0], [1, 2], [3], [4, 0], [2])]
-    inferences, runs = executions(client, "at_once")
-    for feed, answer in zip(feeds, together(client, "at_once", feeds), strict=True):
-        assert isinstance(answer, dict)
+    for feed, answer in zip(feeds, answered_together(client, "at_once", feeds, most=4), strict=True):
         assert_equal(answer, reference("at_once", feed))
-    after = executions(client, "at_once")
-    assert (after[0] - inferences, after[1] - runs < 5) == (7, True)
     assert "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged" in (
         server.text()
     )
