@@ -24,7 +24,6 @@ from serving.repository.engines import AUTO, ONNX_RUNTIME, OPENVINO, PARAMETER, 
 
 FP32, BF16, INT8 = "fp32", "bf16", "int8"
 LENGTH = 128  # tokens of a text, at most
-SAMPLES = 100
 TELLING = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")  # features that decide the speed
 
 
@@ -99,7 +98,7 @@ def measure(candidates: Sequence[Candidate], model_spec: ModelSpec, folder: Path
     runners = [IsolatedRunner(candidate.file, candidate.way) for candidate in candidates]
     try:
         times = latencies(runners, feed)
-        scores = [comparison.compare(described, client, runner, runners[0], count=SAMPLES) for runner in runners[1:]]
+        scores = [comparison.compare(described, client, runner, runners[0]) for runner in runners[1:]]
     finally:
         for runner in runners:
             runner.close()

@@ -56,7 +56,7 @@ def _faster(model_spec: ModelSpec, folder: Path, request: Request, facts: dict[s
     runs = [onnx_runner(path) for path in (reference, model)]
     feed = timing.example_feed(described, batch=1, length=min(model_spec.lengths[1], 128))
     fp32, int8 = timing.latencies([lambda run=run: run(feed) for run in runs])  # type: ignore[misc]
-    scores = comparison.compare(described, client, runs[1], runs[0], count=100)
+    scores = comparison.compare(described, client, runs[1], runs[0])
     failed = [str(score) for score in scores if not score.passed]
     print(f"auto: fp32 {fp32:.2f} ms, int8 {int8:.2f} ms; {'; '.join(map(str, scores))}", flush=True)
     if failed or fp32 < FASTER * int8:
