@@ -26,8 +26,9 @@ class Beat:
         threading.Thread(target=self._run, name="beat", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            if time.monotonic() - self._last_sign() < LATE:
-                with contextlib.suppress(OSError):  # nobody supervises this gunicorn, or the run folder is gone
-                    self._file.touch()
-            time.sleep(SECONDS)
+        with contextlib.suppress(OSError, ValueError):  # gunicorn has closed the file of signs: the worker ends
+            while True:
+                if time.monotonic() - self._last_sign() < LATE:
+                    with contextlib.suppress(OSError):  # nobody supervises this gunicorn, or the run folder is gone
+                        self._file.touch()
+                time.sleep(SECONDS)

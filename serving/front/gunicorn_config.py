@@ -3,6 +3,7 @@
 gunicorn reads these names (--config python:serving.front.gunicorn_config).
 """
 
+import gc
 from typing import Any
 
 from gunicorn.glogging import Logger
@@ -25,6 +26,12 @@ logger_class = JsonLogger
 
 def on_starting(server: Any) -> None:
     _services(server).gateway.shared_memory.remove_files()
+
+
+def pre_fork(_server: Any, _worker: Any) -> None:
+    """What the app has imported stays as long as the workers: none goes through it for garbage, which would copy the
+    memory that they share, and take 0.15 s of processor time when it ends."""
+    gc.freeze()
 
 
 def post_worker_init(worker: Any) -> None:

@@ -1,0 +1,24 @@
+"""What gunicorn calls before it forks a worker."""
+
+import subprocess
+import sys
+
+from tests.support.harness import ROOT
+
+FORKED = """
+import gc
+import serving.front.gunicorn_config as hooks
+from predictor import create_app
+from serving.settings.table import Settings
+
+app = create_app(Settings.from_env({}))
+before = len(gc.get_objects())
+hooks.pre_fork(None, None)
+print(before, len(gc.get_objects()))
+"""
+
+
+def test_a_workers_garbage_collector_does_not_go_through_what_the_app_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < before / 100
