@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 from flask import Response
@@ -25,6 +26,8 @@ from tests.support.load import Load
 
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}], "model_name": "scale"}
 
+# The parser adds _total to the name of a counter that lacks it, as Triton's do.
+IN_TRITON = "nv_inference_request_success_total"
 # A stand-in for the CloudWatch agent, which cannot be had here: it records what it was started with, and stays.
 AGENT = """#!/bin/sh
 printf '%s' "$CW_CONFIG_CONTENT" > agent-configuration.json
@@ -71,9 +74,8 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """With an agent that dies: serving must go on."""
     folder = tmp_path_factory.mktemp("serve")
     path = path_with_agent(folder, DYING_AGENT)
-    running = Server(
-        folder, repository, SERVE_WORKERS="3", SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true", PATH=path
-    ).wait_ready()
+    agent = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true", "PATH": path}
+    running = Server(folder, repository, SERVE_WORKERS="3", SERVE_KSERVE="true", **agent).wait_ready()
     yield running
     assert running.stop() == 0
     assert running.processes() == []
@@ -90,14 +92,18 @@ def call(server: Server, seconds: float = 0) -> requests.Response:
     return server.post(json={"instances": [seconds], "model_name": "sleeper"})
 
 
+def with_canary(server: Server) -> dict[str, Metric]:
+    """What is counted, when the sleeper's first inference is."""
+    found = scrape(server)
+    return found if value(found, IN_TRITON, model="sleeper") else {}
+
+
 def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:
-    before = scrape(server)
+    before = wait_until(lambda: with_canary(server), "Triton has counted the canary")
     answers = [call(server).status_code for _ in range(30)]
     answers += [server.post(json=TENSORS | {"model_version": version}).status_code for version in "12"]
-    # The parser adds _total to the name of a counter that lacks it, as Triton's do.
-    triton = "nv_inference_request_success_total"
-    all_counted = value(before, triton, model="sleeper") + 30
-    wait_until(lambda: value(scrape(server), triton, model="sleeper") == all_counted, "Triton counts what it answered")
+    all_counted = value(before, IN_TRITON, model="sleeper") + 30
+    wait_until(lambda: value(scrape(server), IN_TRITON, model="sleeper") == all_counted, "Triton counts its answers")
     after = scrape(server)
     assert set(answers) == {200}
 
@@ -159,14 +165,18 @@ def test_requests_in_work_are_shown(server: Server) -> None:
 
 def test_nginx_knows_of_requests_in_work_that_no_python_sees(server: Server) -> None:
     tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.3]}
+    before = value(scrape(server), "serve_requests_total")
 
     def infer(_: int) -> requests.Response:
         return server.post("/v2/models/sleeper/infer", json={"inputs": [tensor]})
 
-    with Load(infer, callers=4), Load(lambda _: call(server, 0.3), callers=3):
+    with Load(infer, callers=4) as past, Load(lambda _: call(server, 0.3), callers=3) as through:
         wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 7, "seven requests in work")
         wait_until(lambda: value(scrape(server), "serve_in_flight") == 3, "three in gunicorn")
+    assert set(past.answers) == set(through.answers) == {"200"}
     wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 0, "no request in work")
+    counted = before + past.answers["200"] + through.answers["200"]
+    wait_until(lambda: value(scrape(server), "serve_requests_total") == counted, "those past Python are counted too")
 
 
 def test_pings_and_scrapes_are_not_counted(server: Server) -> None:
@@ -179,8 +189,7 @@ def test_pings_and_scrapes_are_not_counted(server: Server) -> None:
 def test_what_a_killed_worker_counted_is_kept_and_what_it_had_in_work_is_not(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total", code="200")
     metrics = server.run_dir / "metrics"
-    parent = server.pid("gunicorn")
-    workers = [pid for pid in server.processes() if parent_of(pid) == parent]
+    workers = [child.pid for child in psutil.Process(server.pid("gunicorn")).children()]
     assert len(workers) == 3
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
@@ -190,10 +199,6 @@ def test_what_a_killed_worker_counted_is_kept_and_what_it_had_in_work_is_not(ser
     assert value(after, "serve_requests_total", code="200") == before
     assert value(after, "serve_in_flight") == 0
     assert len(list(metrics.glob("counter_*.db"))) <= 3 + 1, "of three workers, and one in between"
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_new_gunicorn_goes_on_counting(server: Server) -> None:
@@ -210,12 +215,13 @@ def test_a_new_gunicorn_goes_on_counting(server: Server) -> None:
 def test_ours_are_given_while_triton_is_down(server: Server) -> None:
     assert value(scrape(server), "serve_triton_up") == 1
     starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
-    os.kill(server.pid("tritonserver"), signal.SIGSTOP)
-    wait_until(lambda: value(scrape(server), "serve_triton_up") == 0, "it stands still")
-    down = scrape(server)
+    with server.unattended():  # who would end what stands still for long
+        os.kill(server.pid("tritonserver"), signal.SIGSTOP)
+        wait_until(lambda: value(scrape(server), "serve_triton_up") == 0, "it stands still")
+        down = scrape(server)
+        os.kill(server.pid("tritonserver"), signal.SIGKILL)
     assert "serve_requests" in down
     assert not [name for name in down if name.startswith("nv_")]
-    os.kill(server.pid("tritonserver"), signal.SIGKILL)
     wait_until(lambda: value(scrape(server), "serve_triton_up") == 1, "Triton's metrics")
     server.wait_ready()
     assert value(scrape(server), "serve_process_starts_total", process="tritonserver") == starts + 1
