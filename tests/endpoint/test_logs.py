@@ -67,12 +67,12 @@ def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple
 
 
 def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
-    """Those of one request; waits for nginx's, which comes after the reply."""
+    """Those of one request; waits for nginx's, which comes after the reply, and for the process' own."""
 
     def found() -> list[dict[str, Any]]:
         return [line for line in json_lines(server) if line.get("request_id") == request_id]
 
-    wait_until(lambda: [line for line in found() if line["process"] == "nginx"], f"a line of {request_id}")
+    wait_until(lambda: {"nginx", process} <= {line["process"] for line in found()}, f"the lines of {request_id}")
     return [line for line in found() if line["process"] == process]
 
 

@@ -150,7 +150,9 @@ class Server:
         return requests.request(method, self.url + path, timeout=PATIENCE, **request)
 
     def output(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        """The lines of its log; the last one may be in the making."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return text[: text.rfind("\n") + 1]
 
     def process_of(self, name: str) -> dict[str, Any]:
         """One process in the supervisor's status: its pid (None while there is none) and how often it started."""
