@@ -75,6 +75,10 @@ def crashes(server: Server) -> float:
     return float(found[1]) if found else 0.0
 
 
+def wait_told(server: Server, text: str) -> None:
+    wait_until(lambda: text in server.output(), f"the log says: {text}")
+
+
 def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
@@ -85,7 +89,7 @@ def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(run
         wait_until(lambda: serves(running, "ends"), "it is served again")
         assert running.ping() == 200
     assert set(load.answers) == {"200"}
-    assert "process 'ends_0_0' died: it exited with status 3" in running.output()
+    wait_told(running, "process 'ends_0_0' died: it exited with status 3")
     assert crashes(running) == 1
 
 
@@ -94,7 +98,7 @@ def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: stub(running) not in (0, killed), "another process")
     wait_until(lambda: serves(running, "ends"), "it is served again")
-    assert "process 'ends_0_0' died: it was killed by SIGKILL" in running.output()
+    wait_told(running, "process 'ends_0_0' died: it was killed by SIGKILL")
 
 
 def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -> None:
@@ -133,6 +137,6 @@ def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_trie
     assert "exited with status 3" in listed["ends"]["error"]
     wait_until(lambda: running.get("/v2/health/ready").status_code == 200, "the others are ready")
     assert running.get("/v2/models/ends/ready").status_code != 200
-    assert "model 'ends' is not served for 300 s" in running.output()
+    wait_told(running, "model 'ends' is not served for 300 s")
     Crashes(running.run_dir / "crashes").set(Trouble("ends", "its time is over", 0.1))
     wait_until(lambda: serves(running, "ends") and serves(running, "chain"), "it is tried again")

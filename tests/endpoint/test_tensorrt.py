@@ -164,5 +164,6 @@ def test_an_archive_with_a_foreign_plan_is_served_from_its_onnx_file_or_refused(
     assert (refused.status_code, refused.json()["code"]) == (400, "load_failed")
     assert "it was built for NVIDIA A10G and this is Stand-in T4" in refused.json()["error"]
     assert "no model.onnx beside it" in refused.json()["error"]
-    warned = [line for line in server.output().splitlines() if "ONNX Runtime serves model.onnx instead" in line]
+    told = "ONNX Runtime serves model.onnx instead"
+    warned = wait_until(lambda: [line for line in server.output().splitlines() if told in line], "the log says so")
     assert json.loads(warned[0])["level"] == "warning"
