@@ -1,15 +1,23 @@
 """Models that hang leave the others room, past Python and in the Flask app."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import requests
 
-from tests.support.harness import Server, make_scale, make_sleeper, wait_until
-from tests.support.load import Load
+from tests.support.harness import SLEEPER, Server, make_scale, make_sleeper, wait_until
 
 PLACES = 16  # of which two models that hang leave four at least
 HANGING = ("sleeper", "dreamer")
+
+
+def make_hanging(repository: Path, name: str) -> None:
+    """The sleeper, which sleeps until there is a file `go` beside the repository."""
+    make_sleeper(repository, name)
+    loop = f'while seconds and not __import__("os").path.exists("{repository.parent}/go"):\n                '
+    (repository / name / "1/model.py").write_text(SLEEPER.replace("time.sleep(seconds)", f"{loop}time.sleep(0.01)"))
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +25,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("bulkhead")
     make_scale(folder / "models")
     for name in HANGING:
-        make_sleeper(folder / "models", name)
+        make_hanging(folder / "models", name)
     settings = {"SERVE_MAX_CONCURRENCY": str(PLACES), "SERVE_WORKERS": "2", "SERVE_REQUEST_TIMEOUT": "20"}
     server = Server(folder, folder / "models", **settings).wait_ready()
     yield server
@@ -43,13 +51,20 @@ def past_flask(server: Server, model: str, body: dict[str, object]) -> requests.
 def test_callers_of_models_that_hang_leave_the_others_room(
     running: Server, ask: Callable[[Server, str, dict[str, object]], requests.Response]
 ) -> None:
-    hang, sound = tensors("seconds", [1], 0.5), tensors("x", [1, 2], 1)
-    with Load(lambda number: ask(running, HANGING[number % 2], hang), callers=2 * PLACES) as load:
-        wait_until(lambda: load.answers["503 overloaded"] > 2 * PLACES, "more of them are refused")
-        others = [ask(running, "scale", sound).status_code for _ in range(20)]
-        refused = wait_until(lambda: refusal(ask(running, "sleeper", hang)), "one that is refused")
+    go, hang, sound = running.run_dir.parent / "go", tensors("seconds", [1], 1), tensors("x", [1, 2], 1)
+    go.unlink(missing_ok=True)
+    with ThreadPoolExecutor(2 * PLACES) as pool:
+        callers = [pool.submit(ask, running, HANGING[number % 2], hang) for number in range(2 * PLACES)]
+        try:
+            # Who is being refused has a place too for a moment: with so many answered one is free.
+            wait_until(lambda: sum(caller.done() for caller in callers) > PLACES, "more of them are refused")
+            others = [ask(running, "scale", sound).status_code for _ in range(20)]
+            refused = wait_until(lambda: refusal(ask(running, "sleeper", hang)), "one that is refused")
+        finally:
+            go.touch()
     assert others == [200] * 20
     assert "SERVE_MAX_CONCURRENCY" in refused["error"]
+    assert {caller.result().status_code for caller in callers} == {200, 503}
 
 
 def refusal(reply: requests.Response) -> dict[str, str]:
