@@ -45,6 +45,22 @@ def wanted_format(accept: str) -> Format | None:
     return FORMATS.get(preferred(accept, *FORMATS))
 
 
+class Ending(Response):
+    """A streamed response that is closed once, when its last part is made: nginx hears of the end next, and hands the
+    place on."""
+
+    has_ended = False
+
+    def iter_encoded(self) -> Iterator[bytes]:
+        yield from super().iter_encoded()
+        self.close()
+
+    def close(self) -> None:
+        if not self.has_ended:
+            self.has_ended = True
+            super().close()
+
+
 class StreamedReply:
     """A reply's body. `cancel` may come from any thread."""
 
@@ -122,7 +138,7 @@ def stream_reply(source: Incoming, reply: StreamedReply, form: Format, hang_ups:
         raise
     source.version = reply.version
     headers = HEADERS | session_headers(reply.session)
-    response = Response(reply, content_type=form.media_type, headers=headers)
+    response = Ending(reply, content_type=form.media_type, headers=headers)
     response.call_on_close(forget)
     return response
 
