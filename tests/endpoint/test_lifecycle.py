@@ -259,7 +259,8 @@ def test_nothing_is_written_but_in_the_run_folder(start: Start, tmp_path: Path) 
 
 def checked_out() -> Iterator[Path]:
     """All files but those of tools, and what the bench and the image's build make, whose tests may run meanwhile."""
-    tools = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__", ".cache", "dist"}
+    tools = {".git", ".venv", "__pycache__", ".cache", "dist"}
+    tools |= {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
     for place, folders, names in os.walk(ROOT):
         folders[:] = set(folders) - tools
         yield from (Path(place, name) for name in names)
