@@ -22,6 +22,7 @@ from clients.base import Model
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest
 from tests.clients.text_models import LIMIT, MASKED, TEXTS, VOCABULARY, Served, serve
+from tests.support.harness import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -295,4 +296,4 @@ Client(Model("bert", Path(sys.argv[1]), (), (spec,))).preprocess(["a text"])
 sys.exit(", ".join({"transformers", "torch"} & set(sys.modules)) or 0)
 """
     path = str(minilm.client.model.path)
-    subprocess.run([sys.executable, "-c", code, path], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code, path], check=True, cwd=ROOT, timeout=PATIENCE)

@@ -18,6 +18,7 @@ from clients._drawing import class_colour
 from clients.base import Model, TensorSpec
 from clients.yolov5 import Client
 from serving.errors import InferenceFailed, InvalidRequest
+from tests.support.harness import PATIENCE
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"
 LABELS = ["cat", "dog", "7"]
@@ -312,6 +313,7 @@ def test_average_precision_agrees_with_a_worked_example() -> None:
 
 
 @pytest.mark.accuracy
+@pytest.mark.timeout(6 * PATIENCE)
 def test_map50_is_at_least_090_on_held_out_pages_of_another_generator() -> None:
     pages = list(islice(held_out_pages(100), 200))
     predictions = [predict([page.image], {"confidence": 0.001, "iou": 0.6})[0]["detections"] for page in pages]

@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def counted(server: Server, code: int, version: str) -> float:
-    text = requests.get(f"{server.url}/metrics", timeout=5).text
+    text = server.get("/metrics").text
     name = f'serve_requests_total{{code="{code}",model="{"scale" if version else ""}",version="{version}"}} '
     return sum(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name))
 

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from tests.support.disks import fill, small_disk
-from tests.support.harness import Server, make_scale, make_sleeper, wait_until
+from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 
 SLEEPER = b'{"instances":[0],"model_name":"sleeper"}'
 LENGTH = b"Content-Length: %d" % len(SLEEPER)
@@ -49,7 +49,7 @@ def get(path: bytes, *headers: bytes) -> bytes:
 
 def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
     """The statuses of all replies until nginx closes the connection, and the last body."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request)
         data = connection.makefile("rb").read()
     statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", data)]

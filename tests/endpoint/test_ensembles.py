@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from build_engines.__main__ import main
 from build_engines.digits.held_out_pages import held_out_pages
 from build_engines.families.inception_network import Probabilities, random_network
-from tests.support.harness import Server, free_port
+from tests.support.harness import PATIENCE, Server, free_port
 
 Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
@@ -59,7 +59,7 @@ def infer(triton: InferenceServerClient, model: str, feed: Arrays) -> Arrays:
     for name, array in feed.items():
         tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
         tensors[-1].set_data_from_numpy(array)
-    result = triton.infer(model, tensors, client_timeout=60)
+    result = triton.infer(model, tensors, client_timeout=PATIENCE)
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 

@@ -117,12 +117,14 @@ def test_the_codes_of_nginx_are_those_of_its_configuration() -> None:
 AS_OTHERS = {("404", "not_found"), ("503", "triton_unavailable")}
 
 
+@pytest.mark.timeout(6 * PATIENCE)
 def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
     """Tensors of pictures are left out: a body of them takes megabytes of JSON."""
     command = [str(BIN / "st"), "run", f"{server.url}/openapi.json", "--checks", "all", "--max-examples", "5"]
     command += ["--exclude-path-regex", "^/v2/models/(resnet|yolov5)", "--no-color", "--generation-deterministic"]
+    command += ["--request-timeout", str(PATIENCE)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SCHEMATHESIS_HOOKS": "tests.endpoint.schemathesis_hooks"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=2 * PATIENCE)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=5 * PATIENCE)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from serving.settings.table import Settings
 from serving.supervisor.processes import gunicorn as gunicorn_process
-from tests.support.harness import ROOT, wait_until
+from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import kill
 
 WORKERS = THREADS = 2
@@ -53,7 +53,7 @@ class Gunicorn:
     def get(self, path: str) -> int:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(10)
+        connection.sock.settimeout(PATIENCE)
         try:
             connection.sock.connect(str(self.folder / "gunicorn.sock"))
             connection.request("GET", path)
@@ -64,7 +64,7 @@ class Gunicorn:
     def raw(self, request: bytes) -> bytes:
         """What it answers to bytes that no HTTP library would send."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE)
             connection.connect(str(self.folder / "gunicorn.sock"))
             connection.sendall(request)
             return connection.makefile("rb").read()
@@ -140,7 +140,7 @@ def test_a_body_that_the_app_leaves_unread_does_not_cost_the_caller_his_reply(gu
 
 def test_a_connection_is_closed_at_once_so_that_nobody_waits_for_an_nginx_that_stands_still(gunicorn: Gunicorn) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE)
         connection.connect(str(gunicorn.folder / "gunicorn.sock"))
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.makefile("rb").read().startswith(b"HTTP/1.1 200 OK")
