@@ -76,6 +76,13 @@ def rectangle(element: Locator) -> dict[str, float]:
     return found
 
 
+def picture_of(page: Page) -> dict[str, float]:
+    """The rectangle of the picture, once the browser has loaded it."""
+    image = page.locator(".frame img")
+    wait_until(lambda: image.evaluate("each => each.complete && each.naturalWidth > 0"), "the picture is loaded")
+    return rectangle(image)
+
+
 @pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_a_stranger_has_boxes_at_the_right_places_of_her_own_picture(
     browser: Browser, server: Server, own: Path, width: int
@@ -85,7 +92,7 @@ def test_a_stranger_has_boxes_at_the_right_places_of_her_own_picture(
     with opened(browser, server.url, width) as page:
         upload(page, own)
         expect(page.locator(".box")).to_have_count(len(expected["detections"]))
-        image = rectangle(page.locator(".frame img"))
+        image = picture_of(page)
         assert image["x"] >= 0 and image["x"] + image["width"] <= width
         for box, detection in zip(page.locator(".box").all(), expected["detections"], strict=True):
             place, corners = rectangle(box), detection["box"]
@@ -103,7 +110,7 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
     choose(page, "zones")
     upload(page, EXAMPLE)
     expect(page.locator(".shapes polygon")).to_have_count(2)
-    image = rectangle(page.locator(".frame img"))
+    image = picture_of(page)
     scale = image["width"] / expected["image"]["width"]
     drawn = zip(page.locator(".shapes g").all(), reversed(expected["detections"]), strict=True)
     for shape, detection in drawn:  # the best one is drawn last, and lies on top
@@ -131,7 +138,7 @@ def test_a_class_map_lies_over_its_picture_as_clear_as_the_slider_says(page: Pag
     names = [f"{each['label']}{100 * each['share']:.1f} %" for each in expected["segments"]]
     assert names[0].startswith("road50")
     expect(page.locator(".bars li")).to_have_text(names)
-    veil, picture = rectangle(page.locator(".map")), rectangle(page.locator(".frame img"))
+    picture, veil = picture_of(page), rectangle(page.locator(".map"))
     assert veil == pytest.approx(picture, abs=1)
     width, height = expected["image"]["width"], expected["image"]["height"]
     corners = {0: (1, 1), 1: (width - 2, 1), 2: (width - 2, height - 2)}  # of the three classes
