@@ -95,8 +95,8 @@ def test_expires_is_the_idle_time_of_the_model(server: Server) -> None:
 
 def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
     idle, used = (opened(call(server, "brief_summer", "NEW_SESSION", tensors(1))) for _ in range(2))
-    for number in range(2, 7):
-        time.sleep(1)  # of the three that the model allows
+    for number in range(2, 10):
+        time.sleep(1)  # of the six that the model allows, the rest for a machine that is busy
         assert total(call(server, "brief_summer", used, tensors(1))) == number
     assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
 

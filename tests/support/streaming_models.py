@@ -236,7 +236,7 @@ def make_direct_summer(repository: Path) -> None:
     _write(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
 
 
-def make_brief_summer(repository: Path, idle_seconds: float = 3) -> None:
+def make_brief_summer(repository: Path, idle_seconds: float = 6) -> None:
     """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     _write(repository / "brief_summer", config, SUMMER)
