@@ -23,7 +23,9 @@ def ends_with(end: Callable[[], object]) -> None:
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """The process and those that it has started."""
+    """The process and those that it has started. Nobody where it has ended: another may have its number by then."""
+    if process.poll() is not None:
+        return
     with contextlib.suppress(psutil.NoSuchProcess):
         ours = psutil.Process(process.pid)
         for each in (ours, *ours.children(recursive=True)):

@@ -26,6 +26,16 @@ def test_what_a_failing_fixture_or_test_has_started_is_ended_and_nothing_else() 
     kill(before)
 
 
+def test_a_process_that_has_ended_is_not_killed_once_more_for_another_may_have_its_number() -> None:
+    ended, another = sleeper(), sleeper()
+    kill(ended)
+    ended.pid = another.pid
+    kill(ended)
+    with pytest.raises(subprocess.TimeoutExpired):
+        another.wait(0.5)
+    kill(another)
+
+
 def start() -> Server:
     return Server.__new__(Server)
 
