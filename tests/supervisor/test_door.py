@@ -20,7 +20,7 @@ import requests
 
 from serving.repository.facts import ModelFacts
 from tests.supervisor.test_nginx_conf import Edge, Upstream, Upstreams, check_error
-from tests.support.harness import wait_until
+from tests.support.harness import PATIENCE, wait_until
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 FLOATS = np.array([[0.1, -2.5, 1e-30, 16777216.0]], dtype=np.float32)
@@ -42,7 +42,7 @@ class StandIn(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if "/versions/2/" in self.path:
             Upstream.at_work.add(threading.get_ident())
-            Triton.go_on.wait(10)
+            Triton.go_on.wait(PATIENCE)
             Upstream.at_work.discard(threading.get_ident())
         if "/versions/5/" in self.path:
             self._dribble(NO_NUMBERS)
@@ -126,7 +126,7 @@ class Got:
 def send(edge: Edge, data: Any, path: str = "/invocations", method: str = "POST", **headers: str) -> Got:
     body = data if isinstance(data, bytes) else json.dumps(data).encode()
     named = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    return Got(requests.request(method, edge.url + path, data=body, headers=named, timeout=10))
+    return Got(requests.request(method, edge.url + path, data=body, headers=named, timeout=PATIENCE))
 
 
 def send_binary(edge: Edge, head: Any, data: bytes, **headers: str) -> Got:
@@ -391,7 +391,7 @@ def test_a_large_body_is_flasks(edge: Edge, length: int, program: str) -> None:
 def test_a_body_in_chunks_has_come_whole_before_its_length_decides(edge: Edge, length: int, program: str) -> None:
     chunks = iter([json.dumps(body()).encode(), b"".ljust(length - len(json.dumps(body())))])
     reply = requests.post(
-        f"{edge.url}/invocations", data=chunks, headers={"Content-Type": "application/json"}, timeout=5
+        f"{edge.url}/invocations", data=chunks, headers={"Content-Type": "application/json"}, timeout=PATIENCE
     )
     assert Got(reply).program == program
 
@@ -417,7 +417,7 @@ def test_a_reply_of_invocations_is_sagemakers(edge: Edge) -> None:
 
 
 def test_numbers_that_json_has_not_are_null_wherever_the_reply_is_parted_and_strings_stay(edge: Edge) -> None:
-    reply = requests.post(f"{edge.url}/v2/models/scale/versions/5/infer", json=body(), timeout=10)
+    reply = requests.post(f"{edge.url}/v2/models/scale/versions/5/infer", json=body(), timeout=PATIENCE)
     assert reply.content == (rb'{"a":[null,null,null,-1.5,true],"N,NaN,\"":["[NaN,\\","Infinity","\\\"NaN"],"z":null}')
     assert json.loads(NO_NUMBERS)['N,NaN,"'] == reply.json()['N,NaN,"']
 
@@ -459,7 +459,7 @@ def test_the_rest_of_kserve_is_flasks(edge: Edge, path: str, headers: dict[str, 
 
 def test_a_question_reaches_triton_without_its_body(edge: Edge) -> None:
     for sent in (b'{"shape": []}', iter([b"chunk"])):
-        reply = requests.get(f"{edge.url}/v2/models/scale/config", data=sent, timeout=5)
+        reply = requests.get(f"{edge.url}/v2/models/scale/config", data=sent, timeout=PATIENCE)
         got = Got(reply)
         assert (got.program, got.path, got.body) == ("Triton", "/v2/models/scale/config", b"")
         assert not {"Content-Length", "Transfer-Encoding"} & set(got.headers)
@@ -477,7 +477,7 @@ SLOW_AT_FLASK = "/v2/models/scale/versions/2/infer"
 
 def passed(edge: Edge, path: str, sent: Any = None) -> Got | None:
     """None where there is no place. That of a request is free a moment after its reply."""
-    reply = requests.post(f"{edge.url}{path}", json=sent or body(), timeout=10)
+    reply = requests.post(f"{edge.url}{path}", json=sent or body(), timeout=PATIENCE)
     return Got(reply) if reply.status_code == 200 else None
 
 
@@ -493,17 +493,19 @@ def callers(edge: Edge, number: int, path: str = SLOW, sent: Any = None) -> Iter
     Triton.go_on.clear()
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(Upstream.at_work) == number, "they are in work")
-    yield replies
-    Triton.go_on.set()
-    for thread in threads:
-        thread.join()
+    try:
+        wait_until(lambda: len(Upstream.at_work) == number, "they are in work")
+        yield replies
+    finally:
+        Triton.go_on.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_one_more_than_the_concurrency_is_503_while_flask_answers(edge: Edge) -> None:
     with callers(edge, 2) as replies:
         begun = time.monotonic()
-        response = requests.post(f"{edge.url}{SLOW}", json=body(), timeout=5)
+        response = requests.post(f"{edge.url}{SLOW}", json=body(), timeout=PATIENCE)
         assert "2 requests are in work, or of this model as many" in check_error(response, 503, "overloaded")
         assert response.headers["Retry-After"] == "1"
         assert time.monotonic() - begun > 0.5  # its end comes later, so that callers do not ask again at once
@@ -522,7 +524,7 @@ AT_FLASK: tuple[tuple[str, dict[str, str]], ...] = (
 
 def ask_flask(edge: Edge, path: str, headers: dict[str, str]) -> requests.Response:
     headers = {REFLECTED: "a=b"} | headers
-    return requests.post(f"{edge.url}{path}", json=FLASKS, headers=headers, timeout=10)
+    return requests.post(f"{edge.url}{path}", json=FLASKS, headers=headers, timeout=PATIENCE)
 
 
 def test_one_more_than_flask_may_have_is_503_before_flask_while_all_else_is_answered(edge: Edge) -> None:
@@ -534,7 +536,7 @@ def test_one_more_than_flask_may_have_is_503_before_flask_while_all_else_is_answ
             assert (response.headers["Retry-After"], response.headers[REFLECTED]) == ("1", "a=b")
         assert passed(edge, QUICK).program == "Triton"  # type: ignore[union-attr]
         for path in ("/ping", "/models", "/metrics", "/v2/models/scale"):
-            assert requests.get(f"{edge.url}{path}", timeout=10).status_code == 200
+            assert requests.get(f"{edge.url}{path}", timeout=PATIENCE).status_code == 200
     assert [got.program for got in replies] == ["Flask"] * 2
     assert wait_until(lambda: passed(edge, QUICK, FLASKS), "a place is free").program == "Flask"
 

@@ -1,5 +1,6 @@
 """nginx.conf, rendered by `serve` and run by the real nginx before a tiny upstream on a unix socket."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ from serving.repository.facts import Facts, ModelFacts
 from serving.settings.table import Settings
 from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.processes import nginx
-from tests.support.harness import free_port
+from tests.support.harness import PATIENCE, free_port, wait_until
+from tests.support.started import ends_with, kill
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
@@ -32,22 +34,26 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Answers with what it received; `/slow?SECONDS` and `/invocations?SECONDS` take their time, and `/accel?PAGE` has
-    nginx answer."""
+    """Answers with what it received, `/invocations?SECONDS` after that time and any route `?hold` when `go_on` is set;
+    `/accel?PAGE` has nginx answer."""
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
+    go_on = threading.Event()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path, _, seconds = self.path.partition("?")
+        path, _, query = self.path.partition("?")
         if path == "/accel":
             self.send_response(400)
-            self.send_header("X-Accel-Redirect", seconds)
+            self.send_header("X-Accel-Redirect", query)
             self.end_headers()
             return
         self.at_work.add(threading.get_ident())
-        time.sleep(float(seconds or 0))
+        if query == "hold":
+            self.go_on.wait(PATIENCE)
+        else:
+            time.sleep(float(query or 0))
         self.at_work.discard(threading.get_ident())
         status = {"/busy": 503, "/ping": 503}.get(path, 200)
         reply = json.dumps({"path": self.path, "bytes": len(body), "headers": dict(self.headers)}).encode()
@@ -84,21 +90,20 @@ class Edge:
         process = nginx(self.settings, Facts(models=models or {}), os.environ)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(process.command, cwd=folder, stdout=log, stderr=log)
-        self._wait_until_it_listens()
+        ends_with(lambda: kill(self.process))
+        wait_until(lambda: self.listens() or self.process.poll() is not None, self.log.read_text)
+        assert self.process.poll() is None, self.log.read_text()
 
-    def _wait_until_it_listens(self) -> None:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.settings.port), timeout=1).close()
-                return
-            except OSError:
-                assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-                time.sleep(0.02)
+    def listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.settings.port), timeout=PATIENCE).close()
+        except OSError:
+            return False
+        return True
 
     def raw(self, request: bytes) -> requests.Response:
         """The reply to bytes that no HTTP library would send."""
-        with socket.create_connection(("127.0.0.1", self.settings.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.settings.port), timeout=PATIENCE) as connection:
             connection.sendall(request)
             return self.response(connection.makefile("rb").read())
 
@@ -114,15 +119,12 @@ class Edge:
 
     def lines(self, until: str) -> list[dict[str, object]]:
         """The access log, as soon as the request `until` is in it: nginx logs after it has answered."""
-        deadline = time.monotonic() + 5
-        while f'"request_id":"{until}"' not in (log := self.log.read_text()):
-            assert time.monotonic() < deadline, log
-            time.sleep(0.01)
-        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        wait_until(lambda: f'"request_id":"{until}"' in self.log.read_text(), self.log.read_text)
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGQUIT)
-        return self.process.wait(10)
+        return self.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +139,25 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def edge(upstream: Path) -> Iterator[Edge]:
-    limits = {"SERVE_MAX_BODY_MB": "2", "SERVE_MAX_CONCURRENCY": "2", "SERVE_REQUEST_TIMEOUT": "1"}
-    running = Edge(upstream, None, **limits)
+    running = Edge(upstream, None, SERVE_MAX_BODY_MB="2", SERVE_MAX_CONCURRENCY="2")
     yield running
     assert running.stop() == 0
+
+
+@pytest.fixture
+def impatient_edge(upstream: Path, tmp_path: Path) -> Iterator[Edge]:
+    """It waits a second for an answer."""
+    running = Edge(behind(upstream, tmp_path), None, SERVE_REQUEST_TIMEOUT="1")
+    yield running
+    assert running.stop() == 0
+
+
+def behind(upstream: Path, folder: Path) -> Path:
+    """Another run folder with the same upstream."""
+    run = folder / "run"
+    run.mkdir()
+    (run / "gunicorn.sock").symlink_to(upstream / "gunicorn.sock")
+    return run
 
 
 @pytest.fixture
@@ -162,10 +179,17 @@ def check_error(response: requests.Response, status: int, code: str) -> str:
 
 
 def wait_until_at_work(count: int) -> None:
-    deadline = time.monotonic() + 5
-    while len(Upstream.at_work) != count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(Upstream.at_work) == count, lambda: f"{count} are at work; there are {Upstream.at_work}")
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Requests with `?hold` are not answered in the context."""
+    Upstream.go_on.clear()
+    try:
+        yield
+    finally:
+        Upstream.go_on.set()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +212,7 @@ def test_nginx_accepts_what_is_rendered(tmp_path: Path, variables: dict[str, str
 
 
 def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None:
-    requests.post(f"{edge.url}/invocations", data=bytes(1_900_000), timeout=5)
+    requests.post(f"{edge.url}/invocations", data=bytes(1_900_000), timeout=PATIENCE)
     opened = {str(path.readlink()) for path in Path(f"/proc/{edge.process.pid}/fd").iterdir()}
     files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/null")}
     assert files == {str(edge.log), str(edge.settings.door_log)}
@@ -197,7 +221,7 @@ def test_everything_that_nginx_writes_lies_in_the_run_folder(edge: Edge) -> None
 
 def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
     headers = {"SCRIPT_NAME": "/invocations", "X-Amzn-SageMaker-Custom-Attributes": "a" * 1024}
-    response = requests.post(f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=5)
+    response = requests.post(f"{edge.url}/invocations?0", data=b"x" * 1_500_000, headers=headers, timeout=PATIENCE)
     seen = response.json()
     assert response.status_code == 200
     assert (seen["path"], seen["bytes"]) == ("/invocations?0", 1_500_000)
@@ -210,7 +234,7 @@ def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Ed
     edge.settings.triton_sockets.folder.mkdir()
     edge.settings.triton_sockets.http.symlink_to(edge.settings.gunicorn_socket)
     headers = {"Inference-Header-Content-Length": "x", "Content-Encoding": "gzip", "Triton-Key": "forged"}
-    response = requests.get(f"{edge.url}/v2/models/m/config?q=1", data=b"12345", headers=headers, timeout=5)
+    response = requests.get(f"{edge.url}/v2/models/m/config?q=1", data=b"12345", headers=headers, timeout=PATIENCE)
     seen = response.json()
     assert (seen["path"], seen["bytes"], set(seen["headers"])) == ("/v2/models/m/config", 0, {"Host"})
 
@@ -218,14 +242,14 @@ def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Ed
 @pytest.mark.parametrize("given", ["order-7", "a.b_c:D-9", "x" * 64])
 def test_the_callers_id_is_the_request_id_once(edge: Edge, given: str) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": given, "X-Request-Id": "forged"}
-    response = requests.post(f"{edge.url}/invocations", headers=headers, timeout=5)
+    response = requests.post(f"{edge.url}/invocations", headers=headers, timeout=PATIENCE)
     assert response.json()["headers"]["X-Request-Id"] == given
     assert response.headers["X-Request-Id"] == given  # requests would join two with a comma
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "two words", 'quote"', "semi;colon", "ü".encode().decode("latin-1")])
 def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
-    response = requests.post(f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": given}, timeout=5)
+    response = requests.post(f"{edge.url}/x", headers={"X-Amzn-SageMaker-Inference-Id": given}, timeout=PATIENCE)
     assert len(response.headers["X-Request-Id"]) == 32
     assert response.json()["headers"]["X-Request-Id"] == response.headers["X-Request-Id"]
 
@@ -235,29 +259,31 @@ def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
 def test_gunicorn_is_told_when_it_was_handed_the_request_by_nobody_but_nginx(
     edge: Edge, path: str, accept: str
 ) -> None:
-    headers = {"X-Request-Start": "99999999999", "Accept": accept}
-    seen = requests.post(edge.url + path, headers=headers, timeout=5).json()
-    assert float(seen["headers"]["X-Request-Start"]) == pytest.approx(time.time(), abs=5)
+    headers, begun = {"X-Request-Start": "99999999999", "Accept": accept}, time.time()
+    seen = requests.post(edge.url + path, headers=headers, timeout=PATIENCE).json()
+    assert begun - 1 < float(seen["headers"]["X-Request-Start"]) < time.time() + 1
     assert seen["path"] == path
 
 
 @pytest.mark.parametrize("path", ["/models", "/ping", "/metrics"])
 def test_of_other_routes_nobody_says_when(edge: Edge, path: str) -> None:
     headers = {"X-Request-Start": "1"}
-    assert "X-Request-Start" not in requests.get(edge.url + path, headers=headers, timeout=5).json()["headers"]
+    assert "X-Request-Start" not in requests.get(edge.url + path, headers=headers, timeout=PATIENCE).json()["headers"]
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json, Application/JsonLines;q=0.1"])
-def test_what_may_be_a_stream_has_a_longer_time(edge: Edge, accept: str) -> None:
-    response = requests.post(f"{edge.url}/invocations?1.5", headers={"Accept": accept}, timeout=9)
+def test_what_may_be_a_stream_has_a_longer_time(impatient_edge: Edge, accept: str) -> None:
+    url = f"{impatient_edge.url}/invocations"
+    response = requests.post(f"{url}?1.5", headers={"Accept": accept}, timeout=PATIENCE)
     assert response.json()["path"] == "/invocations?1.5"
-    check_error(requests.post(f"{edge.url}/invocations?1.5", timeout=9), 504, "timeout")
+    with held():
+        check_error(requests.post(f"{url}?hold", timeout=PATIENCE), 504, "timeout")
     wait_until_at_work(0)
 
 
 def test_a_body_over_the_limit_is_413_and_says_how_to_change_it(edge: Edge) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "big-1"}
-    response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2 + 1), headers=headers, timeout=5)
+    response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2 + 1), headers=headers, timeout=PATIENCE)
     error = check_error(response, 413, "payload_too_large")
     assert "larger than 2 MB" in error and "SERVE_MAX_BODY_MB" in error
     assert response.headers["X-Request-Id"] == "big-1"
@@ -265,31 +291,32 @@ def test_a_body_over_the_limit_is_413_and_says_how_to_change_it(edge: Edge) -> N
 
 def test_a_chunked_body_over_the_limit_is_413_too(edge: Edge) -> None:
     chunks = (bytes(65536) for _ in range(40))
-    check_error(requests.post(f"{edge.url}/invocations", data=chunks, timeout=5), 413, "payload_too_large")
+    check_error(requests.post(f"{edge.url}/invocations", data=chunks, timeout=PATIENCE), 413, "payload_too_large")
 
 
 def test_a_body_of_the_limit_is_accepted(edge: Edge) -> None:
-    response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2), timeout=5)
+    response = requests.post(f"{edge.url}/invocations", data=bytes(2 * 1024**2), timeout=PATIENCE)
     assert response.json()["bytes"] == 2 * 1024**2
 
 
 def test_without_gunicorn_every_route_is_503_with_retry_after(edge_alone: Edge) -> None:
     for path in ("/ping", "/invocations", "/models", "/nothing"):
-        response = requests.get(edge_alone.url + path, timeout=5)
+        response = requests.get(edge_alone.url + path, timeout=PATIENCE)
         assert "gunicorn" in check_error(response, 503, "frontend_unavailable")
         assert response.headers["Retry-After"] == "1"
 
 
-def test_no_answer_in_time_is_504(edge: Edge) -> None:
+def test_no_answer_in_time_is_504(impatient_edge: Edge) -> None:
     begin = time.monotonic()
-    error = check_error(requests.post(f"{edge.url}/slow?2.5", timeout=9), 504, "timeout")
-    assert time.monotonic() - begin > 0.9  # and before the app answered, or it were 200
+    with held():
+        error = check_error(requests.post(f"{impatient_edge.url}/slow?hold", timeout=PATIENCE), 504, "timeout")
+    assert time.monotonic() - begin > 0.9
     assert "SERVE_REQUEST_TIMEOUT" in error
     wait_until_at_work(0)
 
 
 def test_an_error_of_the_app_passes_through_unchanged(edge: Edge) -> None:
-    response = requests.post(f"{edge.url}/busy", timeout=5)
+    response = requests.post(f"{edge.url}/busy", timeout=PATIENCE)
     assert (response.status_code, response.json()["path"]) == (503, "/busy")
     assert "Retry-After" not in response.headers
 
@@ -314,8 +341,8 @@ def test_what_is_no_request_has_a_json_error_too(edge: Edge, request_bytes: byte
 
 def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge: Edge) -> None:
     name = "log-me"
-    requests.get(f"{edge.url}/ping", timeout=5)
-    requests.get(f"{edge.url}/a%22b?0", headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=5)
+    requests.get(f"{edge.url}/ping", timeout=PATIENCE)
+    requests.get(f"{edge.url}/a%22b?0", headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=PATIENCE)
     lines = edge.lines(until=name)
     line = next(line for line in lines if line["request_id"] == name)
     assert (line["method"], line["path"], line["status"], line["model"]) == ("GET", "/a%22b", 200, "echo")
@@ -325,30 +352,30 @@ def test_the_access_log_has_a_json_line_per_request_without_query_and_ping(edge:
 
 def test_no_path_hides_a_request_from_the_access_log(edge: Edge) -> None:
     name = "not-hidden"
-    requests.get(f"{edge.url}/ping:x/invocations", headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=5)
+    requests.get(f"{edge.url}/ping:x/invocations", headers={"X-Amzn-SageMaker-Inference-Id": name}, timeout=PATIENCE)
     assert [line["path"] for line in edge.lines(until=name) if line["request_id"] == name] == ["/ping:x/invocations"]
 
 
 def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(edge_alone: Edge) -> None:
-    requests.get(f"{edge_alone.url}/ping", timeout=5)
-    name = requests.get(f"{edge_alone.url}/models", timeout=5).headers["X-Request-Id"]
+    requests.get(f"{edge_alone.url}/ping", timeout=PATIENCE)
+    name = requests.get(f"{edge_alone.url}/models", timeout=PATIENCE).headers["X-Request-Id"]
     assert [(line["path"], line["status"]) for line in edge_alone.lines(until=name)] == [("/models", 503)]
 
 
 def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> None:
-    settings_folder = tmp_path / "run"
-    settings_folder.mkdir()
-    (settings_folder / "gunicorn.sock").symlink_to(upstream / "gunicorn.sock")
-    edge, statuses = Edge(settings_folder), list[int]()
+    edge, statuses = Edge(behind(upstream, tmp_path)), list[int]()
 
     def call() -> None:
-        statuses.append(requests.post(f"{edge.url}/invocations?2", timeout=9).status_code)
+        statuses.append(requests.post(f"{edge.url}/invocations?hold", timeout=PATIENCE).status_code)
 
     callers = [threading.Thread(target=call) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    wait_until_at_work(8)
-    assert edge.stop() == 0
+    with held():
+        for caller in callers:
+            caller.start()
+        wait_until_at_work(8)
+        edge.process.send_signal(signal.SIGQUIT)
+        wait_until(lambda: not edge.listens(), "it is stopping")
+    assert edge.process.wait(PATIENCE) == 0
     for caller in callers:
         caller.join()
     assert statuses == [200] * 8
@@ -383,10 +410,10 @@ def test_every_reply_says_the_version_where_that_is_wanted(upstream: Path, edge:
     running = Edge(upstream, None, SERVE_SERVER_HEADER="true")
     try:
         asked = [("POST", "/invocations"), ("GET", "/ping"), ("GET", "/v2/nothing/here"), ("PUT", "/invocations")]
-        replies = [requests.request(method, running.url + path, timeout=10) for method, path in asked]
+        replies = [requests.request(method, running.url + path, timeout=PATIENCE) for method, path in asked]
         assert [reply.headers.get("X-Server") for reply in replies] == [f"triton-multi-model/{VERSION}"] * len(asked)
         text = (upstream / "nginx.conf").read_text()
         assert text.count("add_header X-Server") == text.count("add_header X-Request-Id") + 1
     finally:
         running.stop()
-    assert "X-Server" not in requests.get(f"{edge.url}/ping", timeout=10).headers
+    assert "X-Server" not in requests.get(f"{edge.url}/ping", timeout=PATIENCE).headers
