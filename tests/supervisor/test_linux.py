@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -426,6 +427,7 @@ def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> 
 
 
 def test_ping_without_a_listener_tells_so() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        port = server.server_address[1]
-    assert LinuxSystem(("127.0.0.1", port), Output(1)).ping() == "/ping: [Errno 111] Connection refused"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        said = LinuxSystem(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
+    assert said == "/ping: [Errno 111] Connection refused"
