@@ -35,8 +35,9 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
     reloader, said = Reloader(settings), ""
     while True:
-        again, text = asked.is_set(), ""
-        asked.clear()
+        text = ""
+        if again := asked.is_set():  # else nothing is cleared: a signal that comes now is heard by the next look
+            asked.clear()
         try:
             reloader.step(again)
         except TritonUnavailable:
