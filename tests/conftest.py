@@ -102,4 +102,4 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     running = Server(tmp_path_factory.mktemp("serve"), repository).wait_ready()
     yield running
     assert running.stop() == 0
-    assert running.processes() == []
+    running.wait_gone()

@@ -209,6 +209,10 @@ class Server:
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
         return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _has_variable(entry, marker)]
 
+    def wait_gone(self) -> None:
+        """Waits until it has left no process: one that was killed may take a moment to end."""
+        wait_until(lambda: not self.processes(), lambda: f"{self.processes()} are gone")
+
     def wait_ended(self) -> int:
         """Waits for the end and returns the exit code."""
         return self.process.wait(timeout=PATIENCE)
