@@ -34,7 +34,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     yield container
     assert server.stop() == 0
     assert "killing it" not in server.output()
-    assert server.processes() == []
+    server.wait_gone()
 
 
 def status(running: Container, name: str, x: float = 1) -> int:
@@ -88,6 +88,7 @@ def test_calls_that_meet_the_end_of_tritonserver_are_told_to_come_again_or_to_lo
         running.server.replace("tritonserver")
         wait_until(lambda: load.answers["404 model_not_loaded"] > 50, "it is to be loaded")
     assert {answer.split()[0] for answer in load.answers} <= {"200", "503", "404"}, load.answers
+    running.server.wait_ready()
     with ThreadPoolExecutor() as threads:
         replies = list(threads.map(lambda name: running.load(name, name), ("sound", "bad")))
     assert [reply.status_code for reply in replies] == [200, 200]
