@@ -22,12 +22,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Confined]:
     folder = tmp_path_factory.mktemp("faults")
     (folder / "models").mkdir()
     make_models(folder / "models")
-    variables = {"SERVE_HANG_TIMEOUT": "3", "SERVE_WORKERS": "2", "SERVE_REQUEST_TIMEOUT": str(DEADLINE)}
+    variables = {"SERVE_HANG_TIMEOUT": "5", "SERVE_WORKERS": "2", "SERVE_REQUEST_TIMEOUT": str(DEADLINE)}
     running = Confined(folder, folder / "models", **variables)
     running.wait_ready()
     yield running
     assert running.stop() == 0
-    assert running.processes() == []
+    running.wait_gone()
     assert trial.logged_twice(running.log, "fault") == []
 
 

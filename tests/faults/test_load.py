@@ -1,6 +1,7 @@
 """What the load calls right, honest and wrong."""
 
 import json
+import time
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from tests.faults.calls import Call, same
 from tests.faults.faults import Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, Answer, Callers, judge
 from tests.faults.page import table
-from tests.faults.trial import Trial, mistakes_in, outage
+from tests.faults.trial import Trial, is_well, mistakes_in, outage
 
 CALL = Call("number", "/", {}, b"", right=lambda reply: reply.json()["y"] == 3)
 FAULT = Fault("nobody", lambda _: lambda: True)
@@ -70,6 +71,16 @@ def test_a_load_is_well_when_each_kind_was_answered_rightly_and_nothing_else_has
     assert callers.all_right_since(1.0) is False, "the 503 ended then"
     assert callers.all_right_since(1.5, times=1) is True
     assert callers.all_right_since(1.5, times=2) is False
+
+
+def test_on_a_slow_machine_too_a_load_is_well_that_was_right_for_a_while() -> None:
+    callers = Callers("", [lambda _: CALL], callers=0, deadline=1)
+    now = time.monotonic()
+    callers.answers = [Answer("load-1", "number", now - ago - 2, now - ago, RIGHT) for ago in (4, 2, 0)]
+    assert is_well(callers)
+    assert not is_well(callers, since=now - 1)
+    callers.answers.append(Answer("load-2", "number", now - 3, now, "503 x"))
+    assert not is_well(callers)
 
 
 def test_a_row_says_what_callers_saw() -> None:

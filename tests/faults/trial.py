@@ -1,6 +1,7 @@
 """One fault under load: what the callers saw, and how long."""
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,11 +27,11 @@ class Trial:
 
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
     """From a load that is answered rightly to one that is again."""
-    wait_until(lambda: _well(callers), lambda: f"right answers before the fault; {_last(callers)}")
+    wait_until(lambda: is_well(callers), lambda: f"right answers before the fault; {_last(callers)}")
     before, struck = _said_to_hang(server), time.monotonic()
     wait_over(fault.strike(server), fault)
     server.wait_ready()
-    wait_until(lambda: _well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
+    wait_until(lambda: is_well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
     answers = callers.since(struck)
     mistakes = [*mistakes_in(fault, answers)]
     if fault.works and before != _said_to_hang(server):
@@ -42,10 +43,11 @@ def _said_to_hang(server: Confined) -> int:
     return server.output().count("did not answer for")
 
 
-def _well(callers: Callers, since: float = 0.0) -> bool:
-    """Whether for a while now, which began after `since`, every kind has been answered, and rightly."""
-    begin = time.monotonic() - SETTLED
-    return begin > since and callers.all_right_since(begin)
+def is_well(callers: Callers, since: float = 0.0) -> bool:
+    """Whether since then, or since the last other answer, every kind has been answered, and rightly, for a while."""
+    others = [answer.ended for answer in callers.since(since) if answer.verdict != RIGHT]
+    begin = math.nextafter(max([since, *others]), math.inf)
+    return time.monotonic() > begin + SETTLED and callers.all_right_since(begin)
 
 
 def _last(callers: Callers) -> str:
