@@ -11,7 +11,7 @@ from tests.conformance.wire import Answer
 
 X: dict[str, object] = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2.5]}
 ONE = {"inputs": [X]}
-PATIENCE = 5.0  # seconds, for an answer that may never come
+PATIENCE = 20.0  # seconds, for an answer that may never come
 FLOAT = b"\0\0\x80\x3f"
 HEADER = compact(
     {
