@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,10 @@ from pathlib import Path
 
 import requests
 
+from serving.host.ports import PortPicker
+
 ROOT = Path(__file__).resolve().parents[1]
+PORTS = PortPicker(range(12000, 14000))  # below those that the kernel gives to callers
 MODEL = '''
 import triton_python_backend_utils as pb_utils
 
@@ -137,9 +139,7 @@ def end_on_sigterm() -> None:
 @contextmanager
 def container(folder: Path, **variables: str) -> Iterator[tuple[str, int]]:
     """Runs a `serve` in multi-model mode with its archives in folder/models: (URL, process id)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = PORTS.pick(1)
     environ = (
         os.environ
         | {
