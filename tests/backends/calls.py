@@ -9,7 +9,7 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import np_to_triton_dtype
 
 from tests.backends.triton_process import at_once
-from tests.support.harness import wait_until
+from tests.support.harness import PATIENCE, wait_until
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -20,7 +20,7 @@ def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ())
         tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
         tensors[-1].set_data_from_numpy(array)
     requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
-    result = client.infer(model, tensors, outputs=requested, client_timeout=30)
+    result = client.infer(model, tensors, outputs=requested, client_timeout=PATIENCE)
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 

@@ -25,7 +25,7 @@ from tests.backends.onnx_models import (
     tensors,
     xy,
 )
-from tests.support.harness import ROOT, config_for_cpu
+from tests.support.harness import PATIENCE, ROOT, config_for_cpu
 
 BACKEND = 'backend: "openvino"\n'
 ONNX = BACKEND + 'default_model_filename: "model.onnx"\n'
@@ -180,7 +180,8 @@ def write_model(folder: Path, file: bytes, config: str) -> None:
 def write_own_format(folder: Path, onnx: Path) -> None:
     """model.xml and model.bin, whose outputs have two names each; no config.pbtxt."""
     (folder / "1").mkdir(parents=True)
-    subprocess.run([sys.executable, "-c", CONVERT, str(onnx), str(folder / "1/model.xml")], check=True, timeout=60)
+    command = [sys.executable, "-c", CONVERT, str(onnx), str(folder / "1/model.xml")]
+    subprocess.run(command, check=True, timeout=PATIENCE)
 
 
 def write_bundled(folder: Path, name: str, more: str) -> None:

@@ -11,7 +11,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.backends.onnx_models import SERVED
-from tests.support.harness import ROOT
+from tests.support.harness import PATIENCE, ROOT
 
 OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
 
@@ -25,7 +25,7 @@ def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
         str(model / "config.pbtxt"),
         str(backends),
     ]
-    return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def what_was_told(config: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from serving.request import Request
 from serving.served_model import ServedModel
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor
+from tests.support.harness import PATIENCE
 
 
 class Brightness(ModelClient):
@@ -151,7 +152,7 @@ class Meeting(ImageCodec):
     """Loads images only two at a time."""
 
     def __init__(self) -> None:
-        self._both = threading.Barrier(2, timeout=10)
+        self._both = threading.Barrier(2, timeout=PATIENCE)
 
     def load(self, opened: Any) -> Any:
         self._both.wait()
