@@ -2,7 +2,8 @@
 """A container that breaks the platform's rules: a stand-in for those that people write. Standard library only.
 
 BREAKS names the rule (simulate/rules.py) that it breaks; without it, it behaves, and answers with what it was sent.
-CAPACITY is how many models it can hold at once in multi-model mode, HOLDS how many MB each of them takes.
+CAPACITY is how many models it can hold at once in multi-model mode, HOLDS how many MB each of them takes. What is late
+is late by SLOW seconds.
 """
 
 import json
@@ -18,8 +19,9 @@ from pathlib import Path
 BREAKS = os.environ.get("BREAKS", "")
 CAPACITY = int(os.environ.get("CAPACITY", "1000"))
 HOLDS = int(os.environ.get("HOLDS", "0"))
-SLOW = float(os.environ.get("SLOW", "1.5"))
+SLOW = float(os.environ.get("SLOW", "60"))
 MODEL = Path(os.environ.get("SERVE_MODEL_REPOSITORY", "/opt/ml/model"))
+GO = Path(os.environ.get("TMPDIR", "/tmp")) / "go"  # calls with the body "wait" wait for this file
 loaded: dict[str, str] = {}
 memory: dict[str, bytearray] = {}
 seen: list[str] = []
@@ -33,14 +35,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         seen.append("ping")
-        first = seen.count("ping") == 1
-        if BREAKS == "ping-time" and not first:
+        called = "call" in seen
+        if BREAKS == "ping-time" and called:
             time.sleep(SLOW)
-        if BREAKS == "start-up" or (BREAKS == "ping-status" and not first):
+        if BREAKS == "start-up" or (BREAKS == "ping-status" and called):
             return self.answer(503, b'{"error": "ill on purpose"}')
         return self.answer(200, b"well" if BREAKS == "ping-body" else b"")
 
     def do_POST(self) -> None:
+        seen.append("call")
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path == "/models":
             self.load()
@@ -94,8 +97,8 @@ class Handler(BaseHTTPRequestHandler):
             headers["X-Amzn-SageMaker-Session-Id"] = f"s{time.monotonic_ns()}; Expires=2099-01-01T00:00:00Z"
         if self.body == b"close":
             headers["X-Amzn-SageMaker-Closed-Session-Id"] = self.headers["X-Amzn-SageMaker-Session-Id"]
-        if self.body == b"slow":
-            time.sleep(SLOW)
+        while self.body == b"wait" and not GO.exists():
+            time.sleep(0.02)
         self.answer(200, json.dumps(document).encode(), **headers)
 
     def break_time(self) -> None:
@@ -125,8 +128,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200)
 
     def break_listening(self) -> None:
-        self.answer(200, b"", Connection="close")
+        """From before its answer on, for the next call may be quick."""
         servers[0].socket.shutdown(socket.SHUT_RDWR)
+        self.answer(200, b"", Connection="close")
 
     def break_model_read_only(self) -> None:
         try:

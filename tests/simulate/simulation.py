@@ -25,8 +25,10 @@ from tests.support.started import starts_a_server
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 # ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py breaks that rule
-QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": 60, "stop": 20}
+QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": PATIENCE}
 NO_CHAOS = Rates()
+# Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs the longer ones.
+ENOUGH_TO_ANSWER = (2, 8, 32, 120)
 
 
 def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> Any:

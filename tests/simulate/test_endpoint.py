@@ -19,7 +19,7 @@ from tests.support.harness import wait_until
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
     """Two containers that answer with what they were sent."""
-    with Simulation(instances=2, routing=LEAST_OUTSTANDING, SLOW="5") as running:
+    with Simulation(instances=2, routing=LEAST_OUTSTANDING) as running:
         yield running
 
 
@@ -82,7 +82,7 @@ def test_mistakes_of_the_caller_are_validation_errors(
 
 
 def test_a_session_stays_with_its_instance_until_it_is_closed(simulation: Simulation) -> None:
-    opened = [simulation.invoke(SessionId="NEW_SESSION") for _ in range(6)]
+    opened = [simulation.invoke(SessionId="NEW_SESSION") for _ in range(40)]  # chance decides between idle instances
     sessions = [reply["NewSessionId"].partition(";")[0] for reply in opened]
     owners = {session: simulation.endpoint.instance_of(session).name for session in sessions}
     assert set(owners.values()) == {"instance 1", "instance 2"}
@@ -95,23 +95,29 @@ def test_a_session_stays_with_its_instance_until_it_is_closed(simulation: Simula
         simulation.invoke(SessionId=sessions[0])
 
 
-def loads(simulation: Simulation) -> list[int]:
+def calls(simulation: Simulation) -> list[int]:
     return [instance.calls for instance in simulation.endpoint.instances]
 
 
 def test_the_instance_with_the_fewest_calls_takes_the_next(simulation: Simulation) -> None:
     with ThreadPoolExecutor(4) as threads:
-        slow = [threads.submit(simulation.invoke, b"slow") for _ in range(4)]
-        wait_until(
-            lambda: [each.calls for each in simulation.endpoint.instances] == [2, 2], "two calls at each instance"
-        )
-        assert all(call.result() for call in slow)
-    assert [each.calls for each in simulation.endpoint.instances] == [0, 0]
+        waiting = []
+        try:
+            for number in range(1, 5):
+                waiting.append(threads.submit(simulation.invoke, b"wait"))
+                wait_until(lambda: sum(calls(simulation)) == number, "the call is at an instance")  # noqa: B023
+            assert calls(simulation) == [2, 2]
+        finally:
+            for folder in simulation.endpoint.plan.folder.glob("*/tmp"):
+                (folder / "go").touch()
+        assert all(call.result() for call in waiting)
+    assert calls(simulation) == [0, 0]
 
 
 def test_while_one_instance_is_down_the_other_takes_all_calls(simulation: Simulation) -> None:
     simulation.endpoint.instances[0].kill()
     answers = Counter(sent(simulation.invoke())["path"] for _ in range(20))
     assert answers == {"/invocations": 20}
-    wait_until(lambda: len(simulation.endpoint.in_service()) == 2, "the other is back")
+    wait_until(lambda: str(simulation.lines).count("in service after") == 3, "another is started")
+    wait_until(lambda: len(simulation.endpoint.in_service()) == 2, "it takes calls")
     assert simulation.journal.complaints.total() == 0, simulation.lines
