@@ -77,8 +77,9 @@ class Container:
                 self.journal.complain("safe-ports", f"{self.name} listens on {ports}, outside {SAFE_PORTS}")
 
     def check_refusals(self) -> None:
-        """Complains of refused connections; called later, because a dying container refuses connections too."""
-        if self.refused:
+        """Complains of refused connections, unless it was killed; called later, because a dying container refuses
+        connections too."""
+        if self.refused and not self.killed:
             self.journal.complain("listening", f"{self.name} did not accept {self.refused} connections")
             self.refused = 0
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from simulate.container import Container
 from simulate.inplace import can_isolate
 from simulate.rules import RULES, TABLE, markdown, with_limits
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, Simulation, make_tar
-from tests.support.harness import ROOT, wait_until
+from tests.support.harness import PATIENCE, ROOT, wait_until
 
 NOT_BROKEN = {"ping-interval", "memory-share"}  # limits of ours: test_models.py has the second
 
@@ -88,6 +90,25 @@ def test_a_container_that_takes_no_connection_is_no_service() -> None:
         simulation.invoke()
         fails("ServiceUnavailable", simulation.invoke)
         simulation.wait_complaint("listening")
+
+
+def test_a_killed_container_is_not_told_of_for_refusing_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it is killed, and called, while the simulator looks at it."""
+    looks, called = threading.Event(), threading.Event()
+
+    def memory(_: Container) -> int:
+        looks.set()
+        called.wait(PATIENCE)
+        return 0
+
+    monkeypatch.setattr(Container, "memory", memory)
+    with Simulation() as simulation:
+        looks.wait(PATIENCE)
+        simulation.endpoint.kill()
+        fails("ServiceUnavailable", simulation.invoke)
+        called.set()
+        wait_until(lambda: str(simulation.lines).count("in service after") >= 2, "it is back")
+        assert simulation.journal.complaints.total() == 0
 
 
 def test_a_container_beyond_its_memory_is_killed_and_started_again() -> None:
