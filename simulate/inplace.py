@@ -172,10 +172,10 @@ def make_read_only(folder: Path) -> None:
 
 
 def make_removable(folder: Path) -> None:
-    """Makes folders writable again, or only root could remove them."""
-    for path in [folder, *folder.rglob("*")]:
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(0o755)
+    """Makes folders writable again, or only root could remove them. A load that breaks off may be removing some."""
+    for path, _, _ in os.walk(folder):
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).chmod(0o755)
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from simulate.errors import InternalFailure, ModelError, ModelNotReady, Platform
 PAUSE = 0.1
 LOADS_AT_ONCE = 8
 OK, CONFLICT, NOT_FOUND, NO_ROOM = 200, 409, 404, 507
+ENDED = "The container has ended"
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Models:
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least recently used first
         self._loading: dict[str, Future[None]] = {}
         self._threads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="load")
+        self._closed = False
 
     def has(self, target: str) -> bool:
         with self._lock:
@@ -104,6 +106,9 @@ class Models:
         return True
 
     def close(self) -> None:
+        """The container is ending, and its files are removed: loads fail with InternalFailure from now on."""
+        with self._lock:
+            self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, target: str) -> Loaded | None:
@@ -118,6 +123,8 @@ class Models:
         """The current load or unload of the model; starts a load if there is none."""
         with self._lock:
             if target not in self._loading:
+                if self._closed:
+                    raise InternalFailure(ENDED)
                 if find(self._store, target) is None:
                     raise ValidationError(
                         f"Failed to download model data(bucket: {self._store}, key: {target}). Please ensure that "
@@ -132,6 +139,8 @@ class Models:
         except NotYet:
             self._journal.count("answers of ModelNotReadyException")
             raise ModelNotReady(f"The model {target} is still being loaded; try again") from None
+        except CancelledError:
+            raise InternalFailure(ENDED) from None
 
     def _load(self, target: str) -> None:
         begun = time.monotonic()
@@ -142,8 +151,10 @@ class Models:
             self._hand_over(target, name, begun + self._rules["load-time"].limit)
             with self._lock:
                 self._loaded[target] = Loaded(target, name)
-        except BaseException:
+        except BaseException as err:
             shutil.rmtree(self._folder / name, ignore_errors=True)
+            if self._closed:
+                raise InternalFailure(ENDED) from err
             raise
         finally:
             with self._lock:
@@ -160,7 +171,8 @@ class Models:
                 raise BadArchive(f"{target} is gone")
             unpack(archive, self._folder / name / "model")
         except BadArchive as err:
-            self._journal.complain("archive", str(err))
+            if not self._closed:
+                self._journal.complain("archive", str(err))
             raise ValidationError(f"Failed to extract model data archive: {err}") from err
 
     def _make_room(self, needed: int) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from simulate.archives import BadArchive
 from simulate.container import Container
 from simulate.inplace import can_isolate
 from simulate.rules import RULES, TABLE, markdown, with_limits
@@ -266,6 +268,28 @@ def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(store: Path, na
         fails("ValidationError", lambda: simulation.invoke(TargetModel=f"{name}.tar.gz"))
         assert simulation.complained("archive")
         assert not list(Path(simulation.endpoint.plan.folder).rglob("escaped"))
+
+
+def test_a_load_whose_container_ends_is_an_internal_failure_and_no_fault_of_the_archive(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, removed = threading.Event(), threading.Event()
+
+    def unpack_too_late(archive: Path, _: Path) -> None:
+        begun.set()
+        removed.wait(PATIENCE)
+        raise BadArchive(f"{archive.name} cannot be unpacked: its folder is gone")
+
+    monkeypatch.setattr("simulate.models.unpack", unpack_too_late)
+    with Simulation(models=store) as simulation, ThreadPoolExecutor(1) as threads:
+        call = threads.submit(simulation.invoke, TargetModel="a.tar.gz")
+        begun.wait(PATIENCE)
+        simulation.endpoint.kill()
+        wait_until(lambda: "instance 1 was killed" in str(simulation.lines), "its end is seen")
+        wait_until(lambda: str(simulation.lines).count("in service after") >= 2, "another is started")
+        removed.set()
+        fails("InternalFailure", call.result)
+        assert simulation.journal.complaints.total() == 0
 
 
 def test_a_load_that_fails_is_a_model_error_and_a_status_beyond_the_contract_is_told_of(store: Path) -> None:
