@@ -133,7 +133,7 @@ class Reader:
             return ""
         if command.startswith(SIMULATE):
             self._start(SIMULATE, f"{command} --port {self.ports['8081']}")
-            wait_until(lambda: "in service" in self._log(SIMULATE), "the simulator is in service")
+            wait_until(lambda: "\nin service: " in self._log(SIMULATE), "the simulator is in service")
             return ""
         done = subprocess.run(
             ["bash", "-ec", command],
