@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.image.conftest import Start
-from tests.image.container import Container, podman
+from tests.image.container import BUILD_SECONDS, Container, podman
 from tests.support.harness import ROOT, wait_until
 
 EXAMPLE = (ROOT / "model_repository/yolov5/example.jpg").read_bytes()
@@ -70,7 +70,7 @@ def shown_calls(container: Container) -> list[str]:
 
 def ended(container: Container) -> tuple[int, str]:
     """(exit code, what it said) of a container that ends by itself."""
-    return container.process.wait(60), container.output()
+    return container.process.wait(BUILD_SECONDS), container.output()
 
 
 def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) -> None:
