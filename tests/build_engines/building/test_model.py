@@ -15,7 +15,7 @@ from build_engines.model_folder.publish import SCRATCH, scratch_folder
 from build_engines.model_folder.record import read_record
 from build_engines.request import Request
 from tests.build_engines.models import save_scale
-from tests.support.harness import ROOT, wait_until
+from tests.support.harness import PATIENCE, ROOT, wait_until
 
 
 def request(tmp_path: Path, **options: object) -> Request:
@@ -108,7 +108,7 @@ def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Pa
     try:
         wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), "the build has begun")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     # CPython itself ends by SIGINT where either fell into an exec(), as in the making of a dataclass

@@ -13,7 +13,7 @@ from build_engines.commands import doctor
 from build_engines.demos.resnet import TRAINED
 from build_engines.recipes import RECIPES
 from tests.build_engines.models import save_scale
-from tests.support.harness import ROOT, Server
+from tests.support.harness import PATIENCE, ROOT, Server
 
 
 def test_list_names_every_model_and_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,13 +77,13 @@ sys.exit(main(sys.argv[1:]))
         (["resnet", "--precision", "int8"], "sklearn"),
     ):
         command = [sys.executable, "-c", code, "build", *arguments, "--out", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
         assert done.returncode == 1
         assert f"'{package}', which is not installed" in done.stderr
         assert "make dev" in done.stderr
         assert list(tmp_path.iterdir()) == []
     command = [sys.executable, "-c", code, "build", "resnet", "--out", str(tmp_path)]
-    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0
+    assert subprocess.run(command, cwd=ROOT, timeout=PATIENCE).returncode == 0
 
 
 def test_inspect_says_what_a_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from build_engines.families import bert, bert_graph
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
 from tests.clients.text_models import save_tokenizer
-from tests.support.harness import ROOT
+from tests.support.harness import PATIENCE, ROOT
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -168,7 +168,7 @@ from build_engines.__main__ import main
 code = main(["build", "bert", "--out", sys.argv[1]])
 sys.exit(code or "torch" in sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT, timeout=PATIENCE)
     assert (tmp_path / "bert/1/model.onnx").stat().st_size > 80e6
     assert (tmp_path / "bert/tokenizer/tokenizer.json").exists()
     for name in ("config.pbtxt", "configs/cpu.pbtxt", "example.txt"):

@@ -17,7 +17,7 @@ import transformers
 
 from build_engines.errors import BuildError
 from build_engines.weights.downloads import ARTIFACTS, Artifact, download, fetch
-from tests.support.harness import ROOT
+from tests.support.harness import PATIENCE, ROOT
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -259,7 +259,7 @@ def build_from_hub(port: int, tmp_path: Path, **variables: str) -> "subprocess.C
         "--out",
         str(tmp_path / "models"),
     ]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=PATIENCE)
 
 
 def test_a_model_of_the_hub_is_built_and_again_without_a_network(hub: Hub, tmp_path: Path) -> None:
