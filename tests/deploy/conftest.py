@@ -31,7 +31,7 @@ from werkzeug.wrappers import Request, Response
 
 from deploy import commandline
 from deploy.commandline import Host, main
-from tests.support.harness import Server, free_port
+from tests.support.harness import PATIENCE, Server, free_port
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"  # moto's
@@ -262,7 +262,7 @@ def bare_aws(moto_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> A
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(SageMakerResponse, "update_endpoint", update_endpoint, raising=False)
-    requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
+    requests.post(f"{moto_url}/moto-api/reset", timeout=PATIENCE).raise_for_status()
     monkeypatch.setattr(commandline, "build_parser", build_parser)
     CALLS.clear()
     return Aws(moto_url, Components().add_to_moto(monkeypatch), CALLS)
@@ -320,7 +320,7 @@ class RuntimeStandIn:
 
     def _reply(self, request: Request) -> Response:
         reply = requests.post(
-            f"{self.container}/invocations", data=request.get_data(), headers=kept(request), timeout=60
+            f"{self.container}/invocations", data=request.get_data(), headers=kept(request), timeout=PATIENCE
         )
         if not reply.ok:
             return model_error(reply)

@@ -11,7 +11,7 @@ import requests
 from PIL import Image
 
 from tests.deploy.conftest import Aws, NotingSession, RuntimeStandIn
-from tests.support.harness import ROOT, Server, free_port
+from tests.support.harness import PATIENCE, ROOT, Server, free_port
 
 DIGIT = str(ROOT / "model_repository/resnet/example.png")
 PAGE = str(ROOT / "model_repository/yolov5/example.jpg")
@@ -145,7 +145,7 @@ def queue(aws: Aws, **result: Any) -> None:
     """What moto writes for the next asynchronous invocation."""
     url = f"{aws.url}/moto-api/static/sagemaker/async-endpoint-results"
     body = {"region": "eu-west-1", "results": [result]}
-    assert requests.post(url, json=body, timeout=10).status_code == 201
+    assert requests.post(url, json=body, timeout=PATIENCE).status_code == 201
 
 
 @pytest.fixture

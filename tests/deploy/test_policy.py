@@ -13,7 +13,7 @@ import requests
 
 from tests.deploy.conftest import ACCOUNT, Aws
 from tests.deploy.shapes import IMAGE, printed
-from tests.support.harness import ROOT
+from tests.support.harness import PATIENCE, ROOT
 
 DOCS = ROOT / "docs"
 POLICY = json.loads((DOCS / "deploy-policy.json").read_text())
@@ -126,14 +126,14 @@ def become(aws: Aws, monkeypatch: pytest.MonkeyPatch, allowed: list[str]) -> Non
     key = iam.create_access_key(UserName="deployer")["AccessKey"]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
-    requests.post(f"{aws.url}/moto-api/reset-auth", data=b"0", timeout=10).raise_for_status()
+    requests.post(f"{aws.url}/moto-api/reset-auth", data=b"0", timeout=PATIENCE).raise_for_status()
 
 
 @pytest.fixture
 def guarded(aws: Aws) -> Iterator[Aws]:
     """moto asks IAM about every call, from `become` to the test's end."""
     yield aws
-    requests.post(f"{aws.url}/moto-api/reset-auth", data=b"inf", timeout=10).raise_for_status()
+    requests.post(f"{aws.url}/moto-api/reset-auth", data=b"inf", timeout=PATIENCE).raise_for_status()
 
 
 def test_with_it_the_commands_run(guarded: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
