@@ -13,12 +13,13 @@ import pytest
 
 from build_engines.__main__ import main as build_engines
 from deploy.commandline import main as deploy
-from tests.support.harness import ROOT
+from tests.support.harness import PATIENCE, ROOT
 from tests.support.readme import AWS, GPU, NEEDS, Block, Reader, fresh_checkout, read_blocks
 
 FOLDER = ROOT / "docs/guides"
 INDEX = FOLDER / "README.md"
 GUIDES = sorted(page for page in FOLDER.glob("*.md") if page != INDEX)
+pytestmark = pytest.mark.timeout(10 * PATIENCE)  # the first test of a guide follows all of it
 
 
 def shell(page: Path) -> list[Block]:
