@@ -206,13 +206,15 @@ def test_of_folders_that_others_make_too_only_the_empty_ones_since_its_start_are
 
 def test_none_is_removed_while_another_process_of_that_name_runs(supervise: Start, tmp_path: Path) -> None:
     """A tritonserver of another `serve` may have made it a moment ago."""
-    shutil.copy("/bin/sleep", tmp_path / "one")
-    other = subprocess.Popen([tmp_path / "one", "100"])
-    running = supervise({"one": "mkdir empty-$$; exec sleep 100"})
-    first = running.pid("one")
+    name = f"one{os.getpid()}"  # that no other run of the tests meets
+    shutil.copy("/bin/sleep", tmp_path / name)
+    other = subprocess.Popen([tmp_path / name, "100"])
+    ends_with(lambda: kill(other))
+    running = supervise({name: "mkdir empty-$$; exec sleep 100"})
+    first = running.pid(name)
     wait_until((tmp_path / f"empty-{first}").is_dir, "it makes it")
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: running.pid("one") not in (first, 0), "another is started")
+    wait_until(lambda: running.pid(name) not in (first, 0), "another is started")
     assert (tmp_path / f"empty-{first}").is_dir()
     kill(other)
     running.stop()
