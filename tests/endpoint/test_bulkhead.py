@@ -30,7 +30,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(folder, folder / "models", **settings).wait_ready()
     yield server
     assert server.stop() == 0
-    assert server.processes() == []
+    server.wait_gone()
 
 
 def tensors(name: str, shape: list[int], value: float, **more: object) -> dict[str, object]:

@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = Server(folder, folder / "models", **variables).wait_ready()
     yield running
     assert running.stop() == 0
-    assert running.processes() == []
+    running.wait_gone()
 
 
 def sleep(server: Server, seconds: float) -> requests.Response:

@@ -185,7 +185,7 @@ def test_sigint_while_starting_stops_everything(start: Start) -> None:
     server = start()
     wait_until(lambda: (server.run_dir / "status.json").exists(), "a status")
     assert server.stop(signal.SIGINT) == 0
-    assert server.processes() == []
+    server.wait_gone()
 
 
 def ends_at_once(server: Server) -> str:

@@ -78,7 +78,7 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     running = Server(folder, repository, SERVE_WORKERS="3", SERVE_KSERVE="true", **agent).wait_ready()
     yield running
     assert running.stop() == 0
-    assert running.processes() == []
+    running.wait_gone()
 
 
 def path_with_agent(folder: Path, script: str) -> str:
@@ -262,7 +262,7 @@ def test_the_cloudwatch_agent_is_started_with_what_it_has_to_scrape(repository: 
         assert server.ping() == 200
     finally:
         assert server.stop() == 0
-    assert server.processes() == []
+    server.wait_gone()
 
 
 def test_the_app_gives_its_metrics_without_serve_as_well() -> None:

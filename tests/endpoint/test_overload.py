@@ -33,7 +33,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(folder, folder / "models", SERVE_MAX_CONCURRENCY=str(PLACES), SERVE_WORKERS="2").wait_ready()
     yield server
     assert server.stop() == 0
-    assert server.processes() == []
+    server.wait_gone()
 
 
 def ask(server: Server, number: int) -> requests.Response:

@@ -18,7 +18,7 @@ from simulate.endpoint import RANDOM, Endpoint
 from simulate.inplace import InPlace, can_isolate
 from simulate.instance import Plan
 from simulate.journal import Journal
-from simulate.rules import with_limits
+from simulate.rules import RULES, with_limits
 from simulate.s3 import Folder
 from tests.support.harness import PATIENCE, wait_until
 from tests.support.started import starts_a_server
@@ -26,6 +26,7 @@ from tests.support.started import starts_a_server
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 # ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py breaks that rule
 QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": PATIENCE}
+PLATFORMS_PINGS = {"ping-interval": RULES["ping-interval"].limit}  # where a late answer to one fails the test
 NO_CHAOS = Rates()
 # Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs the longer ones.
 ENOUGH_TO_ANSWER = (2, 8, 32, 120)

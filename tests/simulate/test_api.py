@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.conftest import BUNDLED
-from tests.simulate.simulation import Simulation, client_of
+from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, client_of
 from tests.support.harness import ROOT, link_model, wait_until
 from tests.support.readme import commands
 from tests.support.streaming_models import make_reader, make_summer
@@ -36,7 +36,9 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]
     make_reader(repository)
     make_summer(repository)
     # An open sequence holds Triton up at its end.
-    with Simulation(ROOT / "serve", name="desk", model=repository, SERVE_STOP_TIMEOUT="2") as running:
+    with Simulation(
+        ROOT / "serve", name="desk", model=repository, limits=PLATFORMS_PINGS, SERVE_STOP_TIMEOUT="2"
+    ) as running:
         assert running.endpoint.failure == ""
         yield running
     assert running.journal.complaints["exit"] == 0
@@ -81,7 +83,7 @@ def test_a_stream_brings_the_same_answer_in_parts(simulation: Simulation, model:
 
 def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulation) -> None:
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
-    pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}  # seconds between two words
+    pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [2]}  # seconds between two words
     reply = simulation.client.invoke_endpoint_with_response_stream(
         EndpointName="desk",
         Body=json.dumps({"inputs": [text, pause]}),

@@ -15,7 +15,7 @@ from bench.platform import CONFIG, MODEL
 from bench.zipf import share_for
 from simulate.chaos import Rates
 from simulate.endpoint import LEAST_OUTSTANDING
-from tests.simulate.simulation import Simulation, make_tar
+from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, make_tar
 from tests.support.harness import PATIENCE, ROOT
 
 ARCHIVES, CALLERS = 50, 8
@@ -59,7 +59,7 @@ def called() -> list[int]:
 
 def test_50_archives_are_answered_though_the_container_holds_half_of_them(store: Path) -> None:
     own = {"SERVE_MODEL_MEMORY_SHARE": str(share_for(25)), "SERVE_LOG_LEVEL": "warning"}
-    with Simulation(ROOT / "serve", models=store, environment=own) as simulation:
+    with Simulation(ROOT / "serve", models=store, limits=PLATFORMS_PINGS, environment=own) as simulation:
         assert wrong_answers(simulation, called()) == []
         counts = simulation.journal.counts
         assert counts["answers of 507"] > 0
