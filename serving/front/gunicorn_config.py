@@ -29,8 +29,8 @@ def on_starting(server: Any) -> None:
 
 
 def pre_fork(_server: Any, _worker: Any) -> None:
-    """What the app has imported stays as long as the workers: none goes through it for garbage, which would copy the
-    memory that they share, and take 0.15 s of processor time when it ends."""
+    """What the app has imported stays as long as the workers: none goes through it for garbage, as each did at its end,
+    in 0.2 s of processor time."""
     gc.freeze()
 
 
