@@ -490,6 +490,7 @@ def callers(edge: Edge, number: int, path: str = SLOW, sent: Any = None) -> Iter
         replies.append(wait_until(lambda: passed(edge, path, sent), "a place is free"))
 
     threads = [threading.Thread(target=ask) for _ in range(number)]
+    wait_until(lambda: not Upstream.at_work, "what came before has ended")
     Triton.go_on.clear()
     for thread in threads:
         thread.start()
@@ -560,6 +561,7 @@ def leave_two(edge: Edge) -> None:
     """Two requests are at Triton whose callers do not wait for its answer."""
     sent = json.dumps(body()).encode()
     head = f"POST {SLOW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    wait_until(lambda: not Upstream.at_work, "what came before has ended")
     Triton.go_on.clear()
 
     def are_there() -> bool:
