@@ -1,6 +1,7 @@
 """What tritonserver's process needs, and how a start that cannot work ends."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_reason(tmp_path: Pa
     write_model(tmp_path / "models" / "bad_shape", file, PLATFORM + ONE + text)
     server = start(tmp_path / "models", backends, tmp_path / "log", ["--exit-on-error=true"])
     try:
-        assert server.wait_for_exit() == 1
+        assert server.wait_for_exit() in (1, -signal.SIGABRT)  # 24.10 itself may abort where it ends on a busy machine
     finally:
         server.stop()
     assert "failed to load 'bad_shape' version 1: Internal: ValueError: model 'bad_shape'" in server.text()
