@@ -14,7 +14,7 @@ MODELS := model_repository/bert/1/model.onnx
 # What a process compiles, it keeps, whatever the shell says: torch and the tests take 10 s of each that may not.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run setup models dev test packages check unit fuzz bench bench-quick faults soak image release lint format lock clean
+.PHONY: run setup models dev test packages check networks unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) $(BIN)/python serve
@@ -27,7 +27,7 @@ dev: .venv/.dev
 
 # Four processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
 # More threads of torch would wait for each other, and take twice the processor time.
-test unit: export OMP_NUM_THREADS = 1
+test networks unit: export OMP_NUM_THREADS = 1
 test: setup models
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),.venv/.dev,lint)
 	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
@@ -36,15 +36,20 @@ AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 packages:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
-# Two things at once: lint, and the tests that start no server, which tests/support/calls.py tells. Those that build
-# engines, and the fuzzing, take minutes of processor time: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
+# Three things at once: lint, and in two parts the tests that start no server, which tests/support/calls.py tells: those
+# whose modules import torch need 9 s of processor time for it, the others do without. Tests that build engines, and the
+# fuzzing, take minutes of processor time: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
 check: setup models .venv/.dev
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint unit
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target networks unit lint
 
 unit:
-	$(BIN)/python -m pytest -n 4 --dist loadfile --without-servers -m 'not accuracy' --ignore=tests/build_engines --ignore=tests/image \
-	  --ignore=tests/fuzz \
-	  $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 $(UNIT) $(patsubst %,--ignore=tests/%,$(NETWORKS) build_engines image fuzz) $(PYTEST_ARGS)
+
+networks:
+	$(BIN)/python -m pytest -n 2 $(UNIT) $(patsubst %,tests/%,$(NETWORKS)) $(PYTEST_ARGS)
+
+UNIT := --dist loadfile --without-servers -m 'not accuracy'
+NETWORKS := backends clients endpoint multimodel
 
 # The parsers with EXECUTIONS inputs in all, from tests/fuzz/corpus on; FUZZ='image --keep' chooses targets, and keeps
 # what reaches new code.
