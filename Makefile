@@ -37,8 +37,8 @@ packages:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
 # Three things at once: lint, and in two parts the tests that start no server, which tests/support/calls.py tells: those
-# whose modules import torch need 9 s of processor time for it, the others do without. Tests that build engines, and the
-# fuzzing, take minutes of processor time: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
+# whose modules import torch need 9 s of processor time for it, the others do without. Tests that build engines take
+# minutes of processor time, and the fuzzing half of one: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
 check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target networks unit lint
 

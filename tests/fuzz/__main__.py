@@ -4,16 +4,20 @@ than DEADLINE seconds of processor time or more than MEMORY MB, or waits for HAN
 --input FILE` repeats it."""
 
 import argparse
+import contextlib
+import ctypes
+import io
+import multiprocessing
+import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 TARGETS = ("archive", "binary", "body", "config", "form", "headers", "image", "npy", "packed")
 CORPUS = Path(__file__).parent / "corpus"
-ROOT = Path(__file__).parents[2]
 DEADLINE, HANG = 10, 600  # seconds; on a busy machine a tenth of the first may take a minute
 MEMORY, LONGEST = 1024, 16384  # MB, bytes of an input
 LIBFUZZER = [f"-timeout={HANG}", f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", "-print_final_stats=1"]
@@ -43,32 +47,47 @@ def fuzz(target: str, executions: int, given: argparse.Namespace) -> bool:
         artifacts = Path(tempfile.gettempdir()) / f"fuzz-{target}-"
         options = [f"-runs={executions}", f"-seed={given.seed}", f"-artifact_prefix={artifacts}", *LIBFUZZER]
         begun = time.monotonic()
-        done = _libfuzzer(target, *options, *places)
-        rate = int(_figure("number_of_executed_units", done)) / (time.monotonic() - begun)
-        if done.returncode:
-            print(
-                done.stdout,
-                done.stderr,
-                f"{target}: failed with --seed {given.seed}; the input lies at {artifacts}*",
-                sep="\n",
-            )
+        failed, said = _libfuzzer(target, *options, *places)
+        rate = int(_figure("number_of_executed_units", said)) / (time.monotonic() - begun)
+        if failed:
+            print(said, f"{target}: failed with --seed {given.seed}; the input lies at {artifacts}*", sep="\n")
         elif given.keep:
             _libfuzzer(target, "-merge=1", *LIBFUZZER, str(CORPUS / target), found)
         print(
-            f"{target}: {_figure('number_of_executed_units', done)} inputs, "
-            f"{rate:.0f} a second, {_figure('peak_rss_mb', done)} MB",
+            f"{target}: {_figure('number_of_executed_units', said)} inputs, "
+            f"{rate:.0f} a second, {_figure('peak_rss_mb', said)} MB",
             flush=True,
         )
-        return done.returncode == 0
+        return not failed
 
 
-def _libfuzzer(target: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.fuzz.guided", target, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
+def _libfuzzer(target: str, *arguments: str) -> tuple[bool, str]:
+    """Whether it failed, and what it said; in a fork, for what is imported here takes seconds to be instrumented."""
+    with contextlib.redirect_stderr(io.StringIO()):  # each module that is instrumented
+        from tests.fuzz import guided
+
+    with tempfile.TemporaryFile() as output:
+        process = multiprocessing.get_context("fork").Process(
+            target=_into, args=(output.fileno(), guided.fuzz, target, *arguments)
+        )
+        process.start()
+        process.join()
+        output.seek(0)
+        return process.exitcode != 0, output.read().decode(errors="replace")
 
 
-def _figure(name: str, done: "subprocess.CompletedProcess[str]") -> str:
-    found = re.search(rf"stat::{name}:\s*(\d+)", done.stderr)
+def _into(output: int, fuzz: Callable[..., None], *arguments: str) -> None:
+    """In a fork, which Python would end with _exit(2); libFuzzer writes the input that failed at exit(3)."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    try:
+        fuzz(*arguments)
+    except SystemExit as end:
+        ctypes.CDLL(None).exit(end.code)
+
+
+def _figure(name: str, said: str) -> str:
+    found = re.search(rf"stat::{name}:\s*(\d+)", said)
     return found[1] if found else "0"
 
 

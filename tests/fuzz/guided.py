@@ -1,6 +1,7 @@
 """`python -m tests.fuzz.guided TARGET [libFuzzer's options] [folders]`: one target under atheris."""
 
 import logging
+import shlex
 import sys
 import time
 import warnings
@@ -21,9 +22,14 @@ def timed(target: str, data: bytes) -> None:
         raise AssertionError(f"it took {seconds:.1f} s of processor time")
 
 
-if __name__ == "__main__":
+def fuzz(target: str, *arguments: str) -> None:
+    """Under libFuzzer, which ends this process; the first word is how it starts itself again, where it merges."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    target = sys.argv.pop(1)
-    atheris.Setup(sys.argv, partial(timed, target))
+    again = shlex.join([sys.executable, "-m", "tests.fuzz.guided", target])
+    atheris.Setup([again, *arguments], partial(timed, target))
     atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    fuzz(*sys.argv[1:])
