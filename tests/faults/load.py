@@ -14,12 +14,13 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import requests
 
 from tests.faults.calls import ID, Call
+from tests.support.harness import wait_until
 
 RIGHT, REFUSED, CUT, LATE, WRONG = "right", "refused", "cut", "late", "wrong: "
 HONEST = range(500, 600)  # a request that is sound is never the caller's mistake
@@ -37,16 +38,19 @@ class Answer:
 
 @dataclass
 class Callers:
-    """`callers` threads; each asks one kind after the other, with ids that begin with `name`."""
+    """`callers` threads; each asks one kind after the other, with ids that begin with `name`, and rests for `pause`
+    seconds between two requests, but while they are hurried."""
 
     url: str
     makers: Sequence[Callable[[int], Call]]
     callers: int
     deadline: float
+    pause: float = 0.0
     name: str = "fault"
     answers: list[Answer] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _hurry: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> "Callers":
@@ -59,6 +63,17 @@ class Callers:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Inside the context each has a request in work, and the next one as soon as that is answered."""
+        before = len(self.answers)
+        self._hurry.set()
+        wait_until(lambda: len(self.answers) >= before + 2 * self.callers, "two answers for each caller")
+        try:
+            yield
+        finally:
+            self._hurry.clear()
 
     def since(self, when: float) -> list[Answer]:
         """The answers that ended after that time."""
@@ -78,6 +93,8 @@ class Callers:
             self.answers.append(self._ask(call, f"{self.name}-{number}"))
             if self.answers[-1].verdict != RIGHT:
                 time.sleep(0.05)
+            elif self.pause:
+                self._hurry.wait(self.pause)
 
     def _ask(self, call: Call, request_id: str) -> Answer:
         began = time.monotonic()

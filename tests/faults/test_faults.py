@@ -15,6 +15,7 @@ from tests.faults.load import CUT, RIGHT, Callers
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root")
 DEADLINE = 30.0
+PAUSE = 0.2  # seconds: 25 requests a second tell before and after a fault what all do that two processors can answer
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Confined]:
 
 @pytest.fixture(scope="module")
 def callers(server: Confined) -> Iterator[Callers]:
-    with Callers(server.url, learn(server), callers=6, deadline=DEADLINE) as running:
+    with Callers(server.url, learn(server), callers=6, deadline=DEADLINE, pause=PAUSE) as running:
         yield running
 
 

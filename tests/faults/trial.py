@@ -28,8 +28,11 @@ class Trial:
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
     """From a load that is answered rightly to one that is again."""
     wait_until(lambda: is_well(callers), lambda: f"right answers before the fault; {_last(callers)}")
-    before, struck = _said_to_hang(server), time.monotonic()
-    wait_over(fault.strike(server), fault)
+    before = _said_to_hang(server)
+    with callers.hurried():
+        struck = time.monotonic()
+        over = fault.strike(server)
+    wait_over(over, fault)
     server.wait_ready()
     wait_until(lambda: is_well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
     answers = callers.since(struck)
