@@ -36,9 +36,10 @@ AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 packages:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
-# Three things at once: lint, and in two parts the tests that start no server, which tests/support/calls.py tells: those
-# whose modules import torch need 9 s of processor time for it, the others do without. Tests that build engines take
-# minutes of processor time, and the fuzzing half of one: `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
+# Three things at once: lint, and in two parts the tests that start no server (moto's, of AWS, among them), which
+# tests/support/calls.py tells: those whose modules import torch need 9 s of processor time for it, the others do
+# without. Tests that build models take minutes of processor time, and the fuzzing half of one:
+# `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
 check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target networks unit lint
 
@@ -46,7 +47,8 @@ unit:
 	$(BIN)/python -m pytest -n 3 $(UNIT) $(patsubst %,--ignore=tests/%,$(NETWORKS) build_engines image fuzz) $(PYTEST_ARGS)
 
 networks:
-	$(BIN)/python -m pytest -n 2 $(UNIT) $(patsubst %,tests/%,$(NETWORKS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(UNIT) $(patsubst %,tests/%,$(NETWORKS)) --ignore=tests/endpoint/test_ensembles.py \
+	  $(PYTEST_ARGS)
 
 UNIT := --dist loadfile --without-servers -m 'not accuracy'
 NETWORKS := backends clients endpoint multimodel

@@ -32,6 +32,7 @@ from werkzeug.wrappers import Request, Response
 from deploy import commandline
 from deploy.commandline import Host, main
 from tests.support.harness import PATIENCE, Server, free_port
+from tests.support.started import starts_a_server
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"  # moto's
@@ -227,6 +228,7 @@ class Components:
 
 
 @pytest.fixture(scope="session")
+@starts_a_server
 def moto_url() -> Iterator[str]:
     moto.backends.list_of_moto_modules = lambda: MOTO_MODULES
     port = free_port()
