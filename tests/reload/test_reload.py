@@ -6,14 +6,20 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
+import requests
 from onnx import TensorProto, helper
 
-from tests.support.harness import ONE_INSTANCE, Server, wait_until
+from tests.support import harness
+from tests.support.harness import ONE_INSTANCE, Server
+
+wait_until = partial(harness.wait_until, pause=0.2)  # a change takes seconds, and each look is a request
+PAUSE = 0.02  # seconds of a caller between two calls: four callers want a processor and a half without
 
 CLIENT = '''
 """A number -> its product with the model's factor, and the word in the model's folder."""
@@ -96,12 +102,10 @@ def answer(server: Server, name: str) -> Any:
     return reply.json()["predictions"][0] if reply.status_code == 200 else reply.status_code
 
 
-def wait_for_answer(server: Server, name: str, expected: Any, meanwhile: Callable[[], object] = bool) -> None:
-    def has_come() -> bool:
-        meanwhile()
-        return bool(answer(server, name) == expected)
-
-    wait_until(has_come, lambda: f"{name} answers {expected}:\n{server.output()[-3000:]}")
+def wait_for_answer(server: Server, name: str, expected: Any) -> None:
+    wait_until(
+        lambda: answer(server, name) == expected, lambda: f"{name} answers {expected}:\n{server.output()[-3000:]}"
+    )
 
 
 def described(server: Server) -> dict[str, Any]:
@@ -138,11 +142,10 @@ def wait_for_log(server: Server, pattern: str) -> None:
     wait_until(lambda: re.search(pattern, server.output(), re.MULTILINE), lambda: f"{pattern} in\n{server.output()}")
 
 
-def wait_tidy(server: Server, meanwhile: Callable[[], object] = bool) -> None:
+def wait_tidy(server: Server) -> None:
     """Until Triton has nothing but what is served, by its own names."""
 
     def is_tidy() -> bool:
-        meanwhile()
         index = server.triton().post("/v2/repository/index").json()
         return {entry["name"] for entry in index if entry.get("state") == "READY"} == described(server).keys()
 
@@ -150,16 +153,19 @@ def wait_tidy(server: Server, meanwhile: Callable[[], object] = bool) -> None:
 
 
 @contextmanager
-def constant_load(server: Server, name: str) -> Iterator[list[Any]]:
-    """What the model answers to callers that ask all the time."""
+def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any]]:
+    """What is answered to callers that ask all the time, or why there is no answer."""
     answers: list[Any] = []
     ended = threading.Event()
 
-    def ask() -> None:
-        while not ended.is_set():
-            answers.append(answer(server, name))
+    def call() -> None:
+        while not ended.wait(PAUSE):
+            try:
+                answers.append(ask())
+            except requests.RequestException as err:
+                answers.append(repr(err))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=call) for _ in range(callers)]
     for thread in threads:
         thread.start()
     try:
@@ -171,23 +177,21 @@ def constant_load(server: Server, name: str) -> Iterator[list[Any]]:
 
 
 def test_a_changed_model_answers_anew_and_no_caller_meets_an_error_or_a_mixture(server: Server, folder: Path) -> None:
-    states: list[int] = []
+    def look() -> tuple[int, int]:
+        return server.ping(), server.get("/v2/models/product/ready").status_code
 
-    def look() -> None:
-        states.extend(server.get(path).status_code for path in ("/ping", "/v2/models/product/ready"))
-
-    with constant_load(server, "product") as answers:
+    with constant_load(lambda: answer(server, "product")) as answers, constant_load(look, 1) as states:
         for factor, word in ((3, "three"), (4, "four")):
             wait_for_calls(answers, 20)
             write_model(folder, "product", factor, word)
-            wait_for_answer(server, "product", [3.0 * factor, word], look)
-            wait_tidy(server, look)
+            wait_for_answer(server, "product", [3.0 * factor, word])
+            wait_tidy(server)
     assert {tuple(each) if isinstance(each, list) else each for each in answers} == {
         (6.0, "two"),
         (9.0, "three"),
         (12.0, "four"),
     }
-    assert set(states) == {200}
+    assert set(states) == {(200, 200)}
     assert answer(server, "other") == [15.0, "five"]
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [3]}
     reply = server.triton().post("/v2/models/product/infer", json={"inputs": [tensor]})
@@ -262,7 +266,7 @@ def test_models_that_call_each_other_change_together(server: Server, folder: Pat
     (outer / "config.pbtxt").write_text(ENSEMBLE)
     wait_for_answer(server, "outer", [6.0, "outer, of 2"])
     wait_tidy(server)
-    with constant_load(server, "outer") as answers:
+    with constant_load(lambda: answer(server, "outer")) as answers:
         wait_for_calls(answers, 20)
         write_weights(folder / "inner", 9)
         (outer / "word.txt").write_text("outer, of 9")
