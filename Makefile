@@ -44,7 +44,7 @@ check: setup models .venv/.dev
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target networks unit lint
 
 unit:
-	$(BIN)/python -m pytest -n 3 $(UNIT) $(patsubst %,--ignore=tests/%,$(NETWORKS) build_engines image fuzz) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 $(UNIT) $(patsubst %,--ignore=tests/%,$(NETWORKS) build_engines image fuzz) $(PYTEST_ARGS)
 
 networks:
 	$(BIN)/python -m pytest -n 2 $(UNIT) $(patsubst %,tests/%,$(NETWORKS)) --ignore=tests/endpoint/test_ensembles.py \
