@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE =
 .PHONY: run setup models dev test packages check networks unit fuzz bench bench-quick faults soak image release lint format lock clean
 
 run: setup models
-	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) $(BIN)/python serve
+	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) exec $(BIN)/python serve
 
 setup: .venv/.serving .venv/triton/preload.so
 

@@ -1,4 +1,4 @@
-"""What `make` runs, without running it."""
+"""What `make` runs, mostly without running it."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import ROOT
+from tests.support.harness import ROOT, Server, make_scale
 
 
 def recipe(*arguments: str, **variables: str) -> str:
@@ -26,6 +26,20 @@ def test_it_serves_this_machine_alone_unless_told(
     arguments: tuple[str, ...], variables: dict[str, str], host: str
 ) -> None:
     assert f" SERVE_HOST={host} " in recipe("run", *arguments, **variables)
+
+
+class Made(Server):
+    """`make run` of what is set up."""
+
+    prefix = ("sh", "-c", f"exec make -C {ROOT} -o setup -o models run")
+
+
+def test_what_it_serves_stops_with_it(tmp_path: Path) -> None:
+    make_scale(tmp_path / "repository")
+    made = Made(tmp_path, tmp_path / "repository").wait_ready()
+    made.stop()
+    made.wait_gone()
+    assert made.output().endswith("serve | stopped\n")
 
 
 def test_whatever_is_installed_has_a_hash() -> None:
