@@ -117,7 +117,9 @@ def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
     if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
         raise InvalidRequest(f"input '{name}': its shape has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidRequest(f"input '{name}': its shape must be a list of whole numbers, got {_short(shape)}")
+        raise InvalidRequest(
+            f"input '{name}': its shape must be a list of whole numbers from 0 on, got {_short(shape)}"
+        )
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
             f"input '{name}': the body of {length} bytes cannot hold a tensor of shape {_short(shape)}"

@@ -141,6 +141,11 @@ def test_a_wrong_tensor_is_refused_by_name(tensor: dict[str, Any]) -> None:
         batch(body(**tensor))
 
 
+def test_what_a_shape_must_be_is_told() -> None:
+    with pytest.raises(InvalidRequest, match=r"'x': its shape must be a list of whole numbers from 0 on, got \[-1\]"):
+        batch(body(**WRONG["a negative shape"]))
+
+
 @pytest.mark.parametrize("shape", [[1, 2**40], [4, 2**62], [2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
 def test_a_shape_that_the_body_cannot_hold_is_refused(shape: list[int]) -> None:
     with pytest.raises(InvalidRequest, match="cannot hold"):
