@@ -39,3 +39,4 @@ def test_labels_say_what_it_is_made_from_with_the_digest_where_that_is_known(
     labels += [f"--label=org.opencontainers.image.base.digest={digest}"] if digest else []
     assert [word for word in told if word.startswith("--label=")] == labels
     assert f"TRITON_IMAGE={given or TRITON}" in told
+    assert "triton-multi-model:gpu" in told
