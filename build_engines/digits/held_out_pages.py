@@ -48,9 +48,12 @@ def _ground(rng: np.random.Generator, width: int, height: int, dark: bool) -> Im
     blotches = rng.normal(level, rng.uniform(0, 9), rng.integers(2, 9, 2)).clip(0, 255).astype(np.uint8)
     paper = np.asarray(Image.fromarray(blotches).resize((width, height), Image.Resampling.BICUBIC), np.float32)
     x, y = np.linspace(-1, 1, width)[None], np.linspace(-1, 1, height)[:, None]
-    paper = paper * (1 - rng.uniform(0, 0.18) * (x * x + y * y))
+    light: NDArray[np.float64] = np.square(x) + np.square(y)
+    light *= -rng.uniform(0, 0.18)
+    light += 1
+    light *= paper
     colour = rng.uniform(0.92, 1.0, 3)
-    return Image.fromarray((paper[..., None] * colour).clip(0, 255).astype(np.uint8))
+    return Image.merge("RGB", [Image.fromarray((light * share).astype(np.uint8)) for share in colour])
 
 
 def _rows(rng: np.random.Generator, drawing: ImageDraw.ImageDraw, size: float) -> list[Spot]:
@@ -212,10 +215,12 @@ def _photograph(rng: np.random.Generator, page: Image.Image) -> Image.Image:
         return page
     if kind == 1:
         return page.filter(ImageFilter.BoxBlur(rng.uniform(0.2, 0.8)))
-    pixels = np.asarray(page, np.float32)
+    pixels = np.array(page)
     if kind == 2:
-        grain = rng.standard_normal(pixels.shape, np.float32) * rng.uniform(3, 16)
-        return Image.fromarray((pixels + grain).clip(0, 255).astype(np.uint8))
+        grain = rng.standard_normal(pixels.shape, np.float32)
+        grain *= rng.uniform(3, 16)
+        grain += pixels
+        return Image.fromarray(grain.clip(0, 255, out=grain).astype(np.uint8))
     speckle = rng.random(pixels.shape[:2]) < rng.uniform(0, 0.01)
-    pixels = np.where(speckle[..., None], rng.choice([0, 255], (*speckle.shape, 1)), pixels)
-    return Image.fromarray(pixels.astype(np.uint8))
+    pixels[speckle] = rng.choice([0, 255], speckle.shape)[speckle, None]
+    return Image.fromarray(pixels)

@@ -6,7 +6,7 @@ Generator, so the same seed gives the same pictures. The network learns from `tr
 `held_out`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from PIL import Image, ImageFilter
 from build_engines.digits.scans import split
 
 Scan = NDArray[np.uint8]
-Rgb = NDArray[np.float32]
+Grey = NDArray[np.float32]
 Rng = np.random.Generator
 
 SIDES = (28, 600)  # pixels, shorter and longer side alike
@@ -93,49 +93,54 @@ def _placement(size: tuple[int, int], rng: Rng) -> Placement:
     return Placement(height / 8, (centre[0], centre[1]), turn, rng.uniform(-0.1, 0.1))
 
 
-def _ink(scan: Scan, size: tuple[int, int], placement: Placement, rng: Rng) -> Rgb:
-    """The ink on each pixel [height, width, 1], 0 to 1; strokes are soft or crisp."""
+def _ink(scan: Scan, size: tuple[int, int], placement: Placement, rng: Rng) -> Grey:
+    """The ink on each pixel [height, width], 0 to 1; strokes are soft or crisp."""
     resample = rng.choice(len(_RESAMPLING), p=(0.15, 0.25, 0.6))
     source = Image.fromarray(np.pad(scan, _MARGIN))
     drawn = source.transform(size, Image.Transform.AFFINE, placement.inverse(), _RESAMPLING[resample])
-    ink = np.asarray(drawn, dtype=np.float32)[..., None] / 255
+    ink = np.asarray(drawn, dtype=np.float32) / 255
     hardness = rng.uniform(1, 6) if rng.random() < 0.5 else 1.0
-    crisp: Rgb = np.clip((ink - 0.45) * hardness + 0.45, 0, 1) if hardness > 1 else ink
+    crisp: Grey = np.clip((ink - 0.45) * hardness + 0.45, 0, 1) if hardness > 1 else ink
     return crisp
 
 
-def _coloured(ink: Rgb, rng: Rng) -> Rgb:
-    """Ink of one colour on paper of another under uneven light: [height, width, 3], 0 to 255."""
+def _coloured(ink: Grey, rng: Rng) -> Image.Image:
+    """Ink of one colour on paper of another under uneven light."""
     dark = rng.uniform(0, 255 - MIN_CONTRAST)
     light = rng.uniform(dark + MIN_CONTRAST, 255)
     paper, stroke = (light, dark) if rng.random() < 0.5 else (dark, light)
     paper_rgb, stroke_rgb = _tinted(paper, rng), _tinted(stroke, rng)
-    return (paper_rgb + ink * (stroke_rgb - paper_rgb)) * _lighting(ink.shape[:2], rng)
+    lighting = _lighting(ink.shape, rng)
+    return _picture([(p + ink * (s - p)) * lighting for p, s in zip(paper_rgb, stroke_rgb, strict=True)])
 
 
-def _tinted(grey: float, rng: Rng) -> Rgb:
+def _tinted(grey: float, rng: Rng) -> Grey:
     """A colour near a grey, with no, little or much tint; keeps the mean if the range allows."""
     tint = rng.uniform(-1, 1, 3)
     strength = rng.choice((0.0, 12.0, 45.0))
-    colour: Rgb = np.clip(grey + strength * (tint - tint.mean()), 0, 255).astype(np.float32)
+    colour: Grey = np.clip(grey + strength * (tint - tint.mean()), 0, 255).astype(np.float32)
     return colour
 
 
-def _lighting(shape: tuple[int, ...], rng: Rng) -> Rgb:
-    """Light that falls linearly across the sheet, by at most a fifth: [height, width, 1]."""
+def _lighting(shape: tuple[int, ...], rng: Rng) -> Grey:
+    """Light that falls linearly across the sheet, by at most a fifth: [height, width]."""
     fall_y, fall_x = rng.uniform(-0.1, 0.1, 2)
-    rows = np.linspace(-1, 1, shape[0], dtype=np.float32)[:, None, None]
-    columns = np.linspace(-1, 1, shape[1], dtype=np.float32)[None, :, None]
-    light: Rgb = 1 + np.float32(fall_y) * rows + np.float32(fall_x) * columns
+    rows = np.linspace(-1, 1, shape[0], dtype=np.float32)[:, None]
+    columns = np.linspace(-1, 1, shape[1], dtype=np.float32)[None]
+    light: Grey = 1 + np.float32(fall_y) * rows + np.float32(fall_x) * columns
     return light
 
 
-def _photograph(colours: Rgb, rng: Rng) -> Image.Image:
+def _photograph(sharp: Image.Image, rng: Rng) -> Image.Image:
     """Adds the blur of a lens, then the noise of a sensor (sigma up to 10 of 255)."""
-    sharp = Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
     radius = rng.uniform(0, 0.012) * min(sharp.size)
     blurred = sharp.filter(ImageFilter.GaussianBlur(radius)) if rng.random() < 0.5 else sharp
     if rng.random() < 0.3:
         return blurred
-    noise = rng.standard_normal((*blurred.size[::-1], 1), dtype=np.float32) * rng.uniform(0, 10)
-    return Image.fromarray(np.clip(np.asarray(blurred) + noise, 0, 255).astype(np.uint8))
+    noise = rng.standard_normal(blurred.size[::-1], dtype=np.float32) * rng.uniform(0, 10)
+    return _picture([np.asarray(channel) + noise for channel in blurred.split()])
+
+
+def _picture(channels: Sequence[Grey]) -> Image.Image:
+    """Of red, green and blue, each [height, width]: arrays of three numbers per pixel take numpy twice as long."""
+    return Image.merge("RGB", [Image.fromarray(channel.clip(0, 255).astype(np.uint8)) for channel in channels])
