@@ -44,22 +44,24 @@ def mean_average_precision(found: Sequence[Boxes], truths: Sequence[Boxes]) -> t
     present = sorted({int(c) for truth in truths for c in truth.classes})
     if not present:
         return 0.0, 0.0
-    precisions = np.array([[_class_precision(found, truths, c, iou) for iou in IOUS] for c in present])
+    precisions = np.array([_class_precisions(found, truths, c) for c in present])
     return float(precisions[:, 0].mean()), float(precisions.mean())
 
 
-def _class_precision(found: Sequence[Boxes], truths: Sequence[Boxes], class_id: int, iou: float) -> float:
+def _class_precisions(found: Sequence[Boxes], truths: Sequence[Boxes], class_id: int) -> list[float]:
+    """One for each of IOUS."""
     scores: list[float] = []
-    hits: list[bool] = []
+    ious: list[Floats] = []
     total = 0
     for ours, truth in zip(found, truths, strict=True):
         mine, wanted = ours.classes == class_id, truth.classes == class_id
         order = np.argsort(-ours.scores[mine], kind="stable")
         scores += ours.scores[mine][order].tolist()
-        hits += _matches(overlaps(ours.corners[mine][order], truth.corners[wanted]), iou)
+        ious.append(overlaps(ours.corners[mine][order], truth.corners[wanted]))
         total += int(wanted.sum())
     best_first = np.argsort(-np.array(scores), kind="stable")
-    return average_precision(np.array(hits, bool)[best_first], total)
+    hits = [[hit for each in ious for hit in _matches(each, iou)] for iou in IOUS]
+    return [average_precision(np.array(each, bool)[best_first], total) for each in hits]
 
 
 def _matches(ious: Floats, threshold: float) -> list[bool]:
