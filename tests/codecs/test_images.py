@@ -7,6 +7,7 @@ import logging
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -23,35 +24,64 @@ BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copi
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest has filters of its own
 
 MEASURE = """
-import sys
+import os, sys, traceback
 from serving.codecs import IMAGE, Limits
 from serving.errors import DecodingError
 def memory(name):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
-data = sys.stdin.buffer.read()
-before = memory("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
-try:
-    answer = str(IMAGE.from_bytes(data, Limits(int(sys.argv[1]), int(sys.argv[2]))).size)
-except DecodingError as err:
-    answer = str(err)
-print(memory("VmHWM") - before, answer)
+def measure(pixels, side, path):
+    data = open(path, "rb").read()
+    before = memory("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
+    try:
+        answer = str(IMAGE.from_bytes(data, Limits(int(pixels), int(side))).size)
+    except DecodingError as err:
+        answer = str(err)
+    print(memory("VmHWM") - before, answer, flush=True)
+for line in sys.stdin:
+    if not (child := os.fork()):
+        try:
+            measure(*line.split())
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    if status := os.waitpid(child, 0)[1]:
+        print("ended with", status, flush=True)
 """
+Measured = Callable[[bytes, int], tuple[int, str]]
 
 
-def measured(data: bytes, side: int = 0) -> tuple[int, str]:
-    """(the bytes that a process rises by, its answer)"""
-    command = [sys.executable, "-c", MEASURE, str(PIXELS), str(side)]
-    done = subprocess.run(command, cwd=ROOT, input=data, capture_output=True, check=True)
-    assert done.stderr == b""  # nothing is logged of a caller's file
-    rise, _, answer = done.stdout.decode().strip().partition(" ")
-    return int(rise), answer
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """(the bytes that a process rises by, its answer), in a fork of one that has imported what decodes."""
+    file = tmp_path_factory.mktemp("measured") / "image"
+    with subprocess.Popen(
+        [sys.executable, "-c", MEASURE],
+        cwd=ROOT,
+        text=True,
+        bufsize=1,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        asked, told = process.stdin, process.stdout
+        assert asked and told
+
+        def measure(data: bytes, side: int) -> tuple[int, str]:
+            file.write_bytes(data)
+            asked.write(f"{PIXELS} {side} {file}\n")
+            rise, _, answer = told.readline().strip().partition(" ")
+            return int(rise), answer  # else it was logged: nothing is of a caller's file
+
+        yield measure
+        asked.close()
+        assert told.read() == ""
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_take_memory_or_work_is_refused_before(name: str) -> None:
+def test_what_would_take_memory_or_work_is_refused_before(name: str, measured: Measured) -> None:
     make, message = REFUSED[name]
-    rise, answer = measured(make())
+    rise, answer = measured(make(), 0)
     assert message in answer
     assert rise < BESIDE
 
@@ -60,7 +90,7 @@ def test_what_would_take_memory_or_work_is_refused_before(name: str) -> None:
     ("name", "side"),
     [*((name, 0) for name in LARGEST), ("a turned JPEG", 1875), ("a progressive JPEG", 1625)],  # 5/8
 )
-def test_no_image_takes_more_memory_than_the_limit_says(name: str, side: int) -> None:
+def test_no_image_takes_more_memory_than_the_limit_says(name: str, side: int, measured: Measured) -> None:
     data = LARGEST[name]()
     rise, answer = measured(data, side)
     assert answer.startswith(f"({side or ''}")
