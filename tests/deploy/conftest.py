@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import moto.backends
@@ -34,6 +34,9 @@ from deploy.commandline import Host, main
 from tests.support.harness import PATIENCE, Server, free_port
 from tests.support.started import starts_a_server
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"  # moto's
 PREFIX = "X-Amzn-SageMaker-"
@@ -42,6 +45,7 @@ CLIENTS: dict[str, Any] = {}  # for the one moto server
 logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
 Call = tuple[str, str, dict[str, Any]]
 CALLS: list[Call] = []  # of the test that runs
+REQUESTS: list[str] = []  # to moto's server, whoever made them
 SESSIONS: dict[tuple[tuple[str, str], ...], boto3.Session] = {}  # by the environment
 build_parser = cache(commandline.build_parser)  # a command line has but one in its life
 MOTO_MODULES = tuple(moto.backends.list_of_moto_modules())  # else its server lists them for each request
@@ -234,8 +238,20 @@ def moto_url() -> Iterator[str]:
     port = free_port()
     server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()
+    assert server._server
+    server._server.app = noting(server._server.app)
     yield f"http://127.0.0.1:{port}"
     server.stop()
+
+
+def noting(app: "WSGIApplication") -> "WSGIApplication":
+    """The same, which adds each request to REQUESTS."""
+
+    def note_and_answer(environ: "WSGIEnvironment", start: "StartResponse") -> Any:
+        REQUESTS.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        return app(environ, start)
+
+    return note_and_answer
 
 
 def slow_creation(monkeypatch: pytest.MonkeyPatch, status: str = "Creating") -> None:
