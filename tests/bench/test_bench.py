@@ -246,6 +246,7 @@ def test_a_peer_that_cannot_run_is_named_with_the_reason() -> None:
     assert any("MLServer" in line and "no wheel" in line for line in lines)
 
 
+@starts_a_server
 def _peer(*command: str) -> Peer:
     """A server of no use: it answers every POST with 501."""
     given = command or ("-m", "http.server", "--bind", "127.0.0.1")
