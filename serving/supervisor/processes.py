@@ -31,8 +31,10 @@ SAGEMAKER_PORT = 1  # of Triton's endpoint, which is on a socket instead; no pro
 EXIT_SECONDS = 5
 THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
 # Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
-# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs.
-SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16"}
+# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs. Those of
+# OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
+# want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
+SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
 ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend, which takes no other place than /tmp
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 
@@ -104,7 +106,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
     } | triton_options.addresses(sockets)
-    environ = tritonserver.preloaded(tritonserver.environment({**SPINNING, **environ}))
+    environ = tritonserver.preloaded(tritonserver.environment(_spinning(environ) | dict(environ)))
     if settings.multi_model:
         flags |= multi_model(settings)
         environ = tritonserver.on_socket(environ, SAGEMAKER_PORT, sockets.sagemaker)
@@ -131,6 +133,12 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         restart_request=settings.triton_restart_request,
         answers_at=(sockets.http, "/v2/health/live"),
     )
+
+
+def _spinning(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the user's environment leaves open; whoever says how OpenMP waits has said how long, too."""
+    said = {"GOMP_SPINCOUNT"} if "OMP_WAIT_POLICY" in environ else set()
+    return {name: value for name, value in SPINNING.items() if name not in environ.keys() | said}
 
 
 def multi_model(settings: Settings) -> dict[str, object]:
