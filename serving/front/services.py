@@ -91,7 +91,8 @@ def registry(settings: Settings, gateway: TritonGateway) -> Registry:
         from serving.repository.live import LiveModels
 
         return LiveRegistry(gateway, LiveModels(settings.live_folder), default, own_clients, crashes)
-    return Registry(gateway, settings.model_repositories, default, own_clients, settings.load_models, crashes)
+    folders, only = settings.model_repositories, settings.load_models
+    return Registry(gateway, folders, default, own_clients, only, crashes, settings.device)
 
 
 def tracing(traces: TraceSettings) -> "Tracing | None":

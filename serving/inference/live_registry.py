@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 from serving.errors import ModelNotFound, ServingError
 from serving.inference.crashes import Crashes
@@ -78,8 +79,11 @@ class LiveRegistry(Registry):
         return self._names_of(model) if model else [name]
 
     def _names_of(self, model: LiveModel) -> Sequence[str]:
-        served = self._made.get(model)
-        return served.names if served else [model.triton_name]
+        if served := self._made.get(model):
+            return served.names
+        models = self._live.table().models
+        parts = (self._names_of(models[part]) for part in model.parts if part in models)
+        return [model.triton_name, *chain.from_iterable(parts)]
 
     def _all_names(self) -> Collection[str]:
         return self._live.table().models.keys()

@@ -23,9 +23,13 @@ from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotR
 from serving.inference.crashes import Crashes
 from serving.repository.model_config import (
     ENGINE_REASON,
+    ModelConfig,
+    Unreadable,
     backend_of,
+    configs_of_parts,
     correlation_type,
     datatype_name,
+    read_config,
     sequence_idle_seconds,
 )
 from serving.served_model import ServedModel
@@ -46,7 +50,7 @@ class Registry:
 
     `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded, `only`
     names the models that Triton was told to load; empty: it knows no others. `crashes` knows those that are not served
-    for a while.
+    for a while. `device` is the one whose configurations are read.
     """
 
     def __init__(
@@ -57,8 +61,9 @@ class Registry:
         own_clients: bool = True,
         only: Collection[str] = (),
         crashes: Crashes = NO_CRASHES,
+        device: str = "cpu",
     ) -> None:
-        self.gateway, self.folders, self.crashes = gateway, folders, crashes
+        self.gateway, self.folders, self.crashes, self.device = gateway, folders, crashes, device
         self.default, self.own_clients, self.only = default, own_clients, only
         self._lock = threading.RLock()
         self._served: dict[str, ServedModel] = {}
@@ -89,9 +94,17 @@ class Registry:
         return self.crashes.error(self._names(name))
 
     def _names(self, name: str) -> Sequence[str]:
-        """Its own, and its parts' as far as they are known."""
-        served = self._served.get(name)
-        return served.names if served else [name]
+        """Its own, and its parts'. While a part is not loaded Triton does not tell what it is a part of, so its folder
+        is asked; of names that Triton knows, for others are a caller's."""
+        if served := self._served.get(name):
+            return served.names
+        return [name, *configs_of_parts(self._on_disk(name), self._on_disk)] if name in self._versions else [name]
+
+    def _on_disk(self, name: str) -> Any:
+        try:
+            return read_config(self._folder(name), self.device)
+        except Unreadable:
+            return ModelConfig()
 
     def _check_version(self, name: str, version: str | None) -> None:
         if version is not None and version not in self._ready_versions(name):
@@ -113,6 +126,7 @@ class Registry:
         if name not in index:
             raise ModelNotFound(name, index)
         if not self._ready_versions(name):
+            self.crashes.check(self._names(name))
             raise why_not_ready(name, index[name].values())
 
     def _ready_versions(self, name: str) -> list[str]:
@@ -137,10 +151,10 @@ class Registry:
     def load(self, name: str, folder: Path, triton_name: str = "") -> ServedModel:
         """The model that Triton serves by that name, or by another one, with a client made from its folder."""
         config = self.gateway.config(triton_name or name)
-        model, sequencing = describe_model(name, folder, config), self._sequencing(config)
-        parts = tuple(step.model_name for step in config.ensemble_scheduling.step)
+        model, parts = describe_model(name, folder, config), configs_of_parts(config, self._part)
+        sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
         engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
-        served = ServedModel(model, None, "", sequencing, parts, engine, why, triton_name)
+        served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name)
         try:
             return replace(served, client=make_client(model, self.own_clients))
         except Exception as err:
@@ -157,18 +171,11 @@ class Registry:
         if served and served.client and (module := type(served.client).__module__).startswith(OWN_CLIENT):
             sys.modules.pop(module, None)
 
-    def _sequencing(self, config: Any) -> Sequencing | None:
-        """The model's own, or that of the first part of an ensemble that has one."""
-        if id_type := correlation_type(config):
-            return Sequencing(id_type, sequence_idle_seconds(config))
-        parts = (self._part(step.model_name) for step in config.ensemble_scheduling.step)
-        return next((part for part in parts if part), None)
-
-    def _part(self, name: str) -> Sequencing | None:
+    def _part(self, name: str) -> Any:
         try:
-            return self._sequencing(self.gateway.config(name))
+            return self.gateway.config(name)
         except InvalidRequest:  # several archives have a part of that name, and Triton cannot tell which is meant
-            return None
+            return ModelConfig()
 
 
 def why_not_ready(name: str, versions: Iterable[IndexEntry]) -> ServingError:
@@ -178,6 +185,12 @@ def why_not_ready(name: str, versions: Iterable[IndexEntry]) -> ServingError:
         return ModelFailed(name, "; ".join(sorted({entry.reason for entry in entries})))
     reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
     return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
+
+
+def sequencing_of(config: Any) -> Sequencing | None:
+    """The model's own; of an ensemble that of its first part that has one counts."""
+    id_type = correlation_type(config)
+    return Sequencing(id_type, sequence_idle_seconds(config)) if id_type else None
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:

@@ -5,6 +5,7 @@ It takes protobuf, which PID 1 does not have.
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ def backend_of(config: Any) -> str:
 def parts_of(config: Any) -> list[str]:
     """The models that the steps of an ensemble call, in order."""
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+
+
+def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
+    """Those of the models that an ensemble calls, and of what these call, by name; `find` gives a model's."""
+    found: dict[str, Any] = {}
+    left = parts_of(config)
+    while left:
+        if (name := left.pop(0)) not in found:
+            found[name] = find(name)
+            left += parts_of(found[name])
+    return found
 
 
 def correlation_type(config: Any) -> str | None:

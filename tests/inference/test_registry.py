@@ -1,12 +1,17 @@
 """A model's client is found, made and refused as its folder says."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from clients.base import Model, ModelClient, TensorSpec
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, ModelRefused
+from serving.inference.crashes import Crashes, Trouble
+from serving.inference.live_registry import LiveRegistry
 from serving.inference.registry import families, make_client
+from serving.repository.live import LiveModels
+from serving.triton.gateway import TritonGateway
 
 OWN = """
 from clients.base import ModelClient
@@ -72,3 +77,18 @@ def test_a_wrong_value_in_the_folder_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_families_are_the_modules_with_a_client() -> None:
     assert families() == ["bert", "detr", "image_embedding", "resnet", "semantic_segmentation", "table", "yolov5"]
+
+
+def test_an_ensemble_of_folders_that_change_is_refused_with_its_parts_however_deep(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("outer", "chain", "ends", "scale")]
+    for folder in folders:
+        (folder / "1").mkdir(parents=True)
+    live, crashes = LiveModels(tmp_path / "live"), Crashes(tmp_path / "crashes")
+    live.begin(folders, {}, {"outer": ["chain", "scale"], "chain": ["ends"]})
+    registry = LiveRegistry(TritonGateway("127.0.0.1:1", 1), live, "", True, crashes)
+    crashes.set(Trouble("ends", "its process died", until=time.monotonic() + 60))
+    for name in ("outer", "chain", "ends"):
+        assert isinstance(registry.trouble(name), ModelRefused)
+        with pytest.raises(ModelRefused), registry.use(name):
+            pass
+    assert registry.trouble("scale") is None
