@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 
 from serving.errors import ModelNotFound, ServingError
 from serving.inference.crashes import Crashes
@@ -82,8 +81,12 @@ class LiveRegistry(Registry):
         if served := self._made.get(model):
             return served.names
         models = self._live.table().models
-        parts = (self._names_of(models[part]) for part in model.parts if part in models)
-        return [model.triton_name, *chain.from_iterable(parts)]
+        left, found = [model], dict[LiveModel, None]()
+        while left:
+            if (one := left.pop(0)) not in found:
+                found[one] = None
+                left += [models[part] for part in one.parts if part in models]
+        return [one.triton_name for one in found]
 
     def _all_names(self) -> Collection[str]:
         return self._live.table().models.keys()

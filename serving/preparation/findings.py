@@ -16,7 +16,7 @@ from serving.named_value import nearest
 from serving.preparation.model_files import file_findings
 from serving.preparation.onnx_versions import too_new
 from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, versions
-from serving.repository.model_config import ENSEMBLE, TENSORRT, Unreadable, backend_of
+from serving.repository.model_config import ENSEMBLE, TENSORRT, ModelConfig, Unreadable, backend_of, configs_of_parts
 from serving.settings.table import Settings
 
 if TYPE_CHECKING:
@@ -139,9 +139,12 @@ def _expected_files(config: Any) -> tuple[str, ...]:
 
 
 def _steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Iterator[str]:
-    """Is an ensemble called one, and do its steps name tensors that their models have?"""
+    """Is an ensemble called one, do its steps not lead back to it, and do they name tensors that their models have?"""
     if backend_of(candidate.config) == ENSEMBLE and not candidate.config.platform:
         yield candidate.found("it has steps and no platform", 'say platform: "ensemble"')
+    if circle := _circle(candidate, parsed):
+        what = f"its steps lead back to itself ({', '.join(circle)})"
+        yield candidate.found(what, "an ensemble calls models in one direction")
     for step in candidate.config.ensemble_scheduling.step:
         for part in parsed.get(step.model_name, [])[:1]:
             for way in ("input", "output"):
@@ -149,6 +152,16 @@ def _steps(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> Itera
                 for name in sorted(set(getattr(step, f"{way}_map")) - set(names)) if names else ():
                     what = f"its step '{step.model_name}' maps the {way} '{name}', which that model does not have"
                     yield candidate.found(what, f"it has {', '.join(names)}")
+
+
+def _circle(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> list[str]:
+    """The models by which an ensemble calls itself, and itself."""
+    configs = {name: found[0].config for name, found in parsed.items() if found}
+
+    def called(config: Any) -> dict[str, Any]:
+        return configs_of_parts(config, lambda name: configs.get(name, ModelConfig()))
+
+    return [name for name, config in called(candidate.config).items() if candidate.folder.name in called(config)]
 
 
 def here(candidate: Candidate, settings: Settings) -> Iterator[str]:

@@ -187,6 +187,18 @@ def test_steps_without_the_platform_of_an_ensemble(repository: Path) -> None:
     )
 
 
+def test_steps_that_lead_back_to_their_ensemble(repository: Path) -> None:
+    """By an ensemble between them; one that only calls the two is in no circle."""
+    steps = (repository / "sixfold" / CONFIG).read_text()
+    for name, part in (("sixfold", "between"), ("between", "sixfold"), ("outside", "sixfold")):
+        (repository / name / "1").mkdir(parents=True, exist_ok=True)
+        (repository / name / CONFIG).write_text(steps.replace('model_name: "scale"', f'model_name: "{part}"'))
+    assert findings(repository) == [
+        f"{name}: config.pbtxt: its steps lead back to itself ({found}); an ensemble calls models in one direction"
+        for name, found in (("between", "sixfold, between"), ("sixfold", "between, sixfold"))
+    ]
+
+
 def test_labels_that_do_not_match_the_output(repository: Path) -> None:
     replace_file(repository / "resnet/labels.txt", b"one\ntwo\n")
     lines = findings(repository, "resnet")
