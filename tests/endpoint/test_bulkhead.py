@@ -43,11 +43,16 @@ def by_flask(server: Server, model: str, body: dict[str, object]) -> requests.Re
     return server.post(f"/v2/models/{model}/infer", json=body | {"parameters": {"own": 1}})
 
 
+def by_body(server: Server, model: str, body: dict[str, object]) -> requests.Response:
+    """Only Flask knows the model."""
+    return server.post("/invocations", json=body | {"model_name": model})
+
+
 def past_flask(server: Server, model: str, body: dict[str, object]) -> requests.Response:
     return server.post(f"/v2/models/{model}/infer", json=body)
 
 
-@pytest.mark.parametrize("ask", [by_flask, past_flask])
+@pytest.mark.parametrize("ask", [by_flask, by_body, past_flask])
 def test_callers_of_models_that_hang_leave_the_others_room(
     running: Server, ask: Callable[[Server, str, dict[str, object]], requests.Response]
 ) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
@@ -542,10 +543,35 @@ def test_one_more_than_flask_may_have_is_503_before_flask_while_all_else_is_answ
     assert wait_until(lambda: passed(edge, QUICK, FLASKS), "a place is free").program == "Flask"
 
 
-def test_of_several_models_flask_alone_refuses(tmp_path: Path) -> None:
+NAMING: tuple[tuple[str, dict[str, str]], ...] = (
+    ("/v2/models/{}/infer", {}),
+    ("/v2/models/{}/versions/7/generate_stream", {}),
+    ("/models/{}/invoke", {}),
+    ("/invocations", {"X-Amzn-SageMaker-Target-Model": "{}"}),
+    ("/invocations", {REFLECTED: "a=b; model_name={},c=d"}),
+    ("/invocations?top_k=1&modelname={}&a=b", {"Accept": "text/event-stream"}),
+)
+
+
+def ask_for(edge: Edge, model: str, way: tuple[str, dict[str, str]]) -> requests.Response:
+    path, headers = way
+    return ask_flask(edge, path.format(model), {name: value.format(model) for name, value in headers.items()})
+
+
+def test_of_several_models_nginx_refuses_what_is_too_much_of_one_that_is_named_outside_the_body(tmp_path: Path) -> None:
     several = running_edge(tmp_path, SERVE_LOAD_MODELS="scale,own")
-    with several as edge, callers(edge, 2, SLOW_AT_FLASK, FLASKS):
-        assert {ask_flask(edge, *way).json()["program"] for way in AT_FLASK} == {"Flask"}
+    with several as several_edge, callers(several_edge, 1, SLOW_AT_FLASK, FLASKS) as replies:
+        for way in NAMING:
+            check_error(ask_for(several_edge, "scale", way), 503, "overloaded")
+            # The place of the request before is free a moment after its reply.
+            wait_until(partial(has_a_place, several_edge, "own", way), "another model has a place")
+        unnamed = [way for way in AT_FLASK if way[0] == "/invocations"]
+        assert {ask_flask(several_edge, *way).json()["program"] for way in unnamed * 3} == {"Flask"}
+    assert [got.program for got in replies] == ["Flask"]
+
+
+def has_a_place(edge: Edge, model: str, way: tuple[str, dict[str, str]]) -> bool:
+    return ask_for(edge, model, way).status_code == 200
 
 
 def test_callers_who_do_not_read_their_replies_hold_no_place_of_flask(edge: Edge) -> None:
