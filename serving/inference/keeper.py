@@ -149,7 +149,8 @@ class Keeper:
         """The processes themselves say more of how they ended."""
         for _ in range(2):
             self._look(time.monotonic())
-        self._handle(self._owner(report.models, report.details), report.details, report.began)
+        if owner := self._owner(report.models, report.details):
+            self._handle(owner, report.details, report.began)
         self._crashes.answered(report)
 
     def _is_running(self) -> bool:
@@ -165,8 +166,11 @@ class Keeper:
             if name := self._models.owner(death.stub):
                 self._handle(name, _told(death), death.alive)
 
-    def _owner(self, models: list[str], details: str) -> str:
-        """Of the model that was called and its parts that one whose process Triton named. An ensemble has none."""
+    def _owner(self, models: list[str], details: str) -> str | None:
+        """Of the model that was called and its parts that one whose process Triton named. An ensemble has none. None
+        where Triton named no process: whether one has died, the processes alone tell."""
+        if "'" not in details:
+            return None
         called = models[1:] or models
         instances = [stub for stub in self._stubs.all() if f"'{stub.instance}'" in details]
         owners = {self._models.owner(stub) for stub in instances}

@@ -40,9 +40,11 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.PERMISSION_DENIED: InferenceFailed,
     grpc.StatusCode.UNAUTHENTICATED: InferenceFailed,
 }
-# The whole of the text: a caller can have any words of his own in one, as the name of an input.
+# The whole of the text: a caller can have any words of his own in one, as the name of an input. A process that died
+# while it held a lock, on which the request waits, is not named (python_be.cc, SendMessageToStub).
 DEAD_BACKEND = re.compile(
-    r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*(Stub process '[^']*' is not healthy)\.?"
+    r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
+    r"(Stub process '[^']*' is not healthy|Stub process is not healthy|Failed to obtain the health mutex)\.?"
 )
 UNKNOWN_MODEL = "Request for unknown model: "
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc

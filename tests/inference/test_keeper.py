@@ -103,6 +103,13 @@ def test_of_an_ensemble_the_part_is_started_again_whose_process_died(world: Worl
     assert world.models.reloads == ["m"]
 
 
+def test_a_report_that_names_no_process_starts_nothing_again_that_lives(world: World) -> None:
+    world.crashes.report(["chain", "other", "m"], BackendDied("Failed to obtain the health mutex"), NOW)
+    world.step_until(lambda: not list(world.crashes.reports()), "the report is answered")
+    assert (world.models.reloads, world.counted) == ([], [])
+    assert world.crashes.error(["chain", "other", "m"]) is None
+
+
 def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
     world.models.error = InvalidRequest("no such weights")
     world.die()

@@ -48,6 +48,13 @@ def test_a_dead_process_of_a_backend_is_told_with_its_name(before: str) -> None:
     assert error.details == "Stub process 'scale_0_0' is not healthy"
 
 
+@pytest.mark.parametrize("said", ["Stub process is not healthy.", "Failed to obtain the health mutex."])
+def test_a_process_that_died_with_a_lock_is_dead_too(said: str) -> None:
+    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {said}"))
+    assert isinstance(error, BackendDied)
+    assert error.details == said.removesuffix(".")
+
+
 def test_a_caller_s_words_make_no_backend_dead() -> None:
     said = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
     assert type(to_serving_error(Failure(grpc.StatusCode.INVALID_ARGUMENT, said))) is InvalidRequest
