@@ -54,9 +54,9 @@ class Stubs:
         self._seen = {pid: self._seen[pid] for pid in unsure} | alive
         return dead
 
-    def all(self) -> list[Stub]:
-        """As the last look saw them."""
-        return [stub for stub, _ in self._seen.values()]
+    def all(self) -> list[tuple[Stub, float]]:
+        """As the last look saw them, and when each was last seen alive (time.monotonic)."""
+        return list(self._seen.values())
 
     def _stub(self, pid: int) -> Stub | None:
         return self._seen[pid][0] if pid in self._seen else self._read(pid)

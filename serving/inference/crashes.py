@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.errors import BackendDied, ModelRefused, ModelRestarting
+from serving.errors import BackendDied, ModelNotReady, ModelRefused, ModelRestarting
 from serving.host.files import digest, replace_file
 
 log = logging.getLogger(__name__)
@@ -52,11 +52,14 @@ class Crashes:
     @contextmanager
     def watch(self, names: Callable[[], Sequence[str]]) -> Iterator[None]:
         """For a call of the model of the first name, the others being its parts, which a first call makes known. Raises
-        ModelRestarting, ModelRefused, also in the place of a BackendDied."""
+        ModelRestarting, ModelRefused, also in the place of a BackendDied, and of a ModelNotReady that a reload made."""
         self.check(names())
         began = time.monotonic()
         try:
             yield
+        except ModelNotReady:
+            self.check(names())
+            raise
         except BackendDied as err:
             self.report(names(), err, began)
             raise ModelRestarting(names()[0], err.details) from err

@@ -42,8 +42,9 @@ MOST_RELOADS = 20  # of one tritonserver: 20 MB of a /dev/shm of 64 MB; then it 
 class Models(Protocol):
     """What the keeper needs of those that load models."""
 
-    def owner(self, stub: Stub) -> str | None:
-        """Triton's name of the model to reload when this process has died; None when it is served no more."""
+    def owner(self, stub: Stub, seen: float) -> str | None:
+        """Triton's name of the model to reload when this process has died, which was last seen alive at that time
+        (time.monotonic); None when it is served no more."""
 
     def reload(self, name: str) -> None:
         """Unloads and loads it; raises a ServingError."""
@@ -58,7 +59,7 @@ class LoadedAtStart:
     def __init__(self, gateway: TritonGateway, timeout: float) -> None:
         self._gateway, self._timeout = gateway, timeout
 
-    def owner(self, stub: Stub) -> str | None:
+    def owner(self, stub: Stub, seen: float) -> str | None:
         return stub.file.parts[-3] if len(stub.file.parts) > 2 else None
 
     def reload(self, name: str) -> None:
@@ -92,7 +93,7 @@ class Tritonserver:
 class _History:
     crashes: deque[float] = field(default_factory=deque)
     refusals: int = 0
-    reloaded: float = 0.0
+    ended: float = 0.0  # the last work: what died before it is gone
     busy: bool = False
 
     def recent(self, now: float) -> int:
@@ -163,7 +164,7 @@ class Keeper:
     def _look(self, now: float) -> None:
         self._looked = now
         for death in self._stubs.look(self._pid):
-            if name := self._models.owner(death.stub):
+            if name := self._models.owner(death.stub, death.alive):
                 self._handle(name, _told(death), death.alive)
 
     def _owner(self, models: list[str], details: str) -> str | None:
@@ -172,15 +173,16 @@ class Keeper:
         if "'" not in details:
             return None
         called = models[1:] or models
-        instances = [stub for stub in self._stubs.all() if f"'{stub.instance}'" in details]
-        owners = {self._models.owner(stub) for stub in instances}
+        instances = [(stub, seen) for stub, seen in self._stubs.all() if f"'{stub.instance}'" in details]
+        owners = {self._models.owner(*each) for each in instances}
         named = (name for name in called if name in owners or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
         return next(named, called[0])
 
     def _handle(self, name: str, reason: str, began: float) -> None:
-        """A crash that a call met which began at that time: before the last reload it is that of an old process."""
+        """A crash that a call met which began at that time: before the end of the last work it is that of an old
+        process."""
         history = self._history(name)
-        if history.busy or began <= history.reloaded:
+        if history.busy or began <= history.ended:
             return
         now = time.monotonic()
         history.crashes.append(now)
@@ -194,7 +196,8 @@ class Keeper:
             self._begin(self._reload, name, reason)
 
     def _begin(self, work: Callable[[str, str], bool], name: str, reason: str) -> None:
-        """A load may take long, and other models may need one too."""
+        """A load may take long, and other models may need one too. No call comes between a report and its answer."""
+        self._crashes.set(Trouble(name, reason))
         self._history(name).busy = True
         self._reloads += 1
         threading.Thread(target=self._work, args=(work, name, reason), name=f"reload-{name}", daemon=True).start()
@@ -203,9 +206,8 @@ class Keeper:
         """What is loaded again is served from now on, as its processes have been seen: so their end can be told."""
         for name, serves, ended in done:
             history = self._history(name)
-            history.busy = False
+            history.busy, history.ended = False, ended
             if serves:
-                history.reloaded = ended
                 self._crashes.clear(name)
 
     def _work(self, work: Callable[[str, str], bool], name: str, reason: str) -> None:
@@ -223,7 +225,6 @@ class Keeper:
 
     def _reload(self, name: str, reason: str) -> bool:
         """Whether it serves again."""
-        self._crashes.set(Trouble(name, reason))
         began = time.monotonic()
         try:
             self._models.reload(name)

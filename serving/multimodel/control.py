@@ -139,9 +139,11 @@ class MultiModel:
                     raise OutOfMemory(str(err)) from err
                 raise
 
-    def owner(self, stub: Stub) -> str | None:
-        """Triton's name of the model that a process is of: it is staged in a folder that the model's name gives."""
-        staged = {digest(model.name): model for model in self.loaded.all() if model.state == READY}
+    def owner(self, stub: Stub, seen: float) -> str | None:
+        """Triton's name of the model that a process is of: it is staged in a folder that the model's name gives. One
+        that was not seen since the load began is of an earlier load, as an unload may have to kill it."""
+        ready = [model for model in self.loaded.all() if model.state == READY and model.began <= seen]
+        staged = {digest(model.name): model for model in ready}
         return next((staged[part].triton_name for part in stub.file.parts if part in staged), None)
 
     def reload(self, triton_name: str) -> None:
@@ -212,6 +214,7 @@ class MultiModel:
                 state=LOADING,
                 estimate=needed,
                 load=secrets.token_hex(8),
+                began=time.monotonic(),
                 server=self.loaded.server(),
             )
             self.loaded.write(model)
@@ -277,7 +280,7 @@ class MultiModel:
     def _kill_processes(self, model: LoadedModel) -> None:
         stubs = Stubs()
         stubs.look(self.loaded.pid())
-        for stub in stubs.all():
+        for stub, _ in stubs.all():
             if digest(model.name) in stub.file.parts:
                 with suppress(ProcessLookupError):
                     os.kill(stub.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ PAUSE = 0.02
 class LoadedModel:
     """An archive: the platform's `name` and `url`, the Target-Model `target`, Triton's name for it, the model's
     `folder`, the names of the `parts` of an ensemble, its `state` here, the bytes it was thought to take, an id of
-    this load, and the tritonserver's."""
+    this load, when it began (time.monotonic), and the tritonserver's id."""
 
     name: str
     url: str
@@ -35,6 +35,7 @@ class LoadedModel:
     state: str
     estimate: int
     load: str
+    began: float
     server: str
 
 

@@ -1,15 +1,25 @@
 """The keeper's policy, with models that only say that they are loaded."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from serving.errors import BackendDied, InvalidRequest, ModelRefused, ModelRestarting, ServingError, TritonTimeout
+from serving.errors import (
+    BackendDied,
+    InvalidRequest,
+    ModelNotReady,
+    ModelRefused,
+    ModelRestarting,
+    ServingError,
+    TritonTimeout,
+)
 from serving.host.status import ProcessStatus, Status, write_status
 from serving.host.stubs import Stub
-from serving.inference.crashes import Crashes
+from serving.inference.crashes import Crashes, Trouble
 from serving.inference.keeper import CRASHES_ALLOWED, MOST_RELOADS, Keeper, Tritonserver
 from tests.support.harness import wait_until
 
@@ -25,7 +35,7 @@ class FakeModels:
         self.reloads: list[str] = []
         self.dropped: list[str] = []
 
-    def owner(self, stub: Stub) -> str | None:
+    def owner(self, stub: Stub, seen: float) -> str | None:
         return None
 
     def reload(self, name: str) -> None:
@@ -95,6 +105,30 @@ def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World)
     assert world.models.dropped == ["m"]
     assert world.crashes.error(["other"]) is None
     assert isinstance(world.crashes.error(["chain", "m"]), ModelRefused), "a part of it"
+
+
+def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(world: World) -> None:
+    for _ in range(CRASHES_ALLOWED):
+        world.die()
+    began = time.monotonic()
+    world.die()
+    world.crashes.clear("m")
+    world.die(began=began)
+    assert (world.models.dropped, world.crashes.error(["m"])) == (["m"], None)
+
+
+def test_no_call_comes_between_the_report_and_its_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    world.crashes.report(["m"], DIED, NOW)
+    world.keeper.step()
+    assert not list(world.crashes.reports())
+    assert isinstance(world.crashes.error(["m"]), ModelRestarting)
+
+
+def test_a_call_that_finds_it_unloaded_by_the_reload_comes_again(world: World) -> None:
+    with pytest.raises(ModelRestarting), world.crashes.watch(lambda: ["m"]):
+        world.crashes.set(Trouble("m", "it died"))
+        raise ModelNotReady("Request for unknown model: 'm' is not ready")
 
 
 def test_of_an_ensemble_the_part_is_started_again_whose_process_died(world: World) -> None:

@@ -34,6 +34,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     yield container
     assert server.stop() == 0
     assert "killing it" not in server.output()
+    assert "died: it was killed" not in server.output(), "the process of an earlier load is none of its next"
     server.wait_gone()
 
 
@@ -73,9 +74,9 @@ def test_an_archive_that_hangs_can_be_unloaded_and_loaded_again(running: Contain
 
 def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Container) -> None:
     def refused() -> bool:
-        code = running.invoke("bad", json={"inputs": [tensor(13)]}).json()["code"]
-        assert code in ("model_restarting", "model_refused")
-        return bool(code == "model_refused")
+        reply = running.invoke("bad", json={"inputs": [tensor(13)]})
+        assert reply.json()["code"] in ("model_restarting", "model_refused"), reply.text
+        return bool(reply.json()["code"] == "model_refused")
 
     wait_until(refused, "it is refused")
     assert running.server.ping() == 200 and serves(running, "sound")
