@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.host.files import try_lock
+from serving.host.files import replace_file, try_lock
 from serving.host.status import read_tritonserver
 from serving.host.stubs import Death, Stub, Stubs
 from serving.inference.crashes import Crashes, Report, Trouble
@@ -86,7 +86,7 @@ class Tritonserver:
     def ask_restart(self, reason: str) -> None:
         """Names the start that is meant, as the supervisor may have been faster."""
         start, line = read_tritonserver(self._status_file).starts, reason.replace("\n", " ")
-        self._request.write_text(f"{start} {line}", encoding="utf-8")
+        replace_file(self._request, f"{start} {line}".encode())
 
 
 @dataclass

@@ -312,8 +312,7 @@ def _requested_restart(child: _Child) -> str:
         return ""
     try:
         start, _, reason = file.read_text(encoding="utf-8").partition(" ")
-        if reason:  # else it is being written: the next look sees it
-            file.unlink()
+        file.unlink()
     except OSError:  # nothing is asked for; a file that is not ours is no reason to leave the processes alone
         return ""
     return reason if start == str(child.starts) else ""
