@@ -13,7 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from tests.support.calls import needs_a_server
-from tests.support.harness import ROOT, Server, link_model, make_identity, make_scale, make_sleeper
+from tests.support.harness import FP32, ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 from tests.support.started import end_all, ended_on_failure
 
 BUNDLED = ("resnet", "yolov5", "bert")
@@ -101,7 +101,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One container for all tests that leave it as it was."""
-    running = Server(tmp_path_factory.mktemp("serve"), repository).wait_ready()
+    running = Server(tmp_path_factory.mktemp("serve"), repository, **FP32).wait_ready()
     yield running
     assert running.stop() == 0
     running.wait_gone()

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from build_engines.__main__ import main
 from build_engines.digits.held_out_pages import held_out_pages
 from build_engines.families.inception_network import Probabilities, random_network
-from tests.support.harness import PATIENCE, Server, free_port
+from tests.support.harness import FP32, PATIENCE, Server, free_port
 
 Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    variables = {"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": str(free_port())}
+    variables = {"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": str(free_port()), **FP32}
     running = Server(tmp_path_factory.mktemp("serve"), built, **variables).wait_ready()
     running.grpc = variables["SAGEMAKER_TRITON_GRPC_PORT"]  # type: ignore[attr-defined]
     yield running
@@ -204,7 +204,8 @@ def test_an_archive_of_an_ensemble_and_its_parts_is_loaded_by_a_multi_model_endp
     with tarfile.open(tmp_path / target) as archive:
         archive.extractall(root / "0" / "model", filter="data")
     (tmp_path / "empty").mkdir()
-    multi = Server(tmp_path, tmp_path / "empty", SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root)).wait_ready()
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(root), **FP32}
+    multi = Server(tmp_path, tmp_path / "empty", **variables).wait_ready()
     try:
         expected = server.post(json={"model_name": "text_embedding", "instances": TEXTS}).json()["predictions"]
         body = {"model_name": "opaque", "url": str(root / "0" / "model")}

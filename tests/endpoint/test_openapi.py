@@ -16,7 +16,7 @@ from openapi_spec_validator import validate
 
 from serving.front.openapi.fixed import OF_NGINX
 from tests.endpoint import schemathesis_hooks as hooks
-from tests.support.harness import PATIENCE, ROOT, Server, link_model
+from tests.support.harness import FP32, PATIENCE, ROOT, Server, link_model
 from tests.support.readme import commands
 
 BIN = Path(sys.executable).parent
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     for name in BUNDLED:
         link_model(ROOT / "model_repository" / name, repository)
-    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_PAGE="true").wait_ready()
+    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_PAGE="true", **FP32).wait_ready()
     yield running
     assert running.stop() == 0
 

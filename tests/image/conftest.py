@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.container import BUILD_SECONDS, Container, build_image, podman
+from tests.support.harness import FP32
 from tests.support.readme import commands
 
 Start = Callable[..., Container]
@@ -32,7 +33,7 @@ def server(image: str, repository: Path, tmp_path_factory: pytest.TempPathFactor
     repository.chmod(0o755)
     options = ("--volume", f"{repository}:/opt/ml/model:ro", "--shm-size", "256m")
     folder = tmp_path_factory.mktemp("container")
-    container = Container(folder, image, *options, memory="3g").wait_ready()
+    container = Container(folder, image, *options, memory="3g", **FP32).wait_ready()
     yield container
     assert container.stop() == 0
     container.remove()

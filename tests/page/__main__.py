@@ -5,14 +5,14 @@ import tempfile
 from pathlib import Path
 
 from tests.page.browser import PHONE, WIDE, chromium, opened
-from tests.support.harness import ROOT, Server
+from tests.support.harness import FP32, ROOT, Server
 
 PICTURES = ((WIDE, "light", "docs/page.png"), (PHONE, "dark", "docs/page-phone.png"))
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), ROOT / "model_repository", SERVE_PAGE="true").wait_ready()
+        server = Server(Path(folder), ROOT / "model_repository", SERVE_PAGE="true", **FP32).wait_ready()
         document = server.get("/openapi.json").json()
         (ROOT / "docs/openapi.json").write_text(json.dumps(document, indent=1) + "\n")
         with chromium() as browser:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.support.harness import PATIENCE, ROOT, free_port, wait_until
+from tests.support.harness import FP32, PATIENCE, ROOT, free_port, wait_until
 from tests.support.started import ends_with, kill, starts_a_server
 
 README = "README.md"
@@ -36,6 +36,7 @@ _PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 SERVE, SERVE_ALONE, SIMULATE = "make run", "./serve", ".venv/bin/python -m simulate"
+ENGINE = " ".join(f"--env {name}={value}" for name, value in FP32.items())
 PORTS = ("8080", "8081", "8001", "8002")
 
 
@@ -132,7 +133,7 @@ class Reader:
             wait_until(self._serves, self._log(SERVE))
             return ""
         if command.startswith(SIMULATE):
-            self._start(SIMULATE, f"{command} --port {self.ports['8081']}")
+            self._start(SIMULATE, f"{command} --port {self.ports['8081']} {ENGINE}")
             wait_until(lambda: "\nin service: " in self._log(SIMULATE), "the simulator is in service")
             return ""
         done = subprocess.run(
@@ -192,9 +193,9 @@ def fresh_checkout(folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """A reader's: no variable of ours, and no other address than the loopback's."""
+    """A reader's: no variable of ours, but the loopback's address and the engine whose answers are shown."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_", "AWS_", "PYTEST"))}
-    return inherited | {"SERVE_HOST": "127.0.0.1"}
+    return inherited | FP32 | {"SERVE_HOST": "127.0.0.1"}
 
 
 def compare(output: str, shown: Block) -> None:
