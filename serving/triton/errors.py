@@ -42,10 +42,17 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
 }
 # The whole of the text: a caller can have any words of his own in one, as the name of an input. A process that died
 # while it held a lock, on which the request waits, is not named (python_be.cc, SendMessageToStub).
+BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
 DEAD_BACKEND = re.compile(
-    r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
-    r"(Stub process '[^']*' is not healthy|Stub process is not healthy|Failed to obtain the health mutex)\.?"
+    BEFORE + r"(Stub process '[^']*' is not healthy|Stub process is not healthy|Failed to obtain the health mutex)\.?"
 )
+# Of UNAVAILABLE, which an error within a stream does not say: it is stopped (server.cc, sequence_batch_scheduler.cc,
+# dynamic_batch_scheduler.cc), or the queue policy of the model's config.pbtxt refuses (scheduler_utils.cc).
+STOPPING = re.compile(
+    BEFORE
+    + r"(?:Server not ready|Server is stopping, scheduler for model has stopped accepting new inference requests)\.?"
+)
+QUEUE_POLICY = re.compile(BEFORE + r"(Exceeds maximum queue size|Request timeout expired)\.?")
 UNKNOWN_MODEL = "Request for unknown model: "
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
@@ -64,14 +71,12 @@ TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIM
 def to_serving_error(err: grpc.RpcError) -> ServingError:
     """One of ours for any gRPC error."""
     code, details = err.code(), without_trace(err.details() or "")
-    if details.startswith(UNKNOWN_MODEL):  # with any of three statuses
-        return ModelNotReady(details)
+    if known := _by_text(details):
+        return known
     if DECOUPLED in details:
         return NotAcceptable(ONLY_STREAMS)
     if details.startswith(UNKNOWN_REGION):
         return RegionUnknown(NOT_ANSWERING)
-    if dead := DEAD_BACKEND.fullmatch(details):
-        return BackendDied(dead[1])
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TritonTimeout(TOO_LATE)
     if ERRORS[code] is TritonUnavailable:
@@ -81,11 +86,21 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
 
 def to_stream_error(message: str) -> ServingError:
     """One of ours for an error within a stream."""
-    if without_trace(message).startswith(UNKNOWN_MODEL):
-        return ModelNotReady(without_trace(message))
-    if dead := DEAD_BACKEND.fullmatch(message):
+    details = without_trace(message)
+    return _by_text(details) or _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, details)
+
+
+def _by_text(details: str) -> ServingError | None:
+    """What comes with several statuses, and in streams with none."""
+    if details.startswith(UNKNOWN_MODEL):
+        return ModelNotReady(details)
+    if dead := DEAD_BACKEND.fullmatch(details):
         return BackendDied(dead[1])
-    return _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, without_trace(message))
+    if STOPPING.fullmatch(details):
+        return TritonUnavailable(NOT_ANSWERING)
+    if queue := QUEUE_POLICY.fullmatch(details):
+        return Overloaded(f"{queue[1]}: the queue policy in the model's config.pbtxt says so; try again shortly")
+    return None
 
 
 def _of_kind(kind: type[ServingError], message: str) -> ServingError:

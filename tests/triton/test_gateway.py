@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from serving.errors import BackendDied, InvalidRequest, ModelNotReady, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import (
+    BackendDied,
+    InvalidRequest,
+    ModelNotReady,
+    Overloaded,
+    ServingError,
+    TritonTimeout,
+    TritonUnavailable,
+)
 from serving.repository.model_config import datatype_name
 from serving.triton.errors import ERRORS, to_serving_error, to_stream_error, without_trace
 from serving.triton.gateway import TritonGateway
@@ -53,6 +61,22 @@ def test_a_process_that_died_with_a_lock_is_dead_too(said: str) -> None:
     error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {said}"))
     assert isinstance(error, BackendDied)
     assert error.details == said.removesuffix(".")
+
+
+@pytest.mark.parametrize(
+    "said", ["Server not ready", "Server is stopping, scheduler for model has stopped accepting new inference requests"]
+)
+def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(said: str) -> None:
+    for text in (said, f"[request id: 7] in ensemble 'chain', {said}"):
+        assert type(to_stream_error(text)) is TritonUnavailable
+
+
+@pytest.mark.parametrize("said", ["Exceeds maximum queue size", "Request timeout expired"])
+def test_a_queue_that_takes_no_more_is_no_dead_server(said: str) -> None:
+    failure = Failure(grpc.StatusCode.UNAVAILABLE, f"[request id: 7] in ensemble 'chain', {said}")
+    for error in (to_serving_error(failure), to_stream_error(said)):
+        assert type(error) is Overloaded
+        assert said in str(error) and "queue policy" in str(error)
 
 
 def test_a_caller_s_words_make_no_backend_dead() -> None:
