@@ -1,5 +1,6 @@
 """The registry of a server whose models are replaced while it serves (SERVE_RELOAD, repository/live.py)."""
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ class LiveRegistry(Registry):
         super().__init__(gateway, [live.repository], default, own_clients, crashes=crashes)
         self._live = live
         self._known: Table | None = None
-        self._made: dict[LiveModel, ServedModel] = {}
+        self._renewing = threading.Lock()
 
     def index(self) -> dict[str, dict[str, IndexEntry]]:
         """By the names that callers know."""
@@ -61,10 +62,7 @@ class LiveRegistry(Registry):
 
     def _of(self, name: str, model: LiveModel) -> ServedModel:
         self._renew()
-        with self._lock:
-            if model not in self._made:
-                self._made[model] = self._loaded(name, model)
-            return self._made[model]
+        return self._once(model, lambda: self._loaded(name, model))
 
     def _loaded(self, name: str, model: LiveModel) -> ServedModel:
         try:
@@ -78,7 +76,7 @@ class LiveRegistry(Registry):
         return self._names_of(model) if model else [name]
 
     def _names_of(self, model: LiveModel) -> Sequence[str]:
-        if served := self._made.get(model):
+        if served := self._served.get(model):
             return served.names
         models = self._live.table().models
         left, found = [model], dict[LiveModel, None]()
@@ -92,10 +90,12 @@ class LiveRegistry(Registry):
         return self._live.table().models.keys()
 
     def _renew(self) -> None:
-        """Forgets what was made of copies that are served no more."""
+        """Forget the clients of copies that are no longer served."""
         table = self._live.table()
-        if table is not self._known:
-            with self._lock:
-                self._known, self._versions = table, {}
-                for model in self._made.keys() - set(table.models.values()):
-                    self.forget(self._made.pop(model))
+        if table is self._known:
+            return
+        with self._renewing:
+            self._known, self._versions = table, {}
+            for model in set(self._served) - set(table.models.values()):
+                self.forget(self._served.pop(model))
+                self._locks.pop(model, None)

@@ -9,7 +9,7 @@ import logging
 import pkgutil
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -65,8 +65,8 @@ class Registry:
     ) -> None:
         self.gateway, self.folders, self.crashes, self.device = gateway, folders, crashes, device
         self.default, self.own_clients, self.only = default, own_clients, only
-        self._lock = threading.RLock()
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[Hashable, ServedModel] = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
         self._versions: dict[str, dict[str, IndexEntry]] = {}
 
     def index(self) -> dict[str, dict[str, IndexEntry]]:
@@ -113,13 +113,18 @@ class Registry:
                 raise VersionNotFound(name, version, ready)
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name, its client made at first use."""
+        """Return the model called `name`. The first call makes its client."""
         if not self._ready_versions(name):
             self._require_ready(name)
-        with self._lock:
-            if name not in self._served:
-                self._served[name] = self.load(name, self._folder(name))
-            return self._served[name]
+        return self._once(name, lambda: self.load(name, self._folder(name)))
+
+    def _once(self, key: Hashable, load: Callable[[], ServedModel]) -> ServedModel:
+        """Return what `load` returned for `key`. Only the callers of the same model wait while it is loaded."""
+        if served := self._served.get(key):
+            return served
+        with self._locks.setdefault(key, threading.Lock()):
+            served = self._served[key] = self._served.get(key) or load()
+            return served
 
     def _require_ready(self, name: str) -> None:
         index = self.index()
