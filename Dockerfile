@@ -39,7 +39,9 @@ COPY serving/__init__.py serving/
 COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
 COPY backends backends
 RUN .venv/bin/python -m backends.install .venv/triton/backends && \
-    tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/preload.so backends/bind.c backends/stub_wait.c
+    for name in bind stub_wait; do \
+        tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/$name.so backends/$name.c || exit 1; \
+    done
 
 FROM builder AS cpu-environment
 COPY requirements/serving.lock requirements/
@@ -119,7 +121,7 @@ RUN echo "${VERSION} ${REVISION}" >/opt/made/VERSION && \
 FROM gpu-base AS gpu
 COPY --from=gpu-builder /opt/program/.venv /opt/program/.venv
 COPY --from=models /opt/program/model_repository /opt/program/model_repository
-COPY --from=backends /opt/program/.venv/triton/preload.so /opt/program/.venv/triton/
+COPY --from=backends /opt/program/.venv/triton/*.so /opt/program/.venv/triton/
 COPY --from=gpu-program /opt/made /opt/program
 ENV PATH=/opt/program:${PATH} HOME=/tmp
 WORKDIR /opt/program

@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) exec $(BIN)/python serve
 
-setup: .venv/.serving .venv/triton/preload.so
+setup: .venv/.serving .venv/triton/bind.so .venv/triton/stub_wait.so
 
 models: $(MODELS)
 
@@ -117,9 +117,9 @@ clean:
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
-.venv/triton/preload.so: backends/bind.c backends/stub_wait.c | .venv/.serving
+.venv/triton/%.so: backends/%.c | .venv/.serving
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
-	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $^
+	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
 .venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt requirements/sdk3.lock .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"

@@ -4,16 +4,22 @@ NVIDIA's image brings the server, its backends and their libraries in /opt/trito
 Elsewhere the PyPI package nvidia-pytriton brings them; it is found, never imported.
 """
 
+import contextlib
 import ctypes.util
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 NVIDIA_IMAGE = Path("/opt/tritonserver")
 PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
+TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> of the tritonserver in it
+STUB_WAIT_VERSION = "2.51.0"  # the only one that backends/stub_wait.c was verified with
+STRICT_ENDPOINT = (2, 70)  # from this version on the SageMaker endpoint refuses a `url` outside /opt/ml/models/ID/model
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -73,26 +79,54 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def preloaded(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with the library that makes tritonserver wait for stubs that live (backends/stub_wait.c) and its
-    SageMaker endpoint listen where it is told (backends/bind.c). FileNotFoundError when it is missing."""
-    library = Path(sys.prefix) / "triton" / "preload.so"
-    if not library.is_file():
-        raise FileNotFoundError(
-            f"{library} is missing, without which callers may get each other's answers after a pause: "
-            "build it from backends/*.c (make setup does)"
-        )
-    return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
+def version() -> str:
+    """Return the version of the tritonserver here, such as "2.51.0". "" when nothing says it."""
+    if not is_nvidia_image():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return TRITON_IN_PACKAGE.get(metadata.version(DISTRIBUTION), "")
+        return ""
+    with contextlib.suppress(OSError):
+        return (NVIDIA_IMAGE / "TRITON_VERSION").read_text().strip()
+    return os.environ.get("TRITON_SERVER_VERSION", "")
+
+
+def why_not_multi_model() -> str:
+    """Return why this tritonserver cannot load archives through its SageMaker endpoint, "" when it can."""
+    found = version()
+    if not (numbers := re.match(r"(\d+)\.(\d+)", found)) or tuple(map(int, numbers.groups())) < STRICT_ENDPOINT:
+        return ""
+    return (
+        f"SAGEMAKER_MULTI_MODEL=true does not work with Triton {found}: since 2.70.0 (26.06) its SageMaker endpoint "
+        "refuses every model outside /opt/ml/models/ID/model, and serve loads prepared copies. "
+        "Build the image with tritonserver 26.05 or older"
+    )
+
+
+def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with backends/stub_wait.c preloaded, which makes the python backend wait for a paused stub.
+
+    Any version but the one it was verified with does without. FileNotFoundError when the library is missing.
+    """
+    return preload(environ, "stub_wait") if version() == STUB_WAIT_VERSION else dict(environ)
 
 
 def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
-    """`preloaded`, with the SageMaker endpoint, at `port`, on the loopback address: it has no option for that."""
-    return preloaded(environ) | {"BIND_PORT": str(port)}
+    """Return `environ` with backends/bind.c preloaded: the SageMaker endpoint, which has no option for its address,
+    listens at `port` on the loopback address. FileNotFoundError when the library is missing."""
+    return preload(environ, "bind") | {"BIND_PORT": str(port)}
 
 
 def on_socket(environ: Mapping[str, str], port: int, socket: Path) -> dict[str, str]:
-    """The same, on a Unix socket instead of the port."""
+    """Like `on_loopback`, but on a Unix socket instead of the port."""
     return on_loopback(environ, port) | {"BIND_SOCKET": str(socket)}
+
+
+def preload(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return `environ` with the library that was built from backends/NAME.c. FileNotFoundError when it is missing."""
+    library = Path(sys.prefix) / "triton" / f"{name}.so"
+    if not library.is_file():
+        raise FileNotFoundError(f"{library} is missing: build it from backends/{name}.c (make setup does)")
+    return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
 
 
 def libpython(base: Mapping[str, str]) -> Path | None:

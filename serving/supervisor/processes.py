@@ -106,7 +106,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
     } | triton_options.addresses(sockets)
-    environ = tritonserver.preloaded(tritonserver.environment(_spinning(environ) | dict(environ)))
+    environ = tritonserver.with_stub_wait(tritonserver.environment(_spinning(environ) | dict(environ)))
     if settings.multi_model:
         flags |= multi_model(settings)
         environ = tritonserver.on_socket(environ, SAGEMAKER_PORT, sockets.sagemaker)

@@ -10,7 +10,7 @@ import pytest
 
 from serving.host import tritonserver
 from tests.backends.onnx_models import ONE, PLATFORM, REFUSED, write_model
-from tests.backends.triton_process import start
+from tests.backends.triton_process import serving, start
 
 
 def test_the_package_is_found_without_being_imported() -> None:
@@ -44,10 +44,64 @@ def test_the_server_of_nvidias_image_is_taken_and_its_environment_left_alone(
     assert tritonserver.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-def test_a_missing_library_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Make tritonserver.py take `folder` for NVIDIA's image of this version."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/tritonserver").touch()
+    (folder / "TRITON_VERSION").write_text(f"{version}\n")
+    monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
+
+
+def test_the_version_is_the_one_that_tritonserver_answers(tmp_path: Path, backends: Path) -> None:
+    (tmp_path / "models").mkdir()
+    with serving(tmp_path / "models", backends, tmp_path / "log") as server, server.client() as client:
+        assert client.get_server_metadata().version == tritonserver.version()
+
+
+def test_an_image_s_version_is_in_its_file_else_in_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_image(tmp_path, monkeypatch, "2.69.0")
+    monkeypatch.setenv("TRITON_SERVER_VERSION", "2.68.0")
+    assert tritonserver.version() == "2.69.0"
+    (tmp_path / "TRITON_VERSION").unlink()
+    assert tritonserver.version() == "2.68.0"
+
+
+def test_only_the_verified_version_waits_for_stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = tritonserver.with_stub_wait({})["LD_PRELOAD"]
+    assert verified == str(Path(sys.prefix) / "triton/stub_wait.so")
+    nvidia_image(tmp_path / "same", monkeypatch, tritonserver.STUB_WAIT_VERSION)
+    assert tritonserver.with_stub_wait({})["LD_PRELOAD"] == verified
+    nvidia_image(tmp_path / "other", monkeypatch, "2.69.0")
+    assert tritonserver.with_stub_wait({"A": "b"}) == {"A": "b"}
+
+
+@pytest.mark.parametrize("version", ["2.51.0", "2.69.0", "99.0.0"])
+def test_every_version_keeps_its_sagemaker_endpoint_off_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    nvidia_image(tmp_path, monkeypatch, version)
+    environ = tritonserver.on_socket({"LD_PRELOAD": "/a.so"}, 1, Path("/s"))
+    assert environ["LD_PRELOAD"] == f"{sys.prefix}/triton/bind.so:/a.so"
+    assert (environ["BIND_PORT"], environ["BIND_SOCKET"]) == ("1", "/s")
+
+
+@pytest.mark.parametrize(
+    ("version", "works"), [("2.51.0", True), ("2.69.0", True), ("", True), ("2.70.0", False), ("3.0.0", False)]
+)
+def test_multi_model_mode_is_refused_from_2_70_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, works: bool
+) -> None:
+    nvidia_image(tmp_path, monkeypatch, version)
+    assert (tritonserver.why_not_multi_model() == "") is works
+
+
+@pytest.mark.parametrize("name", ["bind", "stub_wait"])
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"preload\.so is missing.*backends/\*\.c"):
-        tritonserver.preloaded({})
+    with pytest.raises(FileNotFoundError, match=rf"{name}\.so"):
+        tritonserver.preload({}, name)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

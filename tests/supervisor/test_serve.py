@@ -86,6 +86,23 @@ def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.Monk
         serve.surveyed(Settings())
 
 
+def test_multi_model_mode_ends_with_a_triton_that_cannot_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.host.tritonserver.version", lambda: "2.70.0")
+    asked = Settings(multi_model=True)
+    for command in (serve.start, serve.check):
+        with pytest.raises(SettingsError, match=r"2\.70\.0"):
+            command(asked)
+
+
+def test_multi_model_mode_does_not_start_without_bind_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton/stub_wait.so").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    table(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"bind\.so"):
+        table(tmp_path, SAGEMAKER_MULTI_MODEL="true")
+
+
 def test_plans_turn_off_what_takes_changed_folders_and_the_log_says_so(tmp_path: Path) -> None:
     (tmp_path / "planned/1").mkdir(parents=True)
     (tmp_path / "planned/config.pbtxt").write_text('platform: "tensorrt_plan"')
