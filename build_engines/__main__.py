@@ -1,4 +1,4 @@
-"""python -m build_engines build | list | inspect | verify | tune | archive | doctor"""
+"""python -m build_engines build | list | inspect | verify | archive"""
 
 import signal
 import sys

@@ -23,24 +23,12 @@ def make_parser() -> argparse.ArgumentParser:
     verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, if it is not in the cache")
     verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
     verify.add_argument("--count", type=_positive, default=0, help="number of samples; default: all, or 100 pages")
-    tune = _stored(
-        commands.add_parser("tune", help="measure instances, threads and batching here, and write the best"), _tune
-    )
-    tune.add_argument(
-        "--callers",
-        type=_callers,
-        default=(1, 8),
-        metavar="N,N",
-        help="measure latency with the first number of callers, throughput with the second; default: 1,8",
-    )
-    tune.add_argument("--dry-run", action="store_true", help="print the choice and write nothing")
     archive = _stored(commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes"), _archive)
     archive.add_argument("--copies", type=_positive, default=0, help="make NAME-0.tar.gz …, each with its own name")
     archive.add_argument(
         "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="output folder; default: dist"
     )
     inspect.epilog = "The speed is measured in this process, without Triton."
-    commands.add_parser("doctor", help="print what this machine can build and run").set_defaults(run=_doctor)
     return parser
 
 
@@ -163,13 +151,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
-def _callers(text: str) -> tuple[int, int]:
-    found = _sizes(text)
-    if len(found) != 2:
-        raise argparse.ArgumentTypeError(f"{text} is not two numbers as 1,8")
-    return min(found), max(found)
-
-
 def _build(parsed: argparse.Namespace) -> int:
     from build_engines.commands import build
 
@@ -198,19 +179,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     return verify.run(parsed)
 
 
-def _tune(parsed: argparse.Namespace) -> int:
-    from build_engines.commands import tune
-
-    return tune.run(parsed)
-
-
 def _archive(parsed: argparse.Namespace) -> int:
     from build_engines.commands import archive
 
     return archive.run(parsed)
-
-
-def _doctor(parsed: argparse.Namespace) -> int:
-    from build_engines.commands import doctor
-
-    return doctor.run(parsed)

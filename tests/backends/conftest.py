@@ -7,9 +7,8 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from backends.install import install
-from build_engines.tuning import tritonserver
 from tests.backends.onnx_models import write_repository
-from tests.backends.triton_process import Server, serving
+from tests.backends.triton_process import Server, serving, shared_memory
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +32,8 @@ def server(repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFa
     log = tmp_path_factory.mktemp("log") / "triton.log"
     with serving(repository, backends, log, "--backend-config=default-max-batch-size=6") as running:
         yield running
-        assert tritonserver.shared_memory(running.process)
-    assert not tritonserver.shared_memory(running.process)
+        assert shared_memory(running.process)
+    assert not shared_memory(running.process)
 
 
 @pytest.fixture

@@ -1,20 +1,25 @@
 """Starts and stops a real tritonserver, bounded in time."""
 
 import contextlib
+import os
+import secrets
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from build_engines.tuning import tritonserver
+from serving.host import tritonserver
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill, starts_a_server
 
+END_SECONDS = 20.0
+SHARED = "shm-region-prefix-name="
 Feed = TypeVar("Feed")
 Answer = TypeVar("Answer")
 
@@ -48,7 +53,26 @@ class Server:
         return self.process.wait(PATIENCE)
 
     def stop(self) -> None:
-        tritonserver.end(self.process)
+        _end(self.process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for left in shared_memory(process):
+        left.unlink(missing_ok=True)
+
+
+def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
+    """Return the shared memory of the server and its stubs."""
+    arguments = cast("list[str]", process.args)
+    prefix = next(word.rpartition(SHARED)[2] for word in arguments if SHARED in word)
+    return list(Path("/dev/shm").glob(f"{prefix}*"))
 
 
 @starts_a_server
@@ -56,7 +80,18 @@ def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = 
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [option for name, port in named for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")]
-    process = tritonserver.start(repository, backends, log, [*addresses, *options], **variables)
+    prefix = f"build-{secrets.token_hex(8)}"
+    command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
+    command += [f"--backend-config={name},{SHARED}{prefix}" for name in tritonserver.python_backends(backends)]
+    environment = tritonserver.environment(os.environ) | variables
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *addresses, *options],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     ends_with(lambda: kill(process))
     return Server(process, log, http, grpc)
 

@@ -1,7 +1,5 @@
 """The command line as a user meets it; what it builds is served."""
 
-import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from build_engines.__main__ import main
-from build_engines.commands import doctor
 from build_engines.demos.resnet import TRAINED
 from build_engines.recipes import RECIPES
 from tests.build_engines.models import save_scale
@@ -38,8 +35,6 @@ def test_list_names_every_model_and_its_weights(capsys: pytest.CaptureFixture[st
         (["build", "own", "--weights", "docs"], 1, "there is no config.json in docs"),
         (["inspect", "absent"], 1, "there is no model 'absent'"),
         (["verify", "absent"], 1, "there is no model 'absent'"),
-        (["tune", "absent"], 1, "there is no model 'absent'"),
-        (["tune", "resnet", "--callers", "1"], 2, "1 is not two numbers as 1,8"),
         (["archive", "absent"], 1, "there is no model 'absent'"),
         (["archive", "resnet", "--copies", "0"], 2, "not at least 1"),
         (["verify", "resnet", "--repository", "nowhere"], 1, "there are: none"),
@@ -114,29 +109,6 @@ def test_inspect_works_on_a_model_that_was_not_built_here(capsys: pytest.Capture
     said = capsys.readouterr().out
     assert "there is no build.json" in said
     assert "not measured: own is of platform 'python', which this command does not run" in said
-
-
-def test_doctor_says_what_this_machine_can_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith(("yes ", "no  ")) for line in lines[1:])
-    assert any(line.startswith("yes torch ") for line in lines)
-    for name in ("trtexec", "GPU", "tritonserver", "backend onnxruntime", "shared memory", "build yolov5x"):
-        assert any(line[4:].startswith(name) for line in lines)
-
-
-def test_doctor_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with little shared memory, without torch and without a disk that can be written to."""
-    monkeypatch.setattr("serving.host.machine.shm_size", lambda: 64 << 20)
-    found = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else found(name))
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    facts = {fact.name: fact for fact in doctor.facts()}
-    assert "--shm-size" in facts["shared memory"].detail
-    assert not facts["torch"].there
-    assert "pretrained needs torch" in facts["build yolov5s"].detail
-    assert not facts["model repository"].there
-    assert facts["build bert"].there
 
 
 def test_what_is_built_is_served(tmp_path: Path) -> None:

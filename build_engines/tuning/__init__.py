@@ -1,1 +1,0 @@
-"""Which instances, threads and batching serve a model best here, measured through tritonserver."""
