@@ -33,7 +33,6 @@ from serving.inference.registry import Registry
 from serving.request import PATH, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
-from serving.settings.tracing import NO_TRACES, TraceSettings
 from serving.triton.gateway import IndexEntry
 
 
@@ -43,7 +42,7 @@ class App(Flask):
     request_class = Incoming
 
 
-def create_app(settings: Settings, shared_memory: str = "", traces: TraceSettings = NO_TRACES) -> Flask:
+def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     """The WSGI application; its files in /dev/shm have names that begin with `shared_memory`. Opens no connection
     before its first request."""
     app = App(__name__, static_folder=None)
@@ -51,8 +50,8 @@ def create_app(settings: Settings, shared_memory: str = "", traces: TraceSetting
     app.config["MAX_FORM_MEMORY_SIZE"] = settings.max_body_bytes
     app.config["MAX_FORM_PARTS"] = MOST_PARTS
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
-    app.extensions["serving"] = made = Services(settings, shared_memory, traces)
-    Observer(made.metrics, made.in_flight, made.tracing).watch(app)
+    app.extensions["serving"] = made = Services(settings, shared_memory)
+    Observer(made.metrics, made.in_flight).watch(app)
     app.before_request(_refuse_late)
     app.before_request(_guard_management)
     app.after_request(_add_headers)

@@ -4,9 +4,8 @@ import os
 
 from predictor import create_app
 from serving.settings.table import SECRETS, Settings
-from serving.settings.tracing import TraceSettings
 
-settings, traces = Settings.from_env(os.environ), TraceSettings.from_env(os.environ)
+settings = Settings.from_env(os.environ)
 for name in SECRETS:  # a model's client.py and what it starts need none
     os.environ.pop(name, None)
-app = create_app(settings, settings.shared_memory_file.read_text(encoding="utf-8"), traces)
+app = create_app(settings, settings.shared_memory_file.read_text(encoding="utf-8"))

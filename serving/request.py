@@ -66,7 +66,7 @@ NOBODY = Target("the body")
 @dataclass(frozen=True)
 class Request:
     """What a caller asks. `attributes` are the pairs of Custom-Attributes, `parameters` those of the query string;
-    `session` is the header Session-Id as it came, `accept` the header Accept."""
+    `session` is the header Session-Id as it came, `accept` the header Accept, `traceparent` that of a sampled trace."""
 
     id: str
     body: "Body"
@@ -78,6 +78,7 @@ class Request:
     deadline: Deadline = NEVER
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
+    traceparent: str = ""
 
     @property
     def version(self) -> str:

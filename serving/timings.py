@@ -1,6 +1,6 @@
 """Where the time of a request goes: seconds by stage."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -18,10 +18,6 @@ class Timings(dict[str, float]):
             yield
         finally:
             self[name] = self.get(name, 0.0) + perf_counter() - started
-
-    def trace_headers(self) -> Mapping[str, str]:
-        """What Triton is told of the trace that the request is part of; nothing where it is part of none."""
-        return {}
 
     def header(self) -> str:
         """The header Server-Timing (W3C), in milliseconds; "" when no stage was entered."""

@@ -41,9 +41,6 @@ def post_worker_init(worker: Any) -> None:
     _services(worker).door_log.start()
     _services(worker).idle_trim.start()
     _services(worker).keeper.start()
-    if tracing := _services(worker).tracing:
-        tracing.begin_worker()
-        worker.at_end = tracing.end_worker
     Beat(_services(worker).beats / str(worker.pid), worker.tmp.last_update).start()
 
 

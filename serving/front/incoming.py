@@ -1,6 +1,7 @@
 """A request as Flask has it, and the Request that is made of it, once."""
 
 import io
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +21,8 @@ from serving.headers import ATTRIBUTES, SESSION_ID, TARGET_MODEL
 from serving.request import PATH, RESERVED, Body, Request, Target
 from serving.timings import Timings
 
+SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")  # W3C Trace Context, a trace that is recorded
+
 
 class Incoming(flask.Request):
     """Flask's request, with what the front notes of it for the log and the metrics."""
@@ -30,7 +33,6 @@ class Incoming(flask.Request):
         self.started: float | None = None  # time.perf_counter()
         self.is_in_flight = False
         self.model = self.version = ""  # that answer
-        self.trace_id = ""  # of OpenTelemetry's trace, where there is one
 
     @cached_property
     def id(self) -> str:
@@ -44,6 +46,14 @@ class Incoming(flask.Request):
     @cached_property
     def attributes(self) -> Mapping[str, str]:
         return read_attributes(self.headers.get(ATTRIBUTES, ""))
+
+    @property
+    def traceparent(self) -> str:
+        """Return the caller's traceparent, "" without a sampled one: Triton 24.10 records whatever trace it is given.
+
+        SageMaker strips the header, so Custom-Attributes may carry it."""
+        given = self.headers.get("traceparent") or self.attributes.get("traceparent", "")
+        return given if SAMPLED.fullmatch(given) else ""
 
     def deadline(self, seconds: float) -> Deadline:
         """So long after nginx handed the request over."""
@@ -90,6 +100,7 @@ def read_request(source: Incoming, seconds: float, budget: Budget, body: Body, n
         deadline=source.deadline(seconds),
         budget=budget,
         timings=source.timings,
+        traceparent=source.traceparent,
     )
 
 

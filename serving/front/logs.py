@@ -35,8 +35,6 @@ class JsonFormatter(logging.Formatter):
         }
         if request_id := getattr(record, "request_id", "") or _request_id():
             line["request_id"] = request_id
-        if has_request_context() and incoming().trace_id:
-            line["trace_id"] = incoming().trace_id
         return json.dumps(line | self._exception(record), separators=(",", ":"))
 
     def _exception(self, record: logging.LogRecord) -> dict[str, str]:

@@ -1,12 +1,11 @@
 """Watches the Flask app's requests: how many are in work, the metrics, the headers that nginx logs.
 
-Server-Timing has the stages' milliseconds; X-Error-Code, which replies.py sets, the error's code; X-Trace-Id that of
-OpenTelemetry's trace. The last two nginx keeps for its log.
+Server-Timing has the stages' milliseconds; X-Error-Code, which replies.py sets, the error's code. nginx keeps the last
+one for its log.
 """
 
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from flask import Flask, Response
 
@@ -15,17 +14,14 @@ from serving.front.in_flight import InFlight
 from serving.front.incoming import Incoming, incoming
 from serving.front.metrics import Finished, Metrics
 
-if TYPE_CHECKING:
-    from serving.front.tracing import Tracing
-
 WATCHED_BY_OTHERS = ("ping", "metrics")  # endpoints whose calls say nothing of the models' users
 
 
 class Observer:
     """Counts every request but those of WATCHED_BY_OTHERS, and refuses those that are too many."""
 
-    def __init__(self, metrics: Metrics, in_flight: InFlight, tracing: "Tracing | None" = None) -> None:
-        self._metrics, self._in_flight, self._tracing = metrics, in_flight, tracing
+    def __init__(self, metrics: Metrics, in_flight: InFlight) -> None:
+        self._metrics, self._in_flight = metrics, in_flight
 
     def watch(self, app: Flask) -> None:
         """Call it before other hooks are added."""
@@ -37,8 +33,6 @@ class Observer:
         if source.endpoint in WATCHED_BY_OTHERS:
             return
         source.started = perf_counter()
-        if self._tracing:
-            self._tracing.begin(source)
         source.is_in_flight = self._in_flight.enter()
         if not source.is_in_flight:
             raise Overloaded(
@@ -52,18 +46,13 @@ class Observer:
             return response
         if header := source.timings.header():
             response.headers["Server-Timing"] = header
-        if source.trace_id:
-            response.headers["X-Trace-Id"] = source.trace_id
         started, facts = source.started, _facts(source, response)
-        code = response.headers.get("X-Error-Code", "")
         self._count_management(source, response)
 
         def finish() -> None:
             if source.is_in_flight:
                 self._in_flight.leave()
             self._metrics.count(replace(facts, seconds=perf_counter() - started))
-            if self._tracing:
-                self._tracing.end(source, facts, code)
 
         if response.is_streamed:
             response.call_on_close(finish)

@@ -23,11 +23,9 @@ from serving.inference.keeper import Keeper, LoadedAtStart, Tritonserver
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.settings.table import Settings
-from serving.settings.tracing import TraceSettings
 from serving.triton.gateway import TritonGateway
 
 if TYPE_CHECKING:
-    from serving.front.tracing import Tracing
     from serving.multimodel.control import MultiModel
 
 # Of all workers' inputs in /dev/shm: one of so many parts of it, for Triton's Python backends take the rest, and no
@@ -40,7 +38,7 @@ MOST_SHARED_MEMORY = 256 * 2**20
 class Services:
     """What the routes use, made once per app."""
 
-    def __init__(self, settings: Settings, shared_memory: str, traces: TraceSettings) -> None:
+    def __init__(self, settings: Settings, shared_memory: str) -> None:
         sockets = settings.triton_sockets
         self.gateway = TritonGateway(
             f"unix:{sockets.grpc}",
@@ -62,7 +60,6 @@ class Services:
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
-        self.tracing = tracing(traces)
         self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
         places = PROCESSES_PER_WORKER * settings.workers + 1
         self.in_flight = InFlight(settings.max_concurrency, places)
@@ -93,15 +90,6 @@ def registry(settings: Settings, gateway: TritonGateway) -> Registry:
         return LiveRegistry(gateway, LiveModels(settings.live_folder), default, own_clients, crashes)
     folders, only = settings.model_repositories, settings.load_models
     return Registry(gateway, folders, default, own_clients, only, crashes, settings.device)
-
-
-def tracing(traces: TraceSettings) -> "Tracing | None":
-    """None where no setting wants traces."""
-    if not traces.wanted:
-        return None
-    from serving.front.tracing import Tracing
-
-    return Tracing(traces.headers)
 
 
 def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> "MultiModel":

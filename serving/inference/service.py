@@ -122,7 +122,7 @@ def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
         id=request.id,
         parameters=batch.parameters,
         outputs=batch.outputs,
-        headers=request.timings.trace_headers(),
+        traceparent=request.traceparent,
     )
 
 

@@ -19,7 +19,6 @@ from serving.settings.contradictions import BATCH_MEGABYTES, contradictions, obs
 from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
 from serving.settings.parsing import LOG_LEVELS
 from serving.settings.setting import Setting, SettingsError, row
-from serving.settings.tracing import HEADERS
 from serving.settings.triton_sockets import TritonSockets
 
 AUTO = Path("auto")
@@ -415,7 +414,7 @@ class Settings:
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON, *TO_CLOUDWATCH)
 # What models' code does not get, with the variable that is a mistake without them.
-SECRETS = {"SERVE_MANAGEMENT", *HEADERS, *(variable for row in TABLE if row.secret for variable in row.variables)}
+SECRETS = {"SERVE_MANAGEMENT", *(variable for row in TABLE if row.secret for variable in row.variables)}
 
 
 def markdown() -> str:

@@ -22,9 +22,9 @@ PACKAGES = "nginx-light, libnginx-mod-http-lua and lua-cjson"
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 
 
-def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts], traces: bool = False) -> str:
+def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) -> str:
     """nginx.conf with every {{name}} replaced, and its {{#name}} … {{/name}} left out where the setting of that name is
-    false; `models` are those that are loaded, by name. Where requests are traced none goes past Flask."""
+    false; `models` are those that are loaded, by name."""
     connections = nginx_connections(settings.max_concurrency, hard_limit())
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
@@ -58,8 +58,7 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts], tr
         "door_log": settings.door_log,
         "beats": settings.nginx_beats,
         "default_model": settings.default_model if PLAIN_NAME.fullmatch(settings.default_model) else "",
-        "door_models": "" if traces else _door_models(settings, models),
-        "trace_id": ',"trace_id":"$upstream_http_x_trace_id"' if traces else "",
+        "door_models": _door_models(settings, models),
         "program": HERE,
         "version": VERSION,
         "modules": MODULES,

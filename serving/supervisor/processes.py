@@ -18,7 +18,6 @@ from serving.repository.facts import Facts
 from serving.repository.layout import LayoutError, arranged, config_name, overlay
 from serving.repository.links import arrange
 from serving.settings.table import SECRETS, Settings
-from serving.settings.tracing import TraceSettings
 from serving.supervisor import cloudwatch, shared_memory, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
 from serving.supervisor.system import Process
@@ -208,7 +207,7 @@ def nginx(
     if not binary or not has_lua():
         raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
     configuration = settings.run_dir / "nginx.conf"
-    text = nginx_configuration(settings, facts.models, TraceSettings.from_env(environ).wanted)
+    text = nginx_configuration(settings, facts.models)
     configuration.write_text(text, encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.

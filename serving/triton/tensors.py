@@ -44,8 +44,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """What Triton is asked: `version` "" is the latest; no `outputs` ({name: parameters}) means all of them; `headers`
-    go with the call, as gRPC's metadata."""
+    """What Triton is asked: `version` "" is the latest; no `outputs` ({name: parameters}) means all of them;
+    `traceparent` goes with the call, as gRPC's metadata."""
 
     model: str
     version: str
@@ -53,11 +53,11 @@ class InferRequest:
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     outputs: Mapping[str, Parameters] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    traceparent: str = ""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return tuple(self.headers.items())
+        return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def message(self, regions: Regions) -> Any:
         """The protobuf; Triton reads the inputs that `regions` names in shared memory."""
