@@ -8,7 +8,7 @@ from build_engines.recipes import RECIPES, Recipe
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 PRECISIONS = ("auto", "fp32", "fp16", "int8")
-TARGETS = ("auto", "cpu", "openvino", "tensorrt")
+TARGETS = ("auto", "cpu", "openvino", "gpu", "tensorrt")
 
 
 @dataclass(frozen=True)

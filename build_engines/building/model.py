@@ -15,7 +15,7 @@ from build_engines.building.references import keep_reference
 from build_engines.building.settings import check_settings
 from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
-from build_engines.engines import measured, onnx_runtime, openvino_runtime, tensorrt
+from build_engines.engines import measured, onnx_runtime, onnx_tensorrt, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
 from build_engines.families import bert, image_folder, onnx_file, resnet, table, torchscript_file, yolov5
 from build_engines.families.image_folder import is_image
@@ -38,7 +38,13 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
 DEMOS: dict[str, Callable[[Request, Path], ModelSpec]] = {"resnet": demo_resnet.export, "yolov5": demo_yolov5.export}
 # Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
-ENGINES = {"cpu": onnx_runtime, "openvino": openvino_runtime, "tensorrt": tensorrt, "auto": measured}  # by target
+ENGINES = {  # by target
+    "cpu": onnx_runtime,
+    "openvino": openvino_runtime,
+    "gpu": onnx_tensorrt,
+    "tensorrt": tensorrt,
+    "auto": measured,
+}
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
@@ -125,6 +131,9 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: 
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
     gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, serving=serving)
+    if engine.accelerator:
+        accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
+        accelerators.add(name="tensorrt", parameters=engine.accelerator)
     (folder / "config.pbtxt").write_text(render(gpu, model_spec.note))
     (folder / "configs").mkdir()
     (folder / "configs" / "cpu.pbtxt").write_text(render(difference(gpu, cpu)))

@@ -1,19 +1,18 @@
 """`build`: one model, or an ensemble with its parts."""
 
 import argparse
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from build_engines.building.model import build as build_model
+from build_engines.engines.trtexec import find_trtexec
 from build_engines.ensembles import inception, text_embedding
 from build_engines.errors import UsageError
 from build_engines.recipes import RECIPES
 from build_engines.request import Request, ServingOptions
 from serving.host.machine import has_gpu
 from serving.inference.registry import family_name
-from serving.repository.fingerprint import find_trtexec
 
 ENSEMBLES = {"text_embedding": text_embedding.build, "inception": inception.build}
 
@@ -85,4 +84,4 @@ def _target(target: str | None) -> str:
     """A GPU's plan is faster than anything on a processor."""
     if target not in (None, "auto"):
         return str(target)
-    return "tensorrt" if find_trtexec(os.environ) and has_gpu() else target or "cpu"
+    return "tensorrt" if find_trtexec() and has_gpu() else target or "cpu"

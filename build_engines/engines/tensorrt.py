@@ -1,94 +1,102 @@
-"""TensorRT plans, by trtexec: 1/model.plan and its fingerprint beside 1/model.onnx, on the GPU that they are for.
+"""Build a TensorRT plan with trtexec, on the kind of GPU that serves it.
 
-    1/model.onnx --profile, precision--> trtexec --> 1/model.plan, 1/fingerprint.json (, 1/calibration.cache)
+    1/model.onnx --profile, precision--> trtexec --> 1/model.plan (, 1/calibration.cache)
 
-The ONNX file stays: `serve` builds from it again on another GPU, and serves it on a machine without one. INT8's
+The ONNX file stays: it is served on a machine without a GPU, and a plan for another GPU is built from it. INT8's
 ranges are measured here, by ONNX Runtime on the calibration instances, and written as TensorRT's calibration cache.
 """
 
-import math
-import os
+import re
 import struct
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
+from build_engines.engines import trtexec
 from build_engines.engines.calibration import calibration_batches, client_of
+from build_engines.engines.trtexec import Build, Gpu, Profile, Trtexec, TrtexecError, this_gpu
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder.spec import MODEL_FILES, ONNX, PLAN, Engine, ModelSpec
 from build_engines.request import Request
 from build_engines.weights import onnx_files
-from build_engines.weights.digests import digest
 from build_engines.weights.downloads import cache_folder
 from clients._resizing import keeps_ratio
-from serving.preparation import trtexec
-from serving.preparation.trtexec import CALIBRATION, Trtexec, TrtexecError
-from serving.repository.fingerprint import Build, Fingerprint, Hardware, Profile, find_trtexec, this_hardware
 
+CALIBRATION = "calibration.cache"
 INT64_SINCE = 10  # TensorRT's major version; older ones make INT32 of it, which the clients do not send
 INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 steps from 0
 
 
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Leaves 1/model.plan and 1/fingerprint.json beside 1/model.onnx; raises BuildError.
+    """Write 1/model.plan beside 1/model.onnx; raise BuildError.
 
-    The precision `auto` is fp16, which every GPU that TensorRT 8 and later run on computes fastest but for INT8.
+    The precision `auto` is fp16: every GPU of TensorRT 8 and later computes it faster than fp32.
     """
+    check(model_spec)
+    precision = "fp16" if request.precision == "auto" else request.precision
+    onnx = folder / "1" / "model.onnx"
+    try:
+        program, gpu = trtexec.inspect(), _gpu()
+        _check_inputs(model_spec, program)
+        calibration = _calibrated(model_spec, folder, request, program) if precision == "int8" else None
+        timing = _timing_file(gpu, program)
+        _run(program, gpu, Build(onnx, precision, profile(model_spec, onnx), timing, calibration))
+    except TrtexecError as err:
+        raise BuildError(str(err)) from err
+    facts = {
+        "gpu": gpu.name,
+        "compute_capability": gpu.compute_capability,
+        "driver": gpu.driver,
+        "tensorrt": program.version,
+    }
+    return Engine(PLAN, precision, facts, preferred_batch_sizes=_preferred(model_spec))
+
+
+def check(model_spec: ModelSpec) -> None:
+    """Raise UsageError for a model that TensorRT does not take."""
     if model_spec.platform != ONNX:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
     if keeps_ratio(model_spec.settings):
         raise UsageError(
-            "a TensorRT plan is for images of one size, and this model's keep their proportions: leave --for tensorrt "
-            "out, and ONNX Runtime serves it on a GPU too"
+            "TensorRT takes images of one size, and this model's images keep their proportions: build it with "
+            "--for cpu, which ONNX Runtime serves on a GPU too"
         )
-    precision = "fp16" if request.precision == "auto" else request.precision
-    onnx = folder / "1" / "model.onnx"
-    try:
-        program = trtexec.inspect(find_trtexec(os.environ))
-        hardware = _hardware(program)
-        _check_inputs(model_spec, program)
-        calibration = _calibrated(model_spec, folder, request, program) if precision == "int8" else ""
-        built = Build(
-            source_sha256=digest(onnx),
-            precision=precision,
-            profile=profile(model_spec, onnx),
-            calibration_sha256=calibration,
-        )
-        made = Fingerprint(hardware, built)
-        _run(program, made, onnx)
-    except TrtexecError as err:
-        raise BuildError(str(err)) from err
-    facts = {name: getattr(hardware, name) for name in ("gpu", "compute_capability", "tensorrt", "cuda", "driver")}
-    return Engine(PLAN, precision, facts, preferred_batch_sizes=_preferred(model_spec))
 
 
 def bound_to() -> dict[str, str]:
-    """What of the machine a plan depends on; nothing where there is no GPU."""
-    found = this_hardware()
-    return {"gpu": found.gpu, "tensorrt": found.tensorrt} if found else {}
+    """Return what a plan depends on of this machine; nothing where none can be built."""
+    try:
+        gpu = this_gpu()
+        return {"gpu": gpu.name, "tensorrt": trtexec.inspect().version} if gpu else {}
+    except TrtexecError:
+        return {}
 
 
 def profile(model_spec: ModelSpec, onnx: Path) -> Profile:
-    """The shapes of the inputs that vary in the file; trtexec refuses shapes for one whose shape is fixed."""
+    """Return the shapes of the inputs that vary in the file; trtexec refuses shapes for an input of a fixed shape."""
     inputs, _ = onnx_files.specs(onnx_files.read(onnx))
     varying = [spec.name for spec in inputs if -1 in spec.shape]
     shapes = model_spec.profile()
     return {name: (shapes[name].minimum, shapes[name].optimum, shapes[name].maximum) for name in varying}
 
 
-def _hardware(program: Trtexec) -> Hardware:
-    """This machine's, with the version of the TensorRT that builds."""
-    found = this_hardware()
-    if found is None:
-        raise BuildError(
-            f"there is no GPU that nvidia-smi knows of, and a plan is built on the kind of GPU that "
-            f"serves it; {trtexec.WHERE_TO_GET_IT}"
-        )
-    return replace(found, tensorrt=program.version)
+def _gpu() -> Gpu:
+    if gpu := this_gpu():
+        return gpu
+    raise BuildError(
+        "there is no GPU that nvidia-smi knows of, and a plan is built on the kind of GPU that serves it; "
+        f"{trtexec.WHERE_TO_GET_IT}"
+    )
+
+
+def _timing_file(gpu: Gpu, program: Trtexec) -> Path:
+    """Return the file that keeps the times of kernels, which hold for one GPU and one TensorRT version."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / (re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.name}-{program.version}") + ".cache")
 
 
 def _check_inputs(model_spec: ModelSpec, program: Trtexec) -> None:
@@ -100,25 +108,14 @@ def _check_inputs(model_spec: ModelSpec, program: Trtexec) -> None:
         )
 
 
-def _run(program: Trtexec, made: Fingerprint, onnx: Path) -> None:
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
+def _run(program: Trtexec, gpu: Gpu, wanted: Build) -> None:
     started = time.monotonic()
-    print(f"trtexec (TensorRT {program.version}) builds in {made.build.precision} for {made.hardware.gpu}", flush=True)
+    print(f"trtexec (TensorRT {program.version}) builds in {wanted.precision} for {gpu.name}", flush=True)
 
     def say(line: str) -> None:
         print(f"trtexec, {time.monotonic() - started:.0f} s: {line}", flush=True)
 
-    timing = trtexec.timing_file(cache, made.hardware)
-    trtexec.build(
-        trtexec=program,
-        fingerprint=made,
-        onnx=onnx,
-        plan=onnx.with_name(MODEL_FILES[PLAN]),
-        timing=timing,
-        say=say,
-        seconds=math.inf,
-    )
+    trtexec.build(program, wanted, wanted.onnx.with_name(MODEL_FILES[PLAN]), say)
 
 
 def _preferred(model_spec: ModelSpec) -> tuple[int, ...]:
@@ -129,15 +126,15 @@ def _preferred(model_spec: ModelSpec) -> tuple[int, ...]:
     return tuple(sorted({shapes.optimum[0], shapes.maximum[0]}))
 
 
-def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, program: Trtexec) -> str:
-    """Writes 1/calibration.cache; its SHA-256."""
+def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, program: Trtexec) -> Path:
+    """Write 1/calibration.cache."""
     client = client_of(model_spec, folder)
     if client is None:
         raise UsageError("INT8 is calibrated on instances that a client reads: name one with --client, or take fp16")
     onnx, cache = folder / "1" / "model.onnx", folder / "1" / CALIBRATION
     ranges = activation_ranges(onnx, calibration_batches(client, model_spec.client, request))
     cache.write_text(calibration_cache(ranges, program.code), encoding="utf-8")
-    return digest(cache)
+    return cache
 
 
 def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, float]:

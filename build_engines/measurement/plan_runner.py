@@ -4,7 +4,6 @@ Values come back as trtexec prints them, with six digits.
 """
 
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from build_engines.engines import trtexec
+from build_engines.engines.trtexec import TrtexecError
 from build_engines.errors import BuildError
 from build_engines.weights import onnx_files
-from clients.base import Tensors
-from serving.preparation import trtexec
-from serving.preparation.trtexec import TrtexecError
-from serving.repository import fingerprint
-from serving.repository.fingerprint import find_trtexec
+from clients.base import Tensors, TensorSpec
 
 SECONDS = 300.0  # of one call: loading a plan of gigabytes
 _MEDIAN = re.compile(r"GPU Compute Time:.*\bmedian = ([0-9.]+) ms")
@@ -49,7 +46,7 @@ def plan_latency(path: Path, feed: Tensors) -> float:
 
 def _run(path: Path, feed: Tensors, words: list[str]) -> list[str]:
     try:
-        program = trtexec.inspect(find_trtexec(os.environ))
+        program = trtexec.inspect()
         shapes = [f"--shapes={text}"] if (text := _shapes(path, feed)) else []
         return trtexec.run([program.path, f"--loadEngine={path}", *shapes, *words], lambda _: None, SECONDS)
     except TrtexecError as err:
@@ -57,20 +54,22 @@ def _run(path: Path, feed: Tensors, words: list[str]) -> list[str]:
 
 
 def _shapes(path: Path, feed: Tensors) -> str:
-    """The shapes of the inputs that vary; of all inputs where that is not known."""
-    built = fingerprint.read(path.parent)
-    varying = set(built.build.profile) if built else set(feed)
+    """Return the shapes of the inputs that vary in the ONNX file beside the plan; of all inputs without one."""
+    varying = {spec.name for spec in _specs(path) if -1 in spec.shape} if _specs(path) else set(feed)
     named = {name: "x".join(map(str, array.shape)) for name, array in feed.items() if name in varying}
     return ",".join(f"{trtexec.quoted(name)}:{shape}" for name, shape in named.items())
 
 
 def _inputs(path: Path, feed: Tensors) -> Tensors:
-    """The feed without tensors that the model does not take: trtexec refuses those."""
-    onnx = path.with_suffix(".onnx")
-    if not onnx.is_file():
-        return feed
-    names = {spec.name for spec in onnx_files.specs(onnx_files.read(onnx))[0]}
+    """Return the feed without tensors that the model does not take: trtexec refuses those."""
+    names = {spec.name for spec in _specs(path)} or set(feed)
     return {name: array for name, array in feed.items() if name in names}
+
+
+def _specs(path: Path) -> tuple[TensorSpec, ...]:
+    """Return the inputs of the ONNX file beside the plan; none without one."""
+    onnx = path.with_suffix(".onnx")
+    return tuple(onnx_files.specs(onnx_files.read(onnx))[0]) if onnx.is_file() else ()
 
 
 def _array(entry: dict[str, Any]) -> Any:

@@ -73,7 +73,8 @@ class Engine:
     """What an engine builder made of 1/model.onnx.
 
     `facts` go into build.json as "engine": what the engine is bound to. `cpu_only`: it is for a CPU wherever it runs.
-    `cpu_parameters` go into the configuration for a CPU.
+    `cpu_parameters` go into the configuration for a CPU, `accelerator` are the parameters of ONNX Runtime's TensorRT
+    provider in the one for a GPU.
     """
 
     platform: str
@@ -82,3 +83,4 @@ class Engine:
     preferred_batch_sizes: tuple[int, ...] = ()
     cpu_only: bool = False
     cpu_parameters: Mapping[str, str] = field(default_factory=dict)
+    accelerator: Mapping[str, str] = field(default_factory=dict)

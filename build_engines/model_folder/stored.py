@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build_engines.engines.trtexec import this_gpu
 from build_engines.errors import BuildError
 from build_engines.model_folder.record import read_record
 from build_engines.model_folder.spec import MODEL_FILES
 from clients.base import Model, ModelClient
 from serving.inference.registry import describe_model, make_client
-from serving.repository.fingerprint import this_hardware
 from serving.repository.layout import CONFIG, config_file, versions
 from serving.repository.model_config import Unreadable, read_merged
 
@@ -59,7 +59,7 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
     `config_name` is Triton's --model-config-name; None: "cpu" on a machine without a GPU.
     """
     if config_name is None:
-        config_name = "" if this_hardware() else "cpu"
+        config_name = "" if this_gpu() else "cpu"
     folder = repository / name
     if not folder.is_dir():
         there = sorted(path.name for path in repository.iterdir() if path.is_dir()) if repository.is_dir() else []

@@ -23,7 +23,7 @@ from serving.errors import (
 )
 from serving.host.status import read_tritonserver
 from serving.inference.example import try_example
-from serving.inference.registry import Registry, why_not_ready
+from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.served_model import ServedModel
 
@@ -64,9 +64,7 @@ class Health:
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def describe_triton(self) -> str:
-        """What the supervisor says of tritonserver, in words, or what is done before it; "" where it says nothing."""
-        if stage := self._stage():
-            return stage
+        """Return what the supervisor says of tritonserver, in words; "" if it says nothing."""
         process = read_tritonserver(self.status_file)
         if process.state == "unknown":
             return ""
@@ -89,15 +87,8 @@ class Health:
             raise next(iter(troubles.values()))
         for name in index.keys() - troubles.keys():
             if not any(entry.state == "READY" for entry in index[name].values()):
-                raise why_not_ready(name, index[name].values())
+                raise self.registry.why_not_ready(name, index[name].values())
         return not troubles
-
-    def _stage(self) -> str:
-        """What serving/preparation/rebuild.py says that it does."""
-        try:
-            return self.status_file.with_name("stage").read_text(encoding="utf-8") if self.status_file else ""
-        except OSError:
-            return ""
 
     def _generation(self) -> int:
         return read_tritonserver(self.status_file).starts

@@ -31,6 +31,7 @@ from serving.repository.model_config import (
     datatype_name,
     read_config,
     sequence_idle_seconds,
+    with_plan_remedies,
 )
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
@@ -132,7 +133,16 @@ class Registry:
             raise ModelNotFound(name, index)
         if not self._ready_versions(name):
             self.crashes.check(self._names(name))
-            raise why_not_ready(name, index[name].values())
+            raise self.why_not_ready(name, index[name].values())
+
+    def why_not_ready(self, name: str, versions: Iterable[IndexEntry]) -> ServingError:
+        """Return the error of a model that has no version that is ready."""
+        entries = list(versions)
+        if entries and all(entry.has_failed for entry in entries):
+            reason = "; ".join(sorted({entry.reason for entry in entries}))
+            return ModelFailed(name, with_plan_remedies(reason, self._folder(name)))
+        reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
+        return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
 
     def _ready_versions(self, name: str) -> list[str]:
         return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
@@ -181,15 +191,6 @@ class Registry:
             return self.gateway.config(name)
         except InvalidRequest:  # several archives have a part of that name, and Triton cannot tell which is meant
             return ModelConfig()
-
-
-def why_not_ready(name: str, versions: Iterable[IndexEntry]) -> ServingError:
-    """Of a model without a version that is ready."""
-    entries = list(versions)
-    if entries and all(entry.has_failed for entry in entries):
-        return ModelFailed(name, "; ".join(sorted({entry.reason for entry in entries})))
-    reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
-    return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
 
 
 def sequencing_of(config: Any) -> Sequencing | None:

@@ -41,6 +41,7 @@ from serving.multimodel import memory
 from serving.multimodel.memory import ModelMemory
 from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, LoadedModels
 from serving.repository.archives import Archive, locate
+from serving.repository.model_config import with_plan_remedies
 from serving.served_model import ServedModel
 from serving.triton.out_of_memory import is_out_of_memory
 
@@ -237,7 +238,7 @@ class MultiModel:
 
     def _failure(self, model: LoadedModel, status: int, message: str) -> Exception:
         message = message.replace(str(self._staged(model)), str(Path(model.folder).parent))
-        text = f"'{model.target}' cannot be loaded: {message}"
+        text = with_plan_remedies(f"'{model.target}' cannot be loaded: {message}", Path(model.folder))
         if status == 409:
             return ModelAlreadyLoaded(text)
         return OutOfMemory(text) if status == 507 or is_out_of_memory(message) else LoadFailed(text)

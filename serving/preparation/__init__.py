@@ -1,1 +1,1 @@
-"""Short processes before or beside Triton: building plans, completing configurations, checking models."""
+"""Short processes before or beside Triton: completing configurations, checking models."""

@@ -19,12 +19,11 @@ from serving.codecs import Limits
 from serving.host import tritonserver
 from serving.host.machine import memory_limit
 from serving.inference.registry import describe_model, make_client
-from serving.preparation.findings import Candidate, here, on_any_machine, onnx_files, plan_model_of
+from serving.preparation.findings import Candidate, here, on_any_machine, onnx_files
 from serving.preparation.onnx_versions import refusal
 from serving.repository.engines import asked_of
 from serving.repository.layout import CONFIG, config_file
 from serving.repository.model_config import Unreadable, read_config, read_merged
-from serving.repository.plans import Abilities, abilities, decide
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.triton.tensors import numpy_dtype
@@ -38,20 +37,10 @@ def main() -> int:
         return _say(0, "nothing is wrong with the settings; archives are looked at when they are loaded")
     places = [repository / name for name in settings.load_models for repository in settings.model_repositories]
     folders = {path.name: path for path in places if path.is_dir()}
-    for warning in filter(None, plan_warnings(settings, folders)):
-        _say(0, f"WARNING: {warning}")
     findings = list(check_models(settings, folders))
     for finding in findings:
         _say(1, finding)
     return 1 if findings else _say(0, f"nothing is wrong with the settings and the models {', '.join(folders)}")
-
-
-def plan_warnings(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
-    """What a start would say of the TensorRT plans."""
-    models = [model for folder in folders.values() if (model := plan_model_of(folder, settings))]
-    here = abilities(settings) if models else Abilities(gpu=False, hardware=None)
-    for model in models:
-        yield model.told(decide(model.versions(), here, settings.tensorrt))
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:

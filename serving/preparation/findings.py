@@ -6,21 +6,17 @@ here that takes time, as numpy does.
 
 import importlib.util
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serving.host import tritonserver
 from serving.named_value import nearest
 from serving.preparation.model_files import file_findings
 from serving.preparation.onnx_versions import too_new
 from serving.repository.layout import CONFIG, FILES, PLATFORMS, WEIGHTS, config_file, versions
-from serving.repository.model_config import ENSEMBLE, TENSORRT, ModelConfig, Unreadable, backend_of, configs_of_parts
+from serving.repository.model_config import ENSEMBLE, PLAN_REMEDIES, TENSORRT, ModelConfig, backend_of, configs_of_parts
 from serving.settings.table import Settings
-
-if TYPE_CHECKING:
-    from serving.repository.plans import PlanModel
 
 DALI_SOURCE = "dali.py"  # in place of model.dali: the pipeline's definition
 OTHER_PLATFORMS = {ENSEMBLE, "torch_aoti"}  # of Triton, without a file that is known here
@@ -129,8 +125,7 @@ def _expected_files(config: Any) -> tuple[str, ...]:
     if config.default_model_filename:
         return (config.default_model_filename,)
     if config.platform in PLATFORMS:
-        backend, file = PLATFORMS[config.platform]
-        return (file, "model.onnx") if backend == TENSORRT else (file,)  # a plan is built from its ONNX file
+        return (PLATFORMS[config.platform][1],)
     if config.backend == "dali":
         return (FILES["dali"], DALI_SOURCE)
     if config.backend:
@@ -166,23 +161,14 @@ def _circle(candidate: Candidate, parsed: Mapping[str, list[Candidate]]) -> list
 
 def here(candidate: Candidate, settings: Settings) -> Iterator[str]:
     """What only counts on this machine: backend and device."""
-    is_plan = backend_of(candidate.config) == TENSORRT
-    plans = plan_model_of(candidate.folder, settings) if is_plan else None
-    if plans and all((path / plans.onnx).is_file() for path in plans.loaded):
-        return  # these are served instead where a plan cannot be
+    if settings.device == "cpu" and backend_of(candidate.config) == TENSORRT:
+        yield candidate.found("a TensorRT plan needs a GPU", PLAN_REMEDIES)
+        return
     yield from _backend(candidate)
     gpu = any(group.kind == group.KIND_GPU for group in candidate.config.instance_group)
     if settings.device == "cpu" and gpu:
         remedy = "lay a configs/cpu.pbtxt beside it that says: instance_group { kind: KIND_CPU }"
         yield candidate.found("a model of kind KIND_GPU does not load on a machine without a GPU", remedy)
-
-
-def plan_model_of(folder: Path, settings: Settings) -> "PlanModel | None":
-    from serving.repository.plans import OFF, plan_model  # which only models with plans pay for
-
-    with suppress(Unreadable):  # it is told as a finding of its own
-        return plan_model(folder, settings.device) if settings.tensorrt != OFF else None
-    return None
 
 
 def _backend(candidate: Candidate) -> Iterator[str]:

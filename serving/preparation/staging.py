@@ -1,6 +1,4 @@
-"""What is changed of an archive before Triton loads it: its TensorRT plans, and what its configurations leave out.
-
-A plan that does not fit is served from its ONNX file, or refused with the reason: a load is no time to build.
+"""Change an archive before Triton loads it: choose the engine, and add what its configurations leave out.
 
 To complete configurations Triton starts each Python-based model twice and waits a second for the first process to end,
 whether anything is missing or not: a load takes 1.4 s instead of 0.15 s. So Triton is told to leave configurations as
@@ -12,28 +10,23 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from serving.errors import LoadFailed
 from serving.host.tritonserver import only_python_backends
-from serving.preparation.plan_config import onnx_config
 from serving.repository.archives import Archive
 from serving.repository.engines import Engines
 from serving.repository.layout import config_file
 from serving.repository.links import replace_config
 from serving.repository.model_config import ENSEMBLE, backend_of, is_complete, read_config, written
-from serving.repository.plans import OFF, Abilities, Step, abilities, decide, plan_model
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parents[2]
-OBSTACLE = "plans are not built when an archive is loaded; build it on this kind of GPU (docs/tensorrt.md)"
 
 
 class Staging:
-    """Safe to share between threads; asks for the GPU at the first archive with a plan."""
+    """Safe to share between threads."""
 
     def __init__(self, settings: Settings, backends: Path) -> None:
         self.settings, self.backends = settings, backends
@@ -43,26 +36,8 @@ class Staging:
     def fit(self, archive: Archive, staged: Path) -> None:
         """Changes what is staged of the archive for Triton; raises LoadFailed."""
         for part in archive.parts:
-            self.fit_plans(part, staged / part.name)
             self._arrange(staged / part.name)
             self.complete(staged / part.name)
-
-    @cached_property
-    def _here(self) -> Abilities:
-        return replace(abilities(self.settings), obstacle=OBSTACLE)
-
-    def fit_plans(self, folder: Path, staged: Path) -> None:
-        """Of one model; raises LoadFailed."""
-        model = plan_model(folder, self.settings.device) if self.settings.tensorrt != OFF else None
-        if model is None:
-            return
-        found = model.versions()
-        decision = decide(found, self._here, self.settings.tensorrt)
-        if decision.reason and decision.step != Step.ONNX:
-            raise LoadFailed(f"the TensorRT plan of '{folder.name}' cannot be served: {decision.reason}")
-        if decision.step == Step.ONNX:
-            log.warning(model.told(decision))
-            replace_config(staged, onnx_config(model, found, self.settings))
 
     def _arrange(self, model: Path) -> None:
         """With the configuration and the engine for this machine."""

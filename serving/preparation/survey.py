@@ -19,7 +19,6 @@ from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import LayoutError, folders_in, is_model, versions
 from serving.repository.model_config import (
     ENSEMBLE,
-    TENSORRT,
     Unreadable,
     backend_of,
     is_complete,
@@ -53,17 +52,7 @@ def survey(settings: Settings, backends: Path) -> Facts:
     if facts.unreadable:
         return facts
     facts = replace(facts, hopeless=at_start(settings, found.models, found.configs))
-    plans = _plans(settings, facts)
-    return replace(facts, plans=plans, complete=not plans and all_complete(settings, backends))
-
-
-def _plans(settings: Settings, facts: Facts) -> tuple[int, ...]:
-    """The repositories that hold some. Only those who have any pay for what looks at them."""
-    if all(model.backend != TENSORRT for model in facts.models.values()):
-        return ()
-    from serving.repository.plans import repositories_with_plans
-
-    return repositories_with_plans(settings)
+    return replace(facts, complete=all_complete(settings, backends))
 
 
 def _models(found: Served, own_clients: bool) -> Mapping[str, ModelFacts]:

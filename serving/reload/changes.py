@@ -123,7 +123,6 @@ class Changes:
             for name, model in models.items():
                 copied = self.live.copy_of(name, model)
                 self.live.show(name, model, facts.configs.get(str(copied), ""))
-                self.staging.fit_plans(copied, self.live.path(model))
                 self.staging.complete(self.live.path(model))
             self.loader.load(models, {name: model.triton_name for name, model in models.items()})
             for name, model in models.items():

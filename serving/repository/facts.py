@@ -27,18 +27,16 @@ class Facts:
     """The repositories' final folders, the models that are loaded by name, the one of requests that name none ("":
     there is no such), and what the log should say.
 
-    `plans` are the numbers of the repositories whose TensorRT plans must be looked at before Triton starts; `complete`
-    says that Triton need not complete any configuration. `configs` has, by a model's folder, the config.pbtxt that
+    `complete`: Triton need not complete any configuration. `configs` has, by a model's folder, the config.pbtxt that
     Triton gets in place of the model's own; `engines` says which engines were chosen and why. With `mistakes` a start
-    ends; `unreadable` are those of configurations, and `hopeless` other mistakes of models that Triton could not load:
-    they end a start too, and `serve --check` tells them with all others.
+    ends; `unreadable` are mistakes of configurations, and `hopeless` other mistakes of models that Triton could not
+    load: they end a start too, and `serve --check` prints them with all others.
     """
 
     folders: tuple[str, ...] = ()
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
     default: str = ""
     warnings: tuple[str, ...] = ()
-    plans: tuple[int, ...] = ()
     complete: bool = False
     configs: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()

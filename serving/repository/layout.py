@@ -12,7 +12,6 @@ from serving.settings.table import AUTO
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
-FINGERPRINT = "fingerprint.json"  # beside a plan (fingerprint.py)
 WEIGHTS = ("model.onnx", "model.plan", "model.pt", "model.savedmodel", "model.graphdef", "model.xml", "model.dali")
 PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
     "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
@@ -84,8 +83,3 @@ def config_file(model: Path, device: str) -> Path:
 def arranged(run_dir: Path, number: int) -> Path:
     """Where the model repository of that number is shown with configurations that are made for this machine."""
     return run_dir / "arranged" / str(number)
-
-
-def overlay(run_dir: Path, number: int) -> Path:
-    """Where the model repository of that number is shown with other TensorRT plans (preparation/rebuild.py)."""
-    return run_dir / "repositories" / str(number)

@@ -1,17 +1,16 @@
 """Folders of links that show a model with other files than its own: repositories and archives are never written to."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from serving.repository.layout import CONFIG, FINGERPRINT, folders_in
+from serving.repository.layout import CONFIG, folders_in
 
 
-def link_entries(folder: Path, target: Path, hidden: Collection[str] = ()) -> None:
-    """Makes `target` a folder with a link to each entry of `folder` that is not hidden."""
+def link_entries(folder: Path, target: Path) -> None:
+    """Make `target` a folder with a link to each entry of `folder`."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
-        if entry.name not in hidden:
-            (target / entry.name).symlink_to(entry)
+        (target / entry.name).symlink_to(entry)
 
 
 def replace_config(shown: Path, text: str) -> None:
@@ -31,11 +30,3 @@ def arrange(repository: Path, target: Path, configs: Mapping[str, str]) -> None:
             replace_config(shown, text)
         else:
             shown.symlink_to(folder)
-
-
-def replace_plan(shown: Path, version: Path, plan: str, built: Path) -> None:
-    """Gives one version of a model that is shown the TensorRT plan in the folder `built`, and its fingerprint."""
-    target = shown / version.name
-    target.unlink()
-    link_entries(version, target, {plan, FINGERPRINT})
-    link_entries(built, target)

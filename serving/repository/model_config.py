@@ -19,6 +19,11 @@ ENSEMBLE, TENSORRT = "ensemble", "tensorrt"  # of backend_of
 ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` writes (repository/engines.py)
 BACKEND = {"platform", "backend", "default_model_filename"}  # fields that name it
 SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_scheduler.cc)
+PLAN_REMEDIES = (
+    "a TensorRT plan runs only with the GPU model and the TensorRT version that it was built with: build it here "
+    "(python -m build_engines build NAME --for tensorrt), or have ONNX Runtime's TensorRT provider serve the ONNX file "
+    "(--for gpu); docs/tensorrt.md"
+)
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
 
 
@@ -110,6 +115,11 @@ def backend_of(config: Any) -> str:
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE
     return str(config.backend or PLATFORMS.get(config.platform, (config.platform, ""))[0])
+
+
+def with_plan_remedies(reason: str, folder: Path) -> str:
+    """Return why the model in `folder` did not load, followed by what to do if it is a TensorRT plan."""
+    return f"{reason}; {PLAN_REMEDIES}" if any(folder.glob("*/*.plan")) else reason
 
 
 def parts_of(config: Any) -> list[str]:

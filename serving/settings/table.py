@@ -102,18 +102,8 @@ class Settings:
         "cpu_engine; auto: OpenVINO where the processor computes in BF16 (AMX, AVX512-BF16) and the model allows it, "
         "else ONNX Runtime",
     )
-    tensorrt: str = _choice(
-        "SERVE_TENSORRT",
-        ("auto", "rebuild", "onnxruntime", "onnxruntime_tensorrt", "off"),
-        "what becomes of a TensorRT plan that is missing or was built for another GPU or TensorRT, where its ONNX "
-        "file lies beside it. rebuild: it is built again, or the start fails; onnxruntime, onnxruntime_tensorrt: "
-        "ONNX Runtime serves that file, with its CUDA or TensorRT provider; auto: rebuild, within three quarters of "
-        "SERVE_START_TIMEOUT, else onnxruntime; off: it is served as it is",
-    )
     engine_cache: Path = _setting(  # noqa: RUF009
-        "SERVE_ENGINE_CACHE",
-        ENGINE_CACHE,
-        "folder of the TensorRT plans and of OpenVINO's models that were built at a start, for the next one",
+        "SERVE_ENGINE_CACHE", ENGINE_CACHE, "folder of the models that OpenVINO compiled at a start, for the next one"
     )
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
@@ -365,11 +355,6 @@ class Settings:
     def models_folder(self) -> Path:
         """What the workers know of the loaded archives (serving/multimodel/records.py)."""
         return self.run_dir / "models"
-
-    @property
-    def stage_file(self) -> Path:
-        """What is done before tritonserver starts, in words; absent when nothing is (preparation/rebuild.py)."""
-        return self.run_dir / "stage"
 
     @property
     def gunicorn_socket(self) -> Path:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from serving.host import tritonserver
 from serving.host.address import bracketed, reached
 from serving.host.files import replace_file
 from serving.repository.facts import Facts
-from serving.repository.layout import LayoutError, arranged, config_name, overlay
+from serving.repository.layout import LayoutError, arranged, config_name
 from serving.repository.links import arrange
 from serving.settings.table import SECRETS, Settings
 from serving.supervisor import cloudwatch, shared_memory, triton_options
@@ -60,14 +60,10 @@ def table(
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
-    common = {**environ, **settings.environment(), **python, **quiet}
-    seen = with_overlays(settings, facts.plans)
-    front = {**common, **seen.environment()}
-    common = {name: value for name, value in common.items() if name not in SECRETS}  # only the front needs them
-    server = triton(seen, facts.complete, common)
-    if facts.plans:  # may have to be built first, by a process that becomes tritonserver then
-        server = replace(server, command=(sys.executable, "-m", "serving.preparation.rebuild", *server.command))
-    needed = [server, gunicorn(settings, front), nginx(settings, facts, common, listeners)]
+    front = {**environ, **settings.environment(), **python, **quiet}
+    common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
+    edge = nginx(settings, facts, common, listeners)
+    needed = [triton(settings, facts.complete, common), gunicorn(settings, front), edge]
     return needed + cloudwatch_agent(settings, common) + reloader(settings, facts, common)
 
 
@@ -81,13 +77,6 @@ def with_configs(settings: Settings, configs: Mapping[str, str]) -> Settings:
             repository = arranged(settings.run_dir, number)
         folders.append(repository)
     return replace(settings, model_repositories=tuple(folders))
-
-
-def with_overlays(settings: Settings, plans: Iterable[int]) -> Settings:
-    """The same, reading the repositories of these numbers through the folders that preparation/rebuild.py makes."""
-    shutil.rmtree(overlay(settings.run_dir, 0).parent, ignore_errors=True)
-    shown = {settings.model_repositories[number]: overlay(settings.run_dir, number) for number in plans}
-    return replace(settings, model_repositories=tuple(shown.get(path, path) for path in settings.model_repositories))
 
 
 def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Process:

@@ -142,20 +142,11 @@ def test_only_the_versions_that_are_loaded_count(repository: Path) -> None:
     assert findings(repository, "scale") == []
 
 
-def test_a_backend_that_this_machine_does_not_have(repository: Path) -> None:
+def test_a_plan_on_a_machine_without_a_gpu(repository: Path) -> None:
     (repository / "sleeper/1/model.plan").write_text("a plan")
     change(repository / "sleeper" / CONFIG, 'backend: "python"', 'platform: "tensorrt_plan"')
-    assert re.search(
-        r"there is no backend 'tensorrt' in .*; install it, or use one of dali, onnxruntime, ",
-        only(repository, "sleeper"),
-    )
-
-
-def test_a_plan_may_be_missing_where_its_onnx_file_lies_beside_it(repository: Path) -> None:
-    change(repository / "scale" / CONFIG, "onnxruntime_onnx", "tensorrt_plan")
-    assert findings(repository, "scale") == []
-    (repository / "scale/2/model.onnx").unlink()
-    assert "lay model.plan or model.onnx there" in "\n".join(findings(repository, "scale"))
+    found = only(repository, "sleeper")
+    assert "--for tensorrt" in found and "--for gpu" in found
 
 
 def test_a_model_of_openvino_needs_both_its_files_unless_it_is_an_onnx_file(repository: Path) -> None:

@@ -26,7 +26,6 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "model_clients": ("off", False, "maybe"),
     "device": ("gpu", "gpu", "tpu"),
     "cpu_engine": ("openvino", "openvino", "tensorrt"),
-    "tensorrt": ("onnxruntime_tensorrt", "onnxruntime_tensorrt", "tpu"),
     "engine_cache": ("/var/cache/engines", Path("/var/cache/engines"), None),
     "request_timeout": ("2.5", 2.5, "0"),
     "stream_timeout": ("60", 60.0, "0"),

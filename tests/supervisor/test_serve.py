@@ -103,17 +103,6 @@ def test_multi_model_mode_does_not_start_without_bind_so(tmp_path: Path, monkeyp
         table(tmp_path, SAGEMAKER_MULTI_MODEL="true")
 
 
-def test_plans_turn_off_what_takes_changed_folders_and_the_log_says_so(tmp_path: Path) -> None:
-    (tmp_path / "planned/1").mkdir(parents=True)
-    (tmp_path / "planned/config.pbtxt").write_text('platform: "tensorrt_plan"')
-    asked = Settings(model_repositories=(tmp_path,), reload="true", device="cpu")
-    settings, facts = serve.surveyed(asked)
-    assert not settings.reloads
-    assert [note for note in facts.warnings if note.startswith("SERVE_RELOAD is off")]
-    (tmp_path / "planned/config.pbtxt").write_text('platform: "onnxruntime_onnx"')
-    assert serve.surveyed(asked)[0].reloads
-
-
 def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     done = run(SERVE_RUN_DIR=str(tmp_path / ("x" * 120)))
     assert (done.returncode, "too long for a socket" in done.stderr) == (2, True)

@@ -3,7 +3,6 @@ one test, which runs the real trtexec where there is one."""
 
 import io
 import json
-import os
 import struct
 import subprocess
 from collections.abc import Mapping
@@ -23,12 +22,11 @@ from build_engines.commands.verify import verify
 from build_engines.engines import tensorrt
 from build_engines.engines.calibration import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
+from build_engines.engines.trtexec import find_trtexec, this_gpu
 from build_engines.errors import UsageError
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
-from serving.repository import fingerprint
-from serving.repository.fingerprint import Hardware, find_trtexec, source_sha256, this_hardware
 from serving.repository.model_config import read_config
 from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
@@ -60,23 +58,40 @@ def nvidia(tmp_path: Path) -> Nvidia:
     return Nvidia(tmp_path / "nvidia")
 
 
-def test_the_folder_has_the_plan_its_fingerprint_the_onnx_file_and_both_configurations(
-    tmp_path: Path, nvidia: Nvidia
-) -> None:
+def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(tmp_path: Path, nvidia: Nvidia) -> None:
     done = build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "fp16")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "models/resnet"
-    assert sorted(path.name for path in (folder / "1").iterdir()) == ["fingerprint.json", "model.onnx", "model.plan"]
-    made = fingerprint.read(folder / "1")
-    assert made is not None
-    assert made.hardware == Hardware(GPU, CAPABILITY, "10.8.0", "12.8.0", DRIVER)
-    assert (made.build.precision, made.build.source_sha256) == ("fp16", source_sha256(folder / "1/model.onnx"))
-    assert made.build.profile == {"input": ((1, 3, 64, 64), (16, 3, 64, 64), (32, 3, 64, 64))}
+    assert sorted(path.name for path in (folder / "1").iterdir()) == ["model.onnx", "model.plan"]
+    (run,) = nvidia.runs()
+    assert (run["optShapes"], "fp16" in run) == ("input:16x3x64x64", True)
     gpu, cpu = ((folder / name).read_text() for name in ("config.pbtxt", "configs/cpu.pbtxt"))
     assert 'platform: "tensorrt_plan"' in gpu and "KIND_GPU" in gpu and "preferred_batch_size: [16, 32]" in gpu
     assert 'platform: "onnxruntime_onnx"' in cpu and "KIND_CPU" in cpu and "input" not in cpu
     assert read_config(folder, "cpu").input == read_config(folder, "gpu").input
-    assert json.loads((folder / "build.json").read_text())["engine"]["gpu"] == GPU
+    assert json.loads((folder / "build.json").read_text())["engine"] == {
+        "gpu": GPU,
+        "compute_capability": CAPABILITY,
+        "driver": DRIVER,
+        "tensorrt": "10.8.0",
+    }
+
+
+def test_for_gpu_the_onnx_file_is_served_through_the_tensorrt_provider_with_its_engine_cache(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUILD_ENGINES_CACHE", str(tmp_path / "cache"))
+        assert main(["build", "resnet", "--for", "gpu", "--precision", "fp16", "--out", str(tmp_path / "models")]) == 0
+    folder = tmp_path / "models/resnet"
+    assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
+    gpu, cpu = read_config(folder, "gpu"), read_config(folder, "cpu")
+    (accelerator,) = gpu.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (gpu.platform, accelerator.name) == ("onnxruntime_onnx", "tensorrt")
+    assert accelerator.parameters == {
+        "precision_mode": "FP16",
+        "trt_engine_cache_enable": "true",
+        "trt_engine_cache_path": "/tmp/serve-engines",
+    }
+    assert (cpu.input, cpu.HasField("optimization")) == (gpu.input, False)
 
 
 def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidia) -> None:
@@ -84,8 +99,8 @@ def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidi
     assert "built" in build(tmp_path / "models", nvidia.environ, "resnet").stdout
     assert "is up to date" in build(tmp_path / "models", nvidia.environ, "resnet").stdout
     assert "for Stand-in A10G" in build(tmp_path / "models", other.environ, "resnet").stdout
-    made = fingerprint.read(tmp_path / "models/resnet/1")
-    assert made is not None and made.hardware.gpu == "Stand-in A10G"
+    record = json.loads((tmp_path / "models/resnet/build.json").read_text())
+    assert record["engine"]["gpu"] == "Stand-in A10G"
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -115,7 +130,7 @@ def test_texts_have_a_profile_of_lengths(tmp_path: Path, nvidia: Nvidia) -> None
 
 
 def test_images_that_keep_their_proportions_get_no_plan(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"for images of one size.* ONNX Runtime serves it on a GPU too"):
+    with pytest.raises(UsageError, match="--for cpu"):
         tensorrt.build(ModelSpec(settings={"resize": "keep_ratio"}), tmp_path, Request("own", target="tensorrt"))
 
 
@@ -164,12 +179,9 @@ def test_without_a_gpu_it_says_where_to_build(tmp_path: Path, nvidia: Nvidia) ->
 
 def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to_do(tmp_path: Path) -> None:
     done = build(tmp_path / "models", {}, "resnet", "--precision", "fp16")
-    program, hardware = find_trtexec(os.environ), this_hardware()
-    if program and hardware:
+    program = find_trtexec()
+    if program and this_gpu():
         assert done.returncode == 0, done.stderr
-        made = fingerprint.read(tmp_path / "models/resnet/1")
-        assert made is not None
-        assert not list(made.differences(hardware, made.build.source_sha256))
         plan = tmp_path / "models/resnet/1/model.plan"
         loaded = subprocess.run([program, f"--loadEngine={plan}", "--shapes=input:4x3x64x64"], check=False)
         assert loaded.returncode == 0

@@ -17,7 +17,7 @@ class Nvidia:
     """Makes this machine look like one with a GPU, through programs on PATH: start `serve` and others with `environ`.
     `code` is the version of TensorRT as NvInferVersion.h packs it."""
 
-    def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800, version: str = "10.8.0") -> None:
+    def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800) -> None:
         self.folder, self.log = folder, folder / "trtexec.log"
         folder.mkdir(parents=True)
         self._program(
@@ -28,25 +28,16 @@ class Nvidia:
         esac""",
         )
         self._program("trtexec", f'exec {sys.executable} {HERE / "trtexec.py"} "$@"')
-        (folder / f"libnvinfer.so.{version}").touch()
         self.environ = {
             "PATH": f"{folder}:{os.environ['PATH']}",
-            "LD_LIBRARY_PATH": str(folder),
-            "CUDA_VERSION": "12.8.0",
             "STAND_IN_TENSORRT": str(code),
             "STAND_IN_LOG": str(self.log),
-            "SERVE_DEVICE": "gpu",
-            "SERVE_ENGINE_CACHE": str(folder / "cache"),
         }
 
     def _program(self, name: str, text: str) -> None:
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-
-    def without_trtexec(self) -> "Nvidia":
-        (self.folder / "trtexec").unlink()
-        return self
 
     def runs(self) -> list[dict[str, Any]]:
         """The options of each build, and its process id."""
