@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+
+try:
+    from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # in Triton's stub, beside this file
+except ModuleNotFoundError:  # build_engines takes the options from here
+    from backends._shared.instance import default_threads, give_back_memory, given_parameters, parse_bool, read
 
 CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
 VALUE_BYTES = 4  # runs compute in FP32, also from UINT8 pixels

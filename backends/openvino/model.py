@@ -30,10 +30,10 @@ class TritonPythonModel:
         config = auto_complete_model_config.as_dict()
         if not (config["input"] and config["output"]):
             with instance.needs(NEEDS, REMEDY):
-                import openvino_model  # type: ignore[import-not-found]
+                import openvino_engine  # type: ignore[import-not-found]
             path = instance.stub_model_path()
-            file = path if config["default_model_filename"] else path / openvino_model.DEFAULT_FILE
-            openvino_model.complete(config, file)
+            file = path if config["default_model_filename"] else path / openvino_engine.DEFAULT_FILE
+            openvino_engine.complete(config, file)
             if config["max_batch_size"] > 1 and "sequence_batching" not in config:
                 auto_complete_model_config.set_dynamic_batching()
         return auto_complete_model_config
@@ -44,16 +44,14 @@ class TritonPythonModel:
         ValueError or FileNotFoundError, or ModuleNotFoundError without OpenVINO, fails the load.
         """
         with instance.needs(NEEDS, REMEDY):
-            import openvino_compiled  # type: ignore[import-not-found]
-            import openvino_model
-            import openvino_runs  # type: ignore[import-not-found]
+            import openvino_engine
         config = json.loads(args["model_config"])
         settings = OpenvinoSettings.from_config(config)
-        file = instance.version_folder(args) / (config.get("default_model_filename") or openvino_model.DEFAULT_FILE)
-        model, self.scalars = openvino_model.fitted(file, config, settings)
-        compiled = openvino_compiled.Compiled(model, settings, args["model_name"], args["model_version"])
-        self.runs = openvino_runs.Runs(compiled.model, config["max_batch_size"] * settings.fixed_batch, settings)
-        self.check_range = openvino_runs.check_range
+        file = instance.version_folder(args) / (config.get("default_model_filename") or openvino_engine.DEFAULT_FILE)
+        model, self.scalars = openvino_engine.fitted(file, config, settings)
+        compiled = openvino_engine.Compiled(model, settings, args["model_name"], args["model_version"])
+        self.runs = openvino_engine.Runs(compiled.model, config["max_batch_size"] * settings.fixed_batch, settings)
+        self.check_range = openvino_engine.check_range
         self.outputs = [entry["name"] for entry in config["output"]]
         key = same_shapes if config["max_batch_size"] > 0 else alone
         self.batcher = Batcher(self._read, self.runs.run, key)

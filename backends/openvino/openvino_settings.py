@@ -1,13 +1,25 @@
 """config.pbtxt's `parameters`, with the names and meanings of NVIDIA's backend (openvino_backend, README.md).
 
 INFERENCE_PRECISION_HINT is OpenVINO's own property, and no parameter of NVIDIA's backend. OpenVINO is not imported.
+
+OpenVINO finds a compiled model in the cache folder by the model, the properties, the processor and its own version, and
+compiles again when the file is incomplete. A compiled model is code, so it is kept only in folders that nobody else may
+write to.
 """
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from instance import default_threads, given_parameters, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+try:
+    from instance import default_threads, given_parameters, read  # type: ignore[import-not-found]  # in Triton's stub, beside this file
+except ModuleNotFoundError:  # build_engines takes the options from here
+    from backends._shared.instance import default_threads, given_parameters, read
 
 YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
@@ -18,6 +30,8 @@ READ = (
     *("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "HINT_BF16", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT"),
     *("NUM_STREAMS", "PERFORMANCE_HINT", "RESHAPE_IO_LAYERS", "SKIP_OV_DYNAMIC_BATCHSIZE", "TARGET_DEVICE"),
 )
+DEFAULT = "/tmp/serve-engines"  # as in serving/settings/table.py
+LIMIT_BYTES = 4 << 30  # of all models: in multi-model mode they come and go for as long as the container lives
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # of the Python backend, on which this one runs
 
 
@@ -111,3 +125,54 @@ def _warnings(given: Mapping[str, str]) -> list[str]:
     return ignored + [
         f"parameter '{name}' is unknown, so it has no effect; known: {', '.join(READ)}" for name in unknown
     ]
+
+
+def root() -> Path:
+    """Where the compiled models of this container are."""
+    return Path(os.environ.get("SERVE_ENGINE_CACHE") or DEFAULT) / "openvino"
+
+
+@contextmanager
+def opened(model: str, version: str) -> Iterator[Path]:
+    """The folder of one version, which no other instance uses meanwhile; OSError when there can be none."""
+    folder = root() / quote(model, safe="") / version
+    for each in (root().parent, root(), folder.parent, folder):
+        own(each)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        before = blobs(folder)
+        yield folder
+        _tidy(folder, before)
+    finally:
+        os.close(handle)
+
+
+def own(folder: Path) -> None:
+    """Makes it; PermissionError for a folder that others may write to."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written to by others: set SERVE_ENGINE_CACHE to a folder of your own")
+
+
+def blobs(folder: Path) -> set[Path]:
+    """The compiled models below it."""
+    return set(folder.rglob("*.blob"))
+
+
+def _tidy(folder: Path, before: set[Path]) -> None:
+    """Marks what was used or, when there is something new, removes what was there of the same version before it and,
+    past the limit of all models, the oldest."""
+    new = blobs(folder) - before
+    for old in before:
+        if new:
+            old.unlink(missing_ok=True)
+        else:
+            os.utime(old)
+    found = sorted(((path.stat(), path) for path in blobs(root())), key=lambda each: -each[0].st_mtime)
+    total = 0
+    for stat, path in found:
+        total += stat.st_size
+        if total > LIMIT_BYTES and path not in new:
+            path.unlink(missing_ok=True)

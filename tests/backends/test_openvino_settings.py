@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.openvino import openvino_cache
+from backends.openvino import openvino_settings
 from backends.openvino.openvino_settings import OpenvinoSettings
 from serving.settings.table import ENGINE_CACHE
 
@@ -85,13 +85,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_cache_lies_in_the_folder_of_the_setting(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    assert openvino_cache.root() == cache
+    assert openvino_settings.root() == cache
     monkeypatch.delenv("SERVE_ENGINE_CACHE")
-    assert openvino_cache.root() == ENGINE_CACHE / "openvino"
+    assert openvino_settings.root() == ENGINE_CACHE / "openvino"
 
 
 def compiled(model: str, name: str, size: int = 10) -> Path:
-    with openvino_cache.opened(model, "1") as folder:
+    with openvino_settings.opened(model, "1") as folder:
         path: Path = folder / f"{name}.blob"
         path.write_bytes(bytes(size))
     return path
@@ -100,20 +100,20 @@ def compiled(model: str, name: str, size: int = 10) -> Path:
 def test_a_name_stays_one_folder_and_the_last_compiled_model_of_a_version_is_kept(cache: Path) -> None:
     first = compiled("../a/b", "1")
     other, second = compiled("other", "1"), compiled("../a/b", "2")
-    assert openvino_cache.blobs(cache) == {other, second}
+    assert openvino_settings.blobs(cache) == {other, second}
     assert first.parent == second.parent
     assert len(second.relative_to(cache).parts) == 3
 
 
 def test_past_the_limit_what_was_used_longest_ago_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_cache, "LIMIT_BYTES", 25)
+    monkeypatch.setattr(openvino_settings, "LIMIT_BYTES", 25)
     first, second = compiled("first", "1"), compiled("second", "1")
     for path, when in ((first, 1), (second, 2)):
         os.utime(path, (when, when))
-    with openvino_cache.opened("first", "1"):  # used again
+    with openvino_settings.opened("first", "1"):  # used again
         pass
     third = compiled("third", "1")
-    assert openvino_cache.blobs(cache) == {first, third}
+    assert openvino_settings.blobs(cache) == {first, third}
 
 
 def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:

@@ -16,13 +16,12 @@ from transformers.models.convnext.image_processing_pil_convnext import ConvNextI
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from build_engines.digits.images import held_out
-from build_engines.digits.scans import split
 from clients.base import Model, TensorSpec
 from clients.resnet import Client, softmax
 from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
 from serving.repository.model_config import datatype_name
+from tests.support.digits import held_out, scans
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
@@ -99,8 +98,8 @@ def test_at_least_98_percent_of_the_held_out_digits_are_read_rightly() -> None:
 @pytest.mark.parametrize("side", [8, 32, 300])
 def test_plain_enlarged_scans_are_read_too(side: int, negative: bool) -> None:
     """Not made by the generator that the network was trained with: no margin, no turn, no noise."""
-    scans, labels = split()[1]
-    images = [Image.fromarray(255 - s if negative else s).resize((side, side)).convert("RGB") for s in scans]
+    digits, labels = scans()
+    images = [Image.fromarray(255 - s if negative else s).resize((side, side)).convert("RGB") for s in digits]
     found = [int(p["classes"][0]["label"]) for p in read(images, top_k=1)]
     assert np.mean(np.array(found) == labels) >= 0.97
 

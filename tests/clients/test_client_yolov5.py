@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from build_engines.digits.held_out_pages import held_out_pages
 from clients._drawing import class_colour
 from clients.base import Model, TensorSpec
 from clients.yolov5 import Client
 from serving.errors import InferenceFailed, InvalidRequest
+from tests.support.digits import held_out_pages
 from tests.support.harness import PATIENCE
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"

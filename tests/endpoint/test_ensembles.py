@@ -20,8 +20,8 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from build_engines.__main__ import main
-from build_engines.digits.held_out_pages import held_out_pages
 from build_engines.families.inception_network import Probabilities, random_network
+from tests.support.digits import held_out_pages
 from tests.support.harness import FP32, PATIENCE, Server, free_port
 
 Arrays = dict[str, NDArray[Any]]

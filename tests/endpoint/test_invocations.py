@@ -15,8 +15,7 @@ import requests
 from numpy.typing import NDArray
 from PIL import Image
 
-from build_engines.digits.held_out_pages import held_out_pages
-from build_engines.digits.images import held_out
+from tests.support.digits import held_out, held_out_pages
 from tests.support.harness import ROOT, Server
 from tests.support.load import Load
 
