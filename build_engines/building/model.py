@@ -17,7 +17,17 @@ from build_engines.demos import resnet as demo_resnet
 from build_engines.demos import yolov5 as demo_yolov5
 from build_engines.engines import measured, onnx_runtime, onnx_tensorrt, openvino_runtime, tensorrt
 from build_engines.errors import UsageError
-from build_engines.families import bert, image_folder, onnx_file, resnet, table, torchscript_file, yolov5
+from build_engines.families import (
+    bert,
+    efficientnet,
+    image_folder,
+    onnx_file,
+    resnet,
+    table,
+    torchscript_file,
+    yolov4_tiny,
+    yolov5,
+)
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
 from build_engines.model_folder.config import difference, model_config, render
@@ -35,7 +45,13 @@ FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
     "bert": bert.export,
     **dict.fromkeys(("image_embedding", "semantic_segmentation", "detr"), image_folder.export),
 }
-DEMOS: dict[str, Callable[[Request, Path], ModelSpec]] = {"resnet": demo_resnet.export, "yolov5": demo_yolov5.export}
+# The recipes whose own weights are not those of their client's family.
+OWN_WEIGHTS: dict[str, Callable[[Request, Path], ModelSpec]] = {
+    "resnet": demo_resnet.export,
+    "yolov5": demo_yolov5.export,
+    "efficientnet": efficientnet.export,
+    "yolov4_tiny": yolov4_tiny.export,
+}
 # Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
 ENGINES = {  # by target
@@ -90,8 +106,8 @@ def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec
         return onnx_file.export(request, weights, folder)
     if weights and kind == "torchscript":
         return torchscript_file.export(request, weights, folder)
-    if weights is None and request.model in DEMOS:
-        return DEMOS[request.model](request, folder)
+    if weights is None and request.model in OWN_WEIGHTS:
+        return OWN_WEIGHTS[request.model](request, folder)
     return FAMILIES[_family(request, weights, kind)](request, weights, folder)
 
 

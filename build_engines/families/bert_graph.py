@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from build_engines.families.onnx_graph import Graph
 
 Array = NDArray[Any]
 
-OPSET = 17  # the first with LayerNormalization
-IR_VERSION = 8  # opset 17's own: older runtimes read it too
 LEAST = -65504.0  # FP16's
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -67,25 +67,13 @@ class BertShape:
         )
 
 
-class _Graph:
-    """Collects nodes and initializers; every method returns the name of the tensor that it adds."""
+class _Graph(Graph):
+    """The graph of a checkpoint with these tensors."""
 
     def __init__(self, tensors: Mapping[str, Array], epsilon: float) -> None:
+        super().__init__()
         self.tensors, self.epsilon = tensors, epsilon
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = {}
         self.used: set[str] = set()
-
-    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        output = output or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
-        return output
-
-    def constant(self, name: str, value: Any) -> str:
-        """An initializer; stored only once, even if it is used several times."""
-        if name not in self.initializers:
-            self.initializers[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
-        return name
 
     def floats(self, value: float) -> str:
         return self.constant(f"float_{value}", np.array(value, np.float32))
@@ -320,6 +308,4 @@ def bert_model(
     inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in INPUTS]
     if task == "fill-mask":
         inputs.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, ["batch", "masks"]))
-    proto = helper.make_graph(graph.nodes, "bert", inputs, outputs, list(graph.initializers.values()))
-    opset = helper.make_opsetid("", OPSET)
-    return helper.make_model(proto, opset_imports=[opset], ir_version=IR_VERSION, producer_name="build_engines")
+    return graph.model("bert", inputs, outputs)

@@ -1,7 +1,8 @@
 """Reads the tensors and plain values of a file of torch.save without running any code of it.
 
-A .pt file is a zip of a pickle and raw storages. A pickle calls the functions and classes that it names. Here it gets
-only those below; every other class becomes a Placeholder that keeps its state and does nothing.
+A .pt file is a zip of a pickle and raw storages; before torch 1.6 it was several pickles, and the storages after them.
+A pickle calls the functions and classes that it names. Here it gets only those below; every other class becomes a
+Placeholder that keeps its state and does nothing.
 """
 
 import io
@@ -11,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,9 @@ STORAGES = {
     "ByteStorage": "u1",
     "BoolStorage": "?",
 }
+ITEM_SIZES = {dtype: 2 if dtype == "bf16" else np.dtype(dtype).itemsize for dtype in STORAGES.values()}
 LARGEST_PICKLE = 64 << 20  # bytes; that of YOLOv5x has 0.3 million
+OLD_FORMAT = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how a file of torch before 1.6 begins
 
 
 class Placeholder:
@@ -55,40 +58,59 @@ class Placeholder:
 
 @dataclass(frozen=True)
 class _Storage:
-    """One raw storage, by its key in the zip."""
+    """One raw storage, by its key in the file."""
 
     key: str
     dtype: str
 
 
 def load(path: Path) -> Any:
-    """The object that was saved: plain values, arrays for tensors, Placeholders for objects of classes.
+    """Return the object that was saved: plain values, arrays for tensors, Placeholders for objects of classes.
 
-    BuildError when it is no such file or its tensors do not fit their storages.
+    Raise BuildError if the file is not one of torch.save, or its tensors do not fit their storages.
     """
     try:
+        with path.open("rb") as file:
+            if file.read(len(OLD_FORMAT)) == OLD_FORMAT:
+                return _load_old_format(file)
         with zipfile.ZipFile(path) as archive:
-            return _Unpickler(archive).load()
+            return _load_zip(archive)
     except zipfile.BadZipFile as err:
-        raise BuildError(
-            f"{path} is no checkpoint of torch 1.6 or newer (a zip); save it again with a newer torch"
-        ) from err
+        raise BuildError(f"{path} is not a file of torch.save; save the network again with torch.save") from err
     except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as err:
         raise BuildError(f"{path} cannot be read as a checkpoint: {err}") from err
+
+
+def _load_zip(archive: zipfile.ZipFile) -> Any:
+    entry = next((info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None)
+    if entry is None:
+        raise BuildError(f"{archive.filename} holds no data.pkl: torch.save did not write it")
+    if entry.file_size > LARGEST_PICKLE:
+        raise BuildError(f"{archive.filename}: its data.pkl has {entry.file_size} bytes, too many for a checkpoint")
+    root = entry.filename.removesuffix("data.pkl")
+    saved = _Unpickler(io.BytesIO(archive.read(entry))).load()
+    return _resolved(saved, lambda tensor: _array(tensor, archive.read(f"{root}data/{tensor.storage.key}")), {})
+
+
+def _load_old_format(file: IO[bytes]) -> Any:
+    """Read pickles of the format's version, the machine, the object and the storages' keys; then each storage's length
+    and its data."""
+    _Unpickler(file).load(), _Unpickler(file).load()
+    unpickler = _Unpickler(file)
+    saved = unpickler.load()
+    data = {}
+    for key in _Unpickler(file).load():
+        length = int.from_bytes(file.read(8), "little")
+        data[key] = file.read(length * ITEM_SIZES[unpickler.storages[key]])
+    return _resolved(saved, lambda tensor: _array(tensor, data[tensor.storage.key]), {})
 
 
 class _Unpickler(pickle.Unpickler):
     """pickle's own machine, with nothing to name but what stands in `find_class`."""
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self.archive = archive
-        entry = next((info for info in archive.infolist() if info.filename.endswith("/data.pkl")), None)
-        if entry is None:
-            raise BuildError(f"{archive.filename} holds no data.pkl: torch.save did not write it")
-        if entry.file_size > LARGEST_PICKLE:
-            raise BuildError(f"{archive.filename}: its data.pkl has {entry.file_size} bytes, too many for a checkpoint")
-        self.root = entry.filename.removesuffix("data.pkl")
-        super().__init__(io.BytesIO(archive.read(entry)), encoding="utf-8")
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.storages: dict[str, str] = {}  # key -> type
 
     def find_class(self, module: str, name: str) -> Any:
         """A tensor's rebuilding, an OrderedDict, a storage's type; else a class that does nothing."""
@@ -103,22 +125,8 @@ class _Unpickler(pickle.Unpickler):
         kind, dtype, key, *_ = pid
         if kind != "storage" or dtype not in STORAGES.values():
             raise pickle.UnpicklingError(f"a storage of an unknown kind: {kind} {dtype}")
+        self.storages[str(key)] = dtype
         return _Storage(str(key), dtype)
-
-    def array(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Array:
-        """A tensor as a separate array; checks its bounds."""
-        raw = self.archive.read(f"{self.root}data/{storage.key}")
-        values = _widened(raw) if storage.dtype == "bf16" else np.frombuffer(raw, np.dtype(storage.dtype))
-        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if min((offset, *size, *stride), default=0) < 0 or (0 not in size and last >= len(values)):
-            raise ValueError(f"a tensor {size} goes beyond its storage of {len(values)}")
-        steps = [step * values.itemsize for step in stride]
-        view: Array = np.lib.stride_tricks.as_strided(values[offset:], size, steps) if 0 not in size else np.empty(size)
-        return np.array(view)
-
-    def load(self) -> Any:
-        """The root object, its tensors as arrays."""
-        return _resolved(super().load(), self.array, {})
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,18 @@ class _Tensor:
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
+
+
+def _array(tensor: _Tensor, data: bytes) -> Array:
+    """Return the tensor as an array of its own. Raise ValueError if it does not fit its storage, `data`."""
+    storage, offset, size, stride = tensor.storage, tensor.offset, tensor.size, tensor.stride
+    values = _widened(data) if storage.dtype == "bf16" else np.frombuffer(data, np.dtype(storage.dtype))
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if min((offset, *size, *stride), default=0) < 0 or (0 not in size and last >= len(values)):
+        raise ValueError(f"a tensor {size} goes beyond its storage of {len(values)}")
+    steps = [step * values.itemsize for step in stride]
+    view: Array = np.lib.stride_tricks.as_strided(values[offset:], size, steps) if 0 not in size else np.empty(size)
+    return np.array(view)
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Tensor:
@@ -159,10 +179,10 @@ def _widened(raw: bytes) -> Array:
     return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def _resolved(value: Any, array: Callable[..., Array], seen: dict[int, Any]) -> Any:
+def _resolved(value: Any, array: Callable[[_Tensor], Array], seen: dict[int, Any]) -> Any:
     """The same object with arrays for tensors, in place for Placeholders; each object once."""
     if isinstance(value, _Tensor):
-        return array(value.storage, value.offset, value.size, value.stride)
+        return array(value)
     if id(value) in seen:
         return seen[id(value)]
     if isinstance(value, Placeholder):

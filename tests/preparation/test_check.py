@@ -12,7 +12,7 @@ from tests.repository.test_repositories import make_ensemble
 from tests.supervisor.test_serve import run
 from tests.support.harness import ROOT, link_model, make_scale, make_sleeper
 
-BUNDLED = ("bert", "resnet", "yolov5")
+BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 CONFIG = "config.pbtxt"
 
 

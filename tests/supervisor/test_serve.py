@@ -226,4 +226,4 @@ def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
     path = {"PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin"}
     done = subprocess.run([ROOT / "serve", "--check"], env=path, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "bert, resnet, yolov5" in done.stdout
+    assert "bert, efficientnet, resnet, yolov4_tiny, yolov5" in done.stdout

