@@ -101,7 +101,8 @@ def _integer(cell: Any, datatype: str) -> int:
 
 
 def _boolean(cell: Any) -> bool:
-    if (found := WORDS.get(str(cell)[:10].strip().lower())) is None:
+    is_word = isinstance(cell, bool | int | float | str)
+    if not is_word or (found := WORDS.get(str(cell)[:10].strip().lower())) is None:
         raise ValueError(f"expected true or false, got {describe(cell)}")
     return found
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from clients._schemas import BOOLEAN, INTEGER, record
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification
@@ -20,7 +22,7 @@ from clients._text.tokenizer import TextTokenizer
 from clients._text.zero_shot import ZeroShotClassification
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import TEXT, Codec
-from serving.errors import InvalidRequest
+from serving.errors import DecodingError, InvalidRequest
 
 TASKS: dict[str, type[Task]] = {
     "embedding": Embedding,
@@ -70,8 +72,14 @@ class Client(ModelClient):
         return self.prepare(instances, self.defaults)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """input_ids, attention_mask, token_type_ids INT64 [rows, longest], and what the task needs besides."""
-        return self.task.tokens(instances, parameters)
+        """input_ids, attention_mask, token_type_ids INT64 [rows, longest], and what the task needs besides. Raises
+        DecodingError for a text without tokens, of which a model would make an answer out of nothing."""
+        tensors = self.task.tokens(instances, parameters)
+        empty = np.flatnonzero(~tensors["attention_mask"].any(axis=1))
+        if len(empty):
+            owners = tensors.get("owners", np.arange(len(instances)))
+            raise DecodingError("the text has no tokens", instance=int(owners[empty[0]]))
+        return tensors
 
     def prediction_schema(self) -> dict[str, Any]:
         return record(**self.task.fields, tokens=INTEGER, truncated=BOOLEAN)

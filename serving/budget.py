@@ -32,6 +32,8 @@ MOST_DIMENSIONS = 32
 # That a client makes of one instance: documents with a query, windows of a long text. BERT-base needs a minute for so
 # many.
 MOST_ROWS = 1_000
+# Characters that a client makes of a query with each of its documents, or of a template with each of its labels.
+MOST_MADE = 2**22
 # Of a gzip file: bgzip, which writes the most, makes one of 64 kB of data, so 400 for 25 MB.
 MOST_MEMBERS = 10_000
 # Of a form, files and fields: werkzeug's own default.

@@ -5,11 +5,13 @@ The settings (serving/settings) and the parameters of clients (clients/base.py) 
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+INT64 = range(-(2**63), 2**63)
 ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
 
 
@@ -26,6 +28,15 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     near = nearest(name[:100], names)
     meant = f"; did you mean '{near}'?" if near else ""
     return f"unknown {what} '{name[:100]}'{meant}{'' if meant else ';'} known: {', '.join(names) or 'none'}"
+
+
+_QUOTED = reprlib.Repr()
+_QUOTED.maxstring = _QUOTED.maxother = 100
+
+
+def quoted(value: Any) -> str:
+    """A caller's value in an error message, cut where it is long, has many items or is nested deeply."""
+    return _QUOTED.repr(value)
 
 
 class Names(tuple[str, ...]):
@@ -88,7 +99,7 @@ class NamedValue:
         return chosen and (low is None or value >= low) and (high is None or value <= high)
 
     def _mistake(self, value: Any) -> ValueError:
-        return ValueError(f"{value!r} is not {self.expected()}")
+        return ValueError(f"{quoted(value)} is not {self.expected()}")
 
 
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number"}
@@ -104,7 +115,9 @@ def _parse_bool(value: Any) -> bool:
 def _parse_int(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
-    return int(value)
+    if (number := int(value)) not in INT64:  # no library takes a longer one
+        raise ValueError(value)
+    return number
 
 
 def _parse_float(value: Any) -> float:

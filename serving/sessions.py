@@ -17,9 +17,11 @@ from datetime import UTC, datetime, timedelta
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 
-SEQUENCE_END = "sequence_end"
+SEQUENCE_ID, SEQUENCE_END = "sequence_id", "sequence_end"
 UNKNOWN_SEQUENCE = "must specify the START flag"  # what Triton says of one that has not begun or is over
 LONGEST_ID = 19  # digits of 2**63
+LONGEST_NAME = 128  # bytes of an id that is a string (correlation_id.h)
+WORDS = {"true": True, "1": True, "false": False, "0": False}
 BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, for gRPC has no unsigned parameters
 
 
@@ -36,13 +38,21 @@ class Sequencing:
         return uuid.uuid4().hex if bits is None else str(1 + secrets.randbelow(2**bits - 1))
 
     def read_id(self, text: str) -> int | str:
-        """As Triton must get it; raises SessionNotFound for one that cannot be of this model."""
+        """Return the id as Triton takes it. Raise SessionNotFound if this model cannot have made it, and InvalidRequest
+        if it is too long."""
         bits = BITS.get(self.id_type)
         if bits is None:
+            check_id(text)
             return text
         if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_ID and 0 < int(text) < 2**bits):
             raise SessionNotFound(text)
         return int(text)
+
+
+def check_id(sequence_id: str) -> None:
+    """Raise InvalidRequest if the id is longer than Triton takes."""
+    if (length := len(sequence_id.encode())) > LONGEST_NAME:
+        raise InvalidRequest(f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed")
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Session:
     def parameters(self, first: bool = True, last: bool = True) -> dict[str, bool | int | float | str]:
         """For Triton; `first` and `last` say where a step stands among those of the request."""
         return {
-            "sequence_id": self.sequencing.read_id(self.id),
+            SEQUENCE_ID: self.sequencing.read_id(self.id),
             "sequence_start": self.starts and first,
             SEQUENCE_END: self.ends and last,
         }
@@ -103,10 +113,13 @@ def session_errors(session: Session | None) -> Iterator[None]:
         raise SessionNotFound(session.id) from err
 
 
+def _word(value: object) -> bool | None:
+    return WORDS.get(str(value).lower()) if isinstance(value, str | int) else None
+
+
 def says_end(*places: Mapping[str, object]) -> bool:
     """Whether one of them has sequence_end; raises InvalidRequest when it is not true or false."""
-    words: dict[object, bool] = {"true": True, "1": True, "false": False, "0": False}
-    given = [words.get(str(place[SEQUENCE_END]).lower()) for place in places if SEQUENCE_END in place]
+    given = [_word(place[SEQUENCE_END]) for place in places if SEQUENCE_END in place]
     if None in given:
         raise InvalidRequest(f"'{SEQUENCE_END}' must be true or false")
     return any(given)

@@ -10,7 +10,7 @@ from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
 from clients._text.fields import Fields
 from clients._text.scores import best, softmax
 from clients._text.task import Array, Task
-from clients._text.tokenizer import TextTokenizer
+from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
 from clients.base import Model, Parameter, Tensors
 
@@ -32,7 +32,11 @@ class QuestionAnswering(Task):
         Parameter("max_answer_len", 15, "longest answer in tokens", minimum=1, maximum=512),
         Parameter("max_seq_len", 384, "tokens of a window of the context and the question", minimum=8),
         Parameter(
-            "doc_stride", 0, "tokens that neighbouring windows share; 0: 128, or half of a shorter window", minimum=0
+            "doc_stride",
+            0,
+            "tokens that neighbouring windows share; 0: 128, or half of a shorter window",
+            minimum=0,
+            maximum=UNLIMITED,
         ),
         Parameter("handle_impossible_answer", False, "whether the context may have no answer"),
         Parameter("align_to_words", True, "whether an answer is of whole words"),

@@ -45,7 +45,7 @@ class Embedding(Task):
         self.usual_prompt = given.get("default_prompt_name") or ""
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        prompt = self._prompt(parameters)
+        prompt = self._prompt(parameters)[: self.tokenizer.max_characters + 1]  # no more is read of it, with each text
         return super().tokens([prompt + text for text in instances] if prompt else instances, parameters)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from tokenizers import Encoding
 from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
 from clients._text.scores import softmax
 from clients._text.task import Array, Task, label
-from clients._text.tokenizer import TextTokenizer
+from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
 from clients.base import Model, Names, Parameter, Tensors
 
@@ -44,7 +44,11 @@ class TokenClassification(Task):
         Parameter("aggregation_strategy", "none", "how tokens become entities", choices=STRATEGIES),
         Parameter("ignore_labels", Names(["O"]), "labels that are no entities"),
         Parameter(
-            "stride", 0, "a long text is read in windows that share so many tokens; 0: its end is cut off", minimum=0
+            "stride",
+            0,
+            "a long text is read in windows that share so many tokens; 0: its end is cut off",
+            minimum=0,
+            maximum=UNLIMITED,
         ),
     )
 
@@ -75,7 +79,7 @@ class TokenClassification(Task):
         return [{"entities": _merged(windows)} for windows in found]
 
     def _entities(self, text: str, encoding: Encoding, scores: Array, parameters: Mapping[str, Any]) -> list[Entity]:
-        strategy, ignored = parameters["aggregation_strategy"], parameters["ignore_labels"]
+        strategy, ignored = parameters["aggregation_strategy"], frozenset(parameters["ignore_labels"])
         tokens = list(self._tokens(text, encoding, scores))
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]

@@ -12,10 +12,8 @@ from clients._text.task import Task
 from clients._text.tokenizer import TextTokenizer
 from clients._text.zero_shot import per_instance
 from clients.base import Model, Parameter, Tensors
-from serving.budget import MOST_ROWS
+from serving.budget import MOST_MADE, MOST_ROWS
 from serving.errors import DecodingError, InvalidRequest
-
-MOST_CHARACTERS = 2**22  # of a query, times its documents: it is read again with each of them
 
 
 class TextRanking(Task):
@@ -58,7 +56,7 @@ class TextRanking(Task):
         count = len(instance["documents"])
         if count > MOST_ROWS:
             raise DecodingError(f"it has {count} documents, at most {MOST_ROWS} are ranked at a time", instance=index)
-        if count * min(len(instance["query"]), self.tokenizer.max_characters) > MOST_CHARACTERS:
+        if count * min(len(instance["query"]), self.tokenizer.max_characters) > MOST_MADE:
             raise DecodingError("its query is too long for so many documents: send fewer at a time", instance=index)
 
     def predict(

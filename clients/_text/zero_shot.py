@@ -12,10 +12,18 @@ from clients._text.scores import best, softmax
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Names, Parameter, Tensors
+from serving.budget import MOST_MADE, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 MOST_LABELS = 100  # each is a row with the whole text
+LONGEST_TEMPLATE = 1_000  # characters
 HOLE = "{}"
+
+
+def _template(value: Any) -> str:
+    if not isinstance(value, str) or value.count(HOLE) != 1 or len(value) > LONGEST_TEMPLATE:
+        raise ValueError(value)
+    return value
 
 
 class ZeroShotClassification(Task):
@@ -25,7 +33,13 @@ class ZeroShotClassification(Task):
     codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
     parameters = (
         Parameter("candidate_labels", Names(), "the labels to choose from, where an instance names none"),
-        Parameter("hypothesis_template", "This example is {}.", "a sentence; the label takes the place of {}"),
+        Parameter(
+            "hypothesis_template",
+            "This example is {}.",
+            "a sentence; the label takes the place of {}",
+            parser=_template,
+            form=f"a text of at most {LONGEST_TEMPLATE} characters with exactly one {HOLE}",
+        ),
         Parameter("multi_label", False, "whether several labels may be true"),
     )
     truncation = "only_first"
@@ -48,8 +62,8 @@ class ZeroShotClassification(Task):
         """A row for each label of each instance; `owners` [rows] are the instances' numbers."""
         named = [self._labels(index, each, parameters) for index, each in enumerate(instances)]
         template = parameters["hypothesis_template"]
-        if HOLE not in template:
-            raise InvalidRequest(f"parameter 'hypothesis_template': '{template[:80]}' has no {HOLE} for the label")
+        made = sum(len(template) + len(one) for labels in named for one in labels)
+        check_count(made, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
         texts = [each if isinstance(each, str) else each["text"] for each in instances]
         pairs = [
             (text, template.replace(HOLE, one)) for text, labels in zip(texts, named, strict=True) for one in labels

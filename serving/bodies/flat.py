@@ -15,7 +15,7 @@ import orjson
 
 from clients.base import TensorSpec
 from serving.bodies.instances import Instances, listed_items
-from serving.bodies.kserve import filled
+from serving.bodies.kserve import filled, request_id
 from serving.bodies.values import (
     an_object,
     check_keys,
@@ -78,6 +78,7 @@ class FlatBody(Body):
         self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
     ) -> Iterator[Batch]:
         """As Triton's generate reads it (http_server.cc): each input is one value or a list of them, and one row."""
+        _request_id(self.document)
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
         given = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in served.model.inputs}
@@ -100,8 +101,14 @@ class FlatBody(Body):
         request.budget.check_output(sum(map(json_length, result.outputs)))
         fields = {tensor.name: _value(tensor) for tensor in result.outputs}
         fields |= {"model_name": served.name, "model_version": result.version, **result.parameters}
-        fields |= {"id": str(self.document["id"])} if self.document.get("id") else {}
+        fields |= {"id": own_id} if (own_id := _request_id(self.document)) else {}
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _request_id(document: Mapping[str, Any]) -> str:
+    """Return the caller's `id`, which the reply repeats as a string, "" without one. Raise InvalidRequest."""
+    given = document.get("id") or ""
+    return str(given) if type(given) is int else request_id({"id": given})
 
 
 def _items(given: Mapping[str, Any]) -> list[Item]:

@@ -75,6 +75,7 @@ def read_npy(data: bytes) -> Array:
         ) from err
     left = len(data) - file.tell()
     fills = dtype.itemsize and min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == left
+    fills = fills and max(shape, default=0) <= len(data)  # numpy refuses long dimensions beside one of 0
     if dtype.kind not in KINDS or len(shape) > MOST_DIMENSIONS or not fills:
         raise DecodingError(
             f"not an npy file of numbers or strings that can be read without pickle ({left} bytes as {dtype} "
@@ -82,19 +83,27 @@ def read_npy(data: bytes) -> Array:
             field="body",
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
-    return array.reshape(shape, order="F" if fortran else "C")
+    return array.reshape(list(map(int, shape)), order="F" if fortran else "C")  # a header may have True for 1
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     dtype = np.dtype(np.float32) if spec.datatype == "BF16" else numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
-        array = np.char.encode(array) if array.dtype.kind == "U" else array
+        array = _encoded(array) if array.dtype.kind == "U" else array
     elif not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
     return array.astype(dtype, copy=False)
+
+
+def _encoded(array: Array) -> Array:
+    """Return an array of characters as one of UTF-8. Raise DecodingError where four bytes are no character."""
+    try:
+        return np.char.encode(array, "utf-8")
+    except (UnicodeEncodeError, SystemError) as err:  # a surrogate, a number that Unicode does not have
+        raise DecodingError(f"its strings are not Unicode ({err})", field="body") from err
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:

@@ -13,7 +13,8 @@ from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, check_coun
 from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
 from serving.errors import InvalidRequest
-from serving.named_value import unknown
+from serving.named_value import INT64, quoted, unknown
+from serving.sessions import SEQUENCE_ID, check_id
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.
@@ -21,7 +22,6 @@ TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, f
 SIZES = {f"{kind}{bits}": bits // 8 for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
 SIZES |= {"BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 DATATYPES = {"BYTES", *SIZES}
-INT64 = range(-(2**63), 2**63)
 
 
 def check_datatype(name: str, datatype: str) -> None:
@@ -118,18 +118,13 @@ def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
         raise InvalidRequest(f"input '{name}': its shape has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InvalidRequest(
-            f"input '{name}': its shape must be a list of whole numbers from 0 on, got {_short(shape)}"
+            f"input '{name}': its shape must be a list of whole numbers from 0 on, got {quoted(shape)}"
         )
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
-            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape {_short(shape)}"
+            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
         )
     return tuple(shape)
-
-
-def _short(shape: Any) -> str:
-    text = str(shape)
-    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def request_parameters(given: Mapping[str, Any]) -> Parameters:
@@ -140,6 +135,8 @@ def request_parameters(given: Mapping[str, Any]) -> Parameters:
             raise InvalidRequest(f"parameter '{name}' must be a number, a string, true or false; got {describe(value)}")
         if isinstance(value, int) and value not in INT64:
             raise InvalidRequest(f"parameter '{name}': {value} is not in the range of INT64")
+        if name == SEQUENCE_ID and isinstance(value, str):
+            check_id(value)
     return dict(given)
 
 

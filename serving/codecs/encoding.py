@@ -8,6 +8,7 @@ from PIL import Image
 
 from serving.errors import DecodingError
 
+LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
@@ -23,7 +24,13 @@ def decode_base64(text: str) -> bytes:
 
 
 def encode_image(image: Image.Image, media_type: str) -> bytes:
-    """image/jpeg (quality 90) or image/png."""
+    """image/jpeg (quality 90) or image/png. Raises DecodingError for an image that JPEG cannot hold."""
+    if media_type != "image/png" and max(image.size) > LONGEST_JPEG:
+        raise DecodingError(
+            f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose sides have at most "
+            f"{LONGEST_JPEG}: ask for image/png",
+            instance=0,
+        )
     buffer = BytesIO()
     if media_type == "image/png":
         image.save(buffer, "PNG")

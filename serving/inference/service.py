@@ -1,7 +1,7 @@
 """One request to one model that is known: an answer in one piece, or a stream of lines."""
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ from serving.request import Batch, Reply, Request
 from serving.served_model import ServedModel
 from serving.sessions import Session, session_errors, session_headers
 from serving.triton.gateway import Call, Responses, TritonGateway
-from serving.triton.tensors import InferReply, InferRequest
+from serving.triton.tensors import InferReply, InferRequest, Tensor
 
 AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
 
@@ -115,6 +115,7 @@ def _meant_for(served: ServedModel, request: Request) -> Request:
 def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
     _check_number(served, "inputs", len(batch.inputs), len(served.model.inputs))
     _check_number(served, "outputs", len(batch.outputs), len(served.model.outputs))
+    _check_rows(served, batch.inputs)
     return InferRequest(
         model=served.triton_name,
         version=request.version,
@@ -131,6 +132,17 @@ def _check_number(served: ServedModel, what: str, named: int, known: int) -> Non
     InvalidRequest."""
     if named > known:
         raise InvalidRequest(f"model '{served.name}' has {known} {what}, and the request names {named}")
+
+
+def _check_rows(served: ServedModel, inputs: Sequence[Tensor]) -> None:
+    """Refuse a batch of no rows, which Triton 24.10 takes and never answers, whatever the backend. It answers every
+    other empty shape. Raise InvalidRequest."""
+    for tensor in inputs if served.model.max_batch_size else ():
+        if tensor.shape[:1] == (0,):
+            raise InvalidRequest(
+                f"input '{tensor.name}': its shape {list(tensor.shape)} has no rows; the first dimension counts them "
+                "and must be at least 1"
+            )
 
 
 def _answer(request: Request, call: Call) -> InferReply:

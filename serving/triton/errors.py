@@ -53,6 +53,13 @@ STOPPING = re.compile(
     + r"(?:Server not ready|Server is stopping, scheduler for model has stopped accepting new inference requests)\.?"
 )
 QUEUE_POLICY = re.compile(BEFORE + r"(Exceeds maximum queue size|Request timeout expired)\.?")
+# ONNX Runtime's texts, in NVIDIA's backend and in ours, of an operator that got tensors whose sizes do not go together:
+# the model was loaded, so the request's inputs have them, as more tokens than the model has positions.
+WRONG_SIZES = re.compile(
+    r"Non-zero status code returned while running .* node\..*"
+    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match)",
+    re.DOTALL,
+)
 UNKNOWN_MODEL = "Request for unknown model: "
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
@@ -104,8 +111,13 @@ def _by_text(details: str) -> ServingError | None:
 
 
 def _of_kind(kind: type[ServingError], message: str) -> ServingError:
-    """That error, unless it is one of the model whose text says that memory, or /dev/shm, was short."""
-    return (OutOfMemory if kind is InferenceFailed and is_out_of_memory(message) else kind)(message)
+    """That error, unless it is one of the model whose text says that memory, or /dev/shm, was short, or that the
+    request's tensors do not fit the model."""
+    if kind is InferenceFailed and is_out_of_memory(message):
+        return OutOfMemory(message)
+    if kind is InferenceFailed and WRONG_SIZES.search(message):
+        return InvalidRequest(message)
+    return kind(message)
 
 
 def without_trace(message: str) -> str:

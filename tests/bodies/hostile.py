@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from clients.base import Model, ModelClient, TensorSpec
+from clients.base import Model, ModelClient, Names, Parameter, TensorSpec
 from serving.bodies.json_lines import JsonLines
 from serving.bodies.reading import read_body, unpacked
 from serving.budget import Budget
@@ -37,6 +37,15 @@ class Ones(ModelClient):
 
     codec = JSON
     example = b"1"
+    parameters = (
+        Parameter("flag", False, ""),
+        Parameter("count", 1, ""),
+        Parameter("share", 0.5, ""),
+        Parameter("word", "a", ""),
+        Parameter("kind", "a", "", choices=("a", "b")),
+        Parameter("numbers", (0.5,), ""),
+        Parameter("names", Names(), ""),
+    )
 
     def preprocess(self, instances: Any) -> Any:
         return {"x": np.ones((len(instances), 1), np.float32)}
@@ -53,6 +62,9 @@ class Echo(TritonGateway):
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         return Answer(request)
+
+    def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
+        yield InferReply("1", request.inputs)
 
 
 @dataclass

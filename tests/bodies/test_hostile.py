@@ -2,7 +2,7 @@
 
 import gzip
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import orjson
@@ -16,10 +16,11 @@ from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget
 from serving.codecs import Limits
 from serving.deadline import Deadline
 from serving.decoding import Decoder
-from serving.errors import InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
+from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
+from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor
 from tests.bodies.hostile import (
     CASES,
@@ -29,6 +30,7 @@ from tests.bodies.hostile import (
     LINES,
     NPY,
     NUMBERS,
+    ONE,
     TEXTS,
     Echo,
     Hostile,
@@ -48,6 +50,95 @@ def test_a_hostile_body_is_refused_and_takes_no_memory(case: str) -> None:
     assert status in (400, 413), text
     assert megabytes < MOST
     assert len(text) < 500
+
+
+DEEP = [b"[" * 1015 + b"]" * 1015, b'{"a":' * 1015 + b"1" + b"}" * 1015]  # orjson reads no more
+PLACES = (
+    b'{"inputs":[%b],"sequence_end":%%b}' % ONE,
+    b'{"inputs":[%b],"parameters":{"sequence_end":%%b}}' % ONE,
+    b'{"inputs":[%b],"parameters":{"other":%%b}}' % ONE,
+    b'{"inputs":[%b],"parameters":%%b}' % ONE,
+    b'{"inputs":[%b],"id":%%b}' % ONE,
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":%b,"data":[1]}]}',
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,%b],"data":[1]}]}',
+    b'{"x":[1],"id":%b}',
+    b'{"x":[1],"sequence_end":%b}',
+    b'{"x":[1],"other":%b}',
+)
+
+
+@pytest.mark.parametrize("deep", DEEP, ids=["lists", "objects"])
+def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
+    for place in PLACES:
+        body = read_body(JSON_TYPE, place % deep, generates=True)
+        with pytest.raises(InvalidRequest):
+            Inference(Echo(), Decoder(Limits())).once(NUMBERS, Request("id", body))
+    for parameter in CLIENT.require_client().parameters:
+        body = read_body(JSON_TYPE, b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep))
+        with pytest.raises(InvalidRequest, match=parameter.name):
+            Inference(Echo(), Decoder(Limits())).once(CLIENT, Request("id", body))
+
+
+def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
+    inference = Inference(Echo(), Decoder(Limits()))
+    for own_id, expected in ((b'"7"', "7"), (b"7", "7"), (b"0", None), (b"null", None)):
+        reply = inference.once(NUMBERS, Request("id", read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True)))
+        assert orjson.loads(reply.content).get("id") == expected
+    for own_id in (b"[1]", b"1.5", b"true", b'{"a":1}'):
+        with pytest.raises(InvalidRequest, match="'id'"):
+            inference.once(NUMBERS, Request("id", read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True)))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "data"),
+    [
+        (JSON_TYPE, tensor("FP32", b"", b"0,0")),
+        (JSON_TYPE, tensor("FP32", b"", b"0,3")),
+        (NPY, npy_file("<f4", (0, 3))),
+        (LINES, tensor("FP32", b"", b"0,3")),
+    ],
+)
+def test_a_batch_of_no_rows_is_refused_and_a_model_without_a_batch_takes_it(content_type: str, data: bytes) -> None:
+    without_batch = replace(NUMBERS, model=replace(NUMBERS.model, max_batch_size=0))
+    assert b'"shape":[0,' in Hostile(content_type, data, without_batch).ask().content
+    if content_type == LINES:
+        assert orjson.loads(Hostile(content_type, data, NUMBERS).ask().content)["code"] == "invalid_request"
+        return
+    with pytest.raises(InvalidRequest, match="'x'"):
+        Hostile(content_type, data, NUMBERS).ask()
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape", "data", "model"),
+    [
+        ("<f4", (0, 2**40), b"", NUMBERS),
+        ("<f4", (0, 2**70), b"", NUMBERS),
+        ("<f4", (2**40, 2**40, 0), b"", NUMBERS),
+        ("<U1", (2**40, 0), b"", TEXTS),
+        ("<U1", (1, 1), b"\x00\xd8\x00\x00", TEXTS),
+        ("<U1", (1, 1), b"\xff\xff\xff\xff", TEXTS),
+    ],
+)
+def test_an_npy_file_that_numpy_itself_cannot_make_is_the_callers_mistake(
+    descr: str, shape: tuple[int, ...], data: bytes, model: ServedModel
+) -> None:
+    with pytest.raises(DecodingError):
+        Hostile(NPY, npy_file(descr, shape, data), model).ask()
+
+
+def test_a_header_of_npy_may_have_a_boolean_in_its_shape() -> None:
+    assert b'"data":[0.0]' in Hostile(NPY, npy_file("<f4", (True, True), bytes(4)), NUMBERS).ask().content
+
+
+def test_an_id_of_a_sequence_that_triton_refuses_is_the_callers_mistake() -> None:
+    body = b'{"inputs":[%b],"parameters":{"sequence_id":"%b"}}'
+    assert Hostile(JSON_TYPE, body % (ONE, b"a" * 128), NUMBERS).ask().content
+    with pytest.raises(InvalidRequest, match="129"):
+        Hostile(JSON_TYPE, body % (ONE, b"a" * 129), NUMBERS).ask()
+    sequences = replace(NUMBERS, sequencing=Sequencing("BYTES", 1.0))
+    asked = Request("id", read_body(JSON_TYPE, b'{"inputs":[%b]}' % ONE), session="\xe4" * 65)
+    with pytest.raises(InvalidRequest, match="130"):
+        Inference(Echo(), Decoder(Limits())).once(sequences, asked)
 
 
 @dataclass(frozen=True)

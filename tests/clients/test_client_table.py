@@ -74,6 +74,7 @@ def test_inputs_of_several_columns_take_their_part_of_the_row() -> None:
         ("INT64", "9" * 5000, "whole number of INT64"),
         ("UINT8", -1, "whole number of UINT8"),
         ("BOOL", "maybe", "expected true or false"),
+        ("BOOL", orjson.loads(b"[" * 1015 + b"]" * 1015), "expected true or false"),
         ("BYTES", 3, "expected a string"),
     ],
 )

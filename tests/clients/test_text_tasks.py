@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 import torch
 import transformers
 from onnx import TensorProto, helper
+from tokenizers import processors
 
 from build_engines.families.bert import export
 from build_engines.request import Request
-from serving.errors import DecodingError, InvalidRequest
+from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from tests.clients.text_models import FAMILIES, LIMIT, TEXTS, Served, save_checkpoint, serve
 
 LABELS = {0: "O", 1: "B-CAT", 2: "I-CAT", 3: "B-DOG", 4: "I-DOG"}
@@ -176,8 +178,62 @@ def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
         served.predict([own, TEXTS[0]])
     with pytest.raises(DecodingError, match="instance 0: it has 101 labels"):
         served.predict([TEXTS[0]], candidate_labels=["cat"] * 101)
-    with pytest.raises(InvalidRequest, match=r"'hypothesis_template': 'about' has no \{\}"):
-        served.predict([own], hypothesis_template="about")
+
+
+def test_a_hypothesis_has_one_hole_and_a_bounded_length(served_with: Serve) -> None:
+    served, _ = served_with("zero-shot-classification", "bert", **named(INFERENCE))
+    for template in ("about", "{} or {}", "{}" * 500, "{}" + "a" * 1000, 1, ["{}"]):
+        with pytest.raises(InvalidRequest, match="hypothesis_template"):
+            served.predict(["a"], candidate_labels=["cat"], hypothesis_template=template)
+    assert served.predict(["a"], candidate_labels=["cat"], hypothesis_template="{}" + "a" * 998)
+
+
+def test_labels_are_not_repeated_without_bound(served_with: Serve) -> None:
+    served, _ = served_with("zero-shot-classification", "bert", **named(INFERENCE))
+    with pytest.raises(PayloadTooLarge):
+        served.predict(["a"] * 32, candidate_labels=["b" * 3000] * 100)
+
+
+def test_a_long_prompt_is_not_repeated_for_each_text(served_with: Serve) -> None:
+    served, _ = served_with("embedding", "bert")
+    prompt = "the " * 2**20
+    tracemalloc.start()
+    try:
+        predictions = served.predict(["cat"] * 32, prompt=prompt)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 * len(prompt)
+    assert [each["truncated"] for each in predictions] == [True] * 32
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("token-classification", "stride"),
+        ("question-answering", "doc_stride"),
+        ("question-answering", "max_seq_len"),
+        ("embedding", "dimensions"),
+    ],
+)
+def test_a_number_that_no_library_takes_is_refused(task: str, name: str, served_with: Serve) -> None:
+    served, _ = served_with(task, "bert", **(named(LABELS) if task == "token-classification" else {}))
+    for value in (10**30, 1e30, "1" + "0" * 30):
+        with pytest.raises(InvalidRequest, match=name):
+            served.client.read_parameters({name: value})
+
+
+@pytest.mark.parametrize("task", ["embedding", "token-classification", "text-ranking"])
+def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Path) -> None:
+    served = serve(tmp_path, task, {"num_labels": 1} if task == "text-ranking" else {})
+    served.client.tokenizer.tokenizer.post_processor = processors.Sequence([])  # without special tokens
+    texts: list[Any] = ["the cat", ""]
+    if task == "text-ranking":
+        texts = [{"query": "", "documents": ["cat", "dog"]}, {"query": "", "documents": ["cat", ""]}]
+    with pytest.raises(DecodingError) as raised:
+        served.predict(texts)
+    assert raised.value.instance == 1
+    assert served.predict(texts[:1])
 
 
 def test_a_model_that_infers_nothing_is_no_zero_shot_classifier(tmp_path: Path) -> None:

@@ -83,6 +83,33 @@ def test_a_hostile_body_is_refused(server: Server, case: str) -> None:
     expect(send(server, name, hostile.data, hostile.content_type, hostile.encoding), 400, 413, 504)
 
 
+def ask(server: Server, model: str, *inputs: dict[str, Any]) -> requests.Response:
+    body = gzip.compress(json.dumps({"inputs": inputs}).encode())
+    return send(server, model, body, encoding="gzip")
+
+
+@pytest.mark.parametrize(("model", "datatype"), [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES")])
+def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(server: Server, model: str, datatype: str) -> None:
+    for shape in ([0, 0], [0, 2]):
+        expect(ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []}), 400)
+    for shape in ([1, 0], [2, 0]):
+        reply = ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []})
+        (output,) = reply.json()["outputs"]
+        assert (output["shape"], output["data"]) == (shape, [])
+
+
+def tokens(rows: int, length: int) -> list[dict[str, Any]]:
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    data = {"datatype": "INT64", "shape": [rows, length], "data": [0] * (rows * length)}
+    return [{"name": name, **data} for name in names]
+
+
+def test_more_tokens_than_the_model_has_positions_are_400(server: Server) -> None:
+    assert ask(server, "bert", *tokens(1, 512)).status_code == 200
+    expect(ask(server, "bert", *tokens(1, 513)), 400)
+    expect(ask(server, "bert", *tokens(0, 0)), 400)
+
+
 @pytest.mark.parametrize("line", [b"0\n", b"{}\n", b'{"inputs":[]}\n', b"\n", b"[\n"])
 @pytest.mark.parametrize("model", ["scale", "sleeper"])
 def test_millions_of_lines_are_400_413_or_504_by_the_deadline(server: Server, model: str, line: bytes) -> None:

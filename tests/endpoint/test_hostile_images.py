@@ -1,7 +1,10 @@
 """Hostile images over HTTP: 400, and the server that answered them goes on."""
 
 import pytest
+from PIL import Image
 
+from serving.codecs import encode_image
+from serving.errors import DecodingError
 from tests.endpoint.test_errors import expect, picture
 from tests.support.harness import Server
 from tests.support.hostile_images import REFUSED
@@ -15,6 +18,14 @@ def test_a_hostile_image_is_a_400_and_the_next_caller_is_answered(server: Server
     expect(reply, 400, "decoding_error", message)
     good = server.post(params={"model_name": "resnet"}, data=picture(), headers={"Content-Type": "image/png"})
     assert (good.status_code, server.pid("tritonserver"), server.pid("gunicorn")) == (200, *pids)
+
+
+def test_a_picture_too_wide_for_jpeg_is_400_and_a_png() -> None:
+    wide = Image.new("RGB", (65_501, 1))
+    with pytest.raises(DecodingError):
+        encode_image(wide, "image/jpeg")
+    assert encode_image(wide.crop((0, 0, 65_500, 1)), "image/jpeg")
+    assert encode_image(wide, "image/png")
 
 
 def test_a_damaged_image_is_a_400_wherever_it_is_cut(server: Server) -> None:

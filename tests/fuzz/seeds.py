@@ -19,6 +19,7 @@ BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 TENSOR = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1e3]}]}'
 HEADER = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}'
 WORDS = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES","parameters":{"binary_data_size":10}}]}'
+DEEP = b"[" * 1015 + b"]" * 1015  # orjson reads no more
 CONFIG = b"""name: "m" platform: "onnxruntime_onnx" max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 parameters { key: "client" value { string_value: "resnet" } } dynamic_batching { }
@@ -59,6 +60,14 @@ SEEDS: dict[str, dict[str, bytes]] = {
         + b'{"inputs":[{"name":"x","shape":[4294967296,4294967297],"datatype":"FP32","data":[]}]}',
         "harm-brackets": JSON + b'{"inputs":' + b"[" * 5000 + b"}",
         "harm-nested-stream": JSON + b'{"x":[[1,[2]]],"parameters":{"a":[[]]}}',
+        "harm-deep-end": JSON + b'{"inputs":[],"sequence_end":' + DEEP + b"}",
+        "harm-deep-id": JSON + b'{"x":[1],"id":' + DEEP + b"}",
+        "harm-deep-shape": JSON + b'{"inputs":[{"name":"x","shape":' + DEEP + b',"datatype":"FP32","data":[1]}]}',
+        "harm-no-rows": JSON + b'{"inputs":[{"name":"x","shape":[0,0],"datatype":"BYTES","data":[]}]}',
+        "harm-sequence-id": JSON + TENSOR[:-1] + b',"parameters":{"sequence_id":"%b"}}' % (b"a" * 200),
+        "harm-surrogate-npy": b"application/x-npy\n"
+        + npy_that_says(b"{'descr': '<U1', 'fortran_order': False, 'shape': (1, 1), }\n")
+        + b"\x00\xd8\x00\x00",
         "harm-lines": LINES + b"{}\n" * 8,
         "harm-surrogate": JSON + b'{"x":"\\ud800","model_name":"\\udfff"}',
         "harm-npz": b"application/x-npy\nPK\x03\x04" + bytes(30),
@@ -82,6 +91,10 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "strings": array(["a", "bc"]),
         "half": array([1, 2], dtype="<f2"),
         "harm-empty-strings": npy_that_says(b"{'descr': '|S0', 'fortran_order': False, 'shape': (1, 30000000), }\n"),
+        "harm-empty-and-huge": npy_that_says(
+            b"{'descr': '<f8', 'fortran_order': False, 'shape': (0, 1%b), }\n" % (b"0" * 20)
+        ),
+        "harm-true": npy_that_says(b"{'descr': '|u1', 'fortran_order': False, 'shape': (True,), }\n") + b"\1",
         "harm-huge": npy_that_says(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }\n"),
         "harm-pickle": npy_that_says(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n") + b"\x80\x04N.",
     },

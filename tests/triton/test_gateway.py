@@ -7,6 +7,7 @@ from tritonclient.grpc import model_config_pb2
 
 from serving.errors import (
     BackendDied,
+    InferenceFailed,
     InvalidRequest,
     ModelNotReady,
     Overloaded,
@@ -43,6 +44,29 @@ def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code
     said = "[request id: a] Request for unknown model: 'm' is not found"
     assert isinstance(to_serving_error(Failure(grpc.StatusCode[code], said)), ModelNotReady)
     assert isinstance(to_stream_error(said), ModelNotReady)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Add node. Name:'Add_5' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/element_wise_ops"
+        ".h:583 void onnxruntime::BroadcastIterator::Append(ptrdiff_t, ptrdiff_t) axis == largest was false. "
+        "Attempting to broadcast an axis by a dimension other than 1. 512 by 600\n",
+        "Reshape node. Name:'r' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/tensor/reshape_helper"
+        ".h:45 the input tensor cannot be reshaped to the requested shape. Input shape:{1,0}\n",
+    ],
+)
+@pytest.mark.parametrize("before", ["onnx runtime error 1: ", "[ONNXRuntimeError] : 1 : FAIL : "])
+def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str, said: str) -> None:
+    text = f"{before}Non-zero status code returned while running {said}"
+    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
+    assert type(to_stream_error(text)) is InvalidRequest
+
+
+@pytest.mark.parametrize("reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"])
+def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) -> None:
+    text = f"onnx runtime error 1: Non-zero status code returned while running Conv node. Status Message: {reason}"
+    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, text))) is InferenceFailed
 
 
 def test_a_server_that_is_gone_is_no_unknown_model() -> None:
