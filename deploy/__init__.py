@@ -1,6 +1,5 @@
-"""python -m deploy: the image and its models on Amazon SageMaker.
+"""python -m deploy: push the image to ECR and run it on one Amazon SageMaker endpoint.
 
-A command is a module with `configure(parser)` and `run(arguments, context)` (the table is in commandline.py). Every
-AWS call goes through `Calls` (calls.py), which makes the call or, in a dry run, prints it and returns an assumed
-reply. Every resource gets two tags (stack.py), and `delete` removes the resources with these tags.
+Each command is a function of the parsed options and of Aws (aws.py), which makes the calls; in a dry run it makes
+those that read and prints those that write. Every resource gets two tags, and `delete` removes what has them.
 """

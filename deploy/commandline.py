@@ -1,168 +1,139 @@
-"""The command line: the table of commands, their common options, and how errors are printed."""
+"""The command line: the commands, their options, and how errors are printed."""
 
 import argparse
 import os
+import re
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from types import ModuleType
+from pathlib import Path
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy import (
-    components,
-    costs,
-    create,
-    delete,
-    invoke,
-    logs,
-    push,
-    scaling,
-    status,
-    tagging,
-    transform,
-    update,
-    variants,
-)
-from deploy.calls import RUNTIME, LiveCalls, PrintedCalls
-from deploy.context import Context
-from deploy.engine import LocalEngine, PrintedEngine
+from deploy import autoscale, config
+from deploy.aws import Aws
+from deploy.endpoint import create, delete, require, status, update
 from deploy.errors import DeployError, UsageError, explain
-from deploy.regions import guessed, partition_of
-from deploy.stack import ACCOUNT, ASSUMED_DIGEST, PROJECT, check_name
+from deploy.invoke import invoke
+from deploy.push import ENGINES, push
+from deploy.stack import PROJECT, say
 
-COMMANDS: dict[str, ModuleType] = {
-    "push": push,
-    "create": create,
-    "update": update,
-    "variant": variants,
-    "component": components,
-    "autoscale": scaling,
-    "invoke": invoke,
-    "transform": transform,
-    "status": status,
-    "logs": logs,
-    "delete": delete,
-    "costs": costs,
-}
-SIMULATED_REGION = "us-east-1"  # when no region is set and AWS is not called
-INTERRUPTED = 130  # the exit code after Ctrl-C
+SIMULATED_REGION = "us-east-1"  # if no region is set, and --endpoint-url is
+POLL = 10.0  # seconds
+
+
+def scale(options: argparse.Namespace, aws: Aws) -> None:
+    """Register the endpoint's variant and its policy, or remove both."""
+    require(options, aws)
+    if options.remove:
+        aws.report("scaling removed" if autoscale.remove(aws, options.name) else "the endpoint was not scaled")
+        return
+    metric = autoscale.CONCURRENCY if options.concurrency else autoscale.INVOCATIONS
+    bounds = {**autoscale.variant(options.name), "MinCapacity": options.min, "MaxCapacity": options.max}
+    policy = autoscale.policy(options.name, metric, options.concurrency or options.invocations)
+    requests = [("RegisterScalableTarget", bounds), ("PutScalingPolicy", policy)]
+    merged = [(name, config.request(aws, options.config, name, parameters)) for name, parameters in requests]
+    for operation, parameters in merged:
+        aws.write(autoscale.SERVICE, operation, parameters)
+    aws.report(f"the endpoint '{options.name}' scales with its load")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy", description="Push the image to ECR and run it on Amazon SageMaker."
-    )
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="python -m deploy", description="Run the image on Amazon SageMaker.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
-        command.add_argument("--name", default=PROJECT, help="name of endpoint and stack (default: %(default)s)")
-        command.add_argument("--region", help="AWS region (default: AWS_REGION, or the profile's)")
-        command.add_argument("--profile", help="profile of the AWS configuration")
-        command.add_argument("--dry-run", action="store_true", help="print the API calls and make none, not even reads")
-        module.configure(command)
+
+    def command(name: str, run: Callable[[argparse.Namespace, Aws], None], text: str) -> Callable[..., object]:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        add = added.add_argument
+        add("--name", type=name_of, default=PROJECT, help="name of endpoint and stack (default: %(default)s)")
+        add("--region", help="AWS region (default: AWS_REGION, or the profile's)")
+        add("--profile", help="profile of the AWS configuration")
+        add("--dry-run", action="store_true", help="read AWS, and print the calls that write instead of making them")
+        add("--config", type=config.read, default={}, metavar="FILE", help="JSON or YAML to merge into the requests")
+        return add
+
+    add = command("push", push, "push the image to ECR")
+    add("--local-image", default=PROJECT, metavar="IMAGE", help="image to push (default: %(default)s)")
+    add("--repository", default=PROJECT, help="repository in ECR (default: %(default)s)")
+    add("--tag", help="default: git describe --tags --always --dirty")
+    add("--engine", choices=ENGINES, help="default: the first that is installed")
+
+    add = command("create", create, "create the model, the endpoint configuration and the endpoint")
+    _container(add)
+    add("--role", default=PROJECT, help="execution role: a name or an ARN (default: %(default)s)")
+    add("--multi-model", metavar="S3", help="make a multi-model endpoint for the archives in s3://…/")
+
+    _container(command("update", update, "change image, models or settings by a blue/green deployment"))
+
+    add = command("autoscale", scale, "scale the number of instances with the load")
+    add("--min", type=int, default=1, metavar="N", help="fewest instances (default: 1)")
+    add("--max", type=int, default=4, metavar="N", help="most instances (default: 4)")
+    add(
+        "--invocations", type=float, default=70.0, metavar="N", help="target: calls a minute per instance (default: 70)"
+    )
+    add("--concurrency", type=float, metavar="N", help="target instead: requests in flight; reacts sooner")
+    add("--remove", action="store_true", help="stop scaling and keep the current number of instances")
+
+    add = command("invoke", invoke, "send a file, a text or JSON to the endpoint")
+    add("file", nargs="?", type=Path, metavar="FILE", help="the body; its type follows from its name")
+    add("--text", help="a text as the body")
+    add("--json", help="JSON as the body")
+    add("--model", metavar="NAME", help="model to call; default: the endpoint's default model")
+    add("--version", metavar="V", help="version of the model; default: the latest")
+    add("--parameter", action="append", default=[], metavar="NAME=VALUE", help="of the model, such as top_k=2")
+    add("--target-model", metavar="ARCHIVE", help="model of a multi-model endpoint: NAME.tar.gz")
+    add("--content-type", metavar="TYPE", help="type of the body; default: by the file's name")
+    add("--accept", metavar="TYPE", help="type of the reply")
+    add("--output", type=Path, metavar="FILE", help="write the reply here; .jpg and .png ask for an image")
+    add("--stream", action="store_true", help="print the reply's parts as they arrive")
+    add("--endpoint-url", metavar="URL", help="URL of the runtime API, for a simulator")
+
+    command("status", status, "print the endpoint's state and what runs on it")
+    add = command("delete", delete, "delete everything that was created, after asking")
+    add("--yes", action="store_true", help="do not ask")
     return parser
 
 
-def out(text: str) -> None:
-    """Prints a result to stdout."""
-    print(text, flush=True)
+def _container(add: Callable[..., object]) -> None:
+    """Add the options of `create` and `update`."""
+    add("--image", metavar="URI", help="image in ECR; default: the repository's, tag by git describe")
+    add("--model-data", metavar="S3", help="s3://…/model.tar.gz, or s3://…/ for unpacked files")
+    add("--env", action="append", default=[], metavar="KEY=VALUE", help="a variable for the container")
+    add("--instance-type", metavar="TYPE", help="default: ml.c5.xlarge")
+    add("--instances", type=int, metavar="N", help="number of instances; default: 1")
+    add("--inference-ami", metavar="NAME", help="host image, which decides the GPU driver's version")
+    add("--no-wait", action="store_true", help="return before AWS has finished")
 
 
-def say(text: str) -> None:
-    """Prints progress or an error to stderr."""
-    print(text, file=sys.stderr, flush=True)
+def name_of(text: str) -> str:
+    """Return the stack's name; 46 characters leave room for the suffixes within SageMaker's 63."""
+    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
+        raise argparse.ArgumentTypeError(f"'{text}' must be at most 46 letters and digits, with - only between them")
+    return text
 
 
-def confirm(question: str) -> bool:
-    """Asks a person; raises UsageError when standard input is not a terminal."""
-    if not sys.stdin.isatty():
-        raise UsageError("cannot ask for confirmation, because standard input is not a terminal: --yes confirms")
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-@dataclass(frozen=True)
-class Host:
-    """What the commands use of this machine; tests inject another."""
-
-    session: Callable[..., boto3.Session] = boto3.Session
-    clock: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-    confirm: Callable[[str], bool] = confirm
-
-
-THIS_HOST = Host()
-
-
-def main(words: Sequence[str], host: Host = THIS_HOST) -> int:
-    """Runs a command; returns the exit code: 0, 1 when it failed, 2 when the command line is wrong."""
-    arguments = build_parser().parse_args(words)
+def main(words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL) -> int:
+    """Run a command; return the exit code: 0, 1 when it failed, 2 when the options are wrong."""
+    options = build_parser().parse_args(words)
     try:
-        arguments.name = check_name(arguments.name)
-        COMMANDS[arguments.command].run(arguments, _context(arguments, host))
+        options.run(options, _aws(options, session(profile_name=options.profile), poll))
     except KeyboardInterrupt:
         say("interrupted; AWS continues what it has begun")
-        return INTERRUPTED
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's flush at exit would fail again
         return 1
-    except UsageError as err:
-        say(f"python -m deploy {arguments.command}: {err}")
-        return 2
     except (DeployError, ClientError, BotoCoreError) as err:
-        say(f"python -m deploy {arguments.command}: {err if isinstance(err, DeployError) else explain(err)}")
-        return 1
+        say(f"python -m deploy {options.command}: {err if isinstance(err, DeployError) else explain(err)}")
+        return 2 if isinstance(err, UsageError) else 1
     return 0
 
 
-def _context(arguments: argparse.Namespace, host: Host) -> Context:
-    runtime = getattr(arguments, "endpoint_url", None)
-    session = host.session(profile_name=arguments.profile)
-    region = arguments.region or os.environ.get("AWS_REGION") or session.region_name
-    without_aws = runtime or getattr(arguments, "container", None) or arguments.command == "costs"
-    region = region or (SIMULATED_REGION if without_aws else "")
+def _aws(options: argparse.Namespace, session: boto3.Session, poll: float) -> Aws:
+    url = getattr(options, "endpoint_url", None)
+    region = options.region or os.environ.get("AWS_REGION") or session.region_name or (url and SIMULATED_REGION)
     if not region:
-        raise DeployError("no AWS region is set: give --region, or set AWS_REGION")
-    partition = guessed(region) if without_aws else partition_of(region)
-    own = tagging.read(getattr(arguments, "own_tags", ()))
-    if arguments.dry_run:
-        return replace(_dry_context(arguments.name, region, host), partition=partition, tags=own)
-    calls = LiveCalls(session, region, {RUNTIME: runtime} if runtime else {})
-    return Context(
-        calls=calls,
-        name=arguments.name,
-        region=region,
-        engine=LocalEngine(),
-        out=out,
-        say=say,
-        confirm=host.confirm,
-        clock=host.clock,
-        sleep=host.sleep,
-        partition=partition,
-        tags=own,
-    )
-
-
-def _dry_context(name: str, region: str, host: Host) -> Context:
-    """Prints calls and commands to stdout, messages to stderr; answers every question with yes."""
-
-    def say_dry(text: str) -> None:
-        say(f"(dry run) {text}")
-
-    say_dry(f"no call is made; {ACCOUNT} stands for your account, -{ASSUMED_DIGEST} for a name that AWS would list")
-    return Context(
-        calls=PrintedCalls(out),
-        name=name,
-        region=region,
-        engine=PrintedEngine(out),
-        out=say_dry,
-        say=say_dry,
-        confirm=lambda _: True,
-        clock=host.clock,
-        sleep=host.sleep,
-    )
+        raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
+    return Aws(session, region, dry_run=options.dry_run, runtime_url=url, poll=poll)

@@ -1,123 +1,166 @@
-"""The stack's endpoint: its current state, and waiting until a change is done."""
+"""create, update, status and delete: a model, an endpoint configuration and an endpoint."""
 
-from typing import Any
+import argparse
+import sys
 
-from deploy.calls import Reply
-from deploy.context import Context
-from deploy.errors import DeployError, one_line
-from deploy.logs import ENDPOINT_LOGS, show_last
-from deploy.stack import ASSUMED_DIGEST, ENDPOINT, PROJECT, VARIANT, arn, has_tags
-from deploy.waiting import wait
+from deploy import autoscale, environment
+from deploy.aws import Aws, Reply
+from deploy.config import request
+from deploy.errors import DeployError, UsageError, one_line
+from deploy.specification import endpoint_config, kept, model_name, untagged
+from deploy.specification import model as model_request
+from deploy.stack import KINDS, ensure, is_ours, owned, remove, say, tagged, tags, tags_of
 
-PENDING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
-IN_SERVICE = "InService"
-CLOCK_SKEW = 60.0  # seconds that this machine's clock may be ahead of the container's
-DEFAULT_INSTANCE_TYPE = "ml.c5.xlarge"
-
-
-def assumed_config_name(context: Context) -> str:
-    """The configuration name of the endpoint that a dry run assumes."""
-    return f"{context.name}-{ASSUMED_DIGEST}"
+CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
-def assumed_endpoint(context: Context, config: str) -> Reply:
-    """The endpoint that a dry run assumes."""
-    return {
-        "EndpointName": context.name,
-        "EndpointArn": arn(context, ENDPOINT, context.name),
-        "EndpointConfigName": config,
-        "EndpointStatus": IN_SERVICE,
-    }
+def create(options: argparse.Namespace, aws: Aws) -> None:
+    """Create what is missing. A model and a configuration with the same content are kept."""
+    model = model_request(options, aws, {})
+    config = endpoint_config(options, aws, {}, model["ModelName"])
+    found = _describe(options, aws)
+    if found:
+        require_ours(options, aws, found)
+        if found["EndpointStatus"] == "Failed":
+            aws.remove("sagemaker", "DeleteEndpoint", EndpointName=options.name)
+            aws.wait("endpoint_deleted", options.name)
+        elif found["EndpointConfigName"] != config["EndpointConfigName"]:
+            raise DeployError(f"the endpoint '{options.name}' exists with other settings: 'update' changes it")
+        else:
+            say(f"the endpoint '{options.name}' exists already")
+            _settle(options, aws, config)
+            return
+    names = {"EndpointName": options.name, "EndpointConfigName": config["EndpointConfigName"]}
+    endpoint = tagged(options, request(aws, options.config, "CreateEndpoint", names))
+    ensure(aws, "Model", model)
+    ensure(aws, "EndpointConfig", config)
+    say(f"creating endpoint {options.name}")
+    aws.write("sagemaker", "CreateEndpoint", endpoint)
+    _settle(options, aws, config)
 
 
-def assumed_config(context: Context) -> Reply:
-    """The endpoint configuration that a dry run assumes."""
-    variant = {"VariantName": VARIANT, "ModelName": assumed_config_name(context)}
-    return {"ProductionVariants": [variant | {"InstanceType": DEFAULT_INSTANCE_TYPE, "InitialInstanceCount": 1}]}
-
-
-def assumed_model(context: Context) -> Reply:
-    """The model that a dry run assumes."""
-    role = f"arn:{context.partition.id}:iam::123456789012:role/{PROJECT}"
-    return {"PrimaryContainer": {"Image": assumed_repository(context) + ":current"}, "ExecutionRoleArn": role}
-
-
-def assumed_repository(context: Context) -> str:
-    """The ECR repository that a dry run assumes."""
-    return f"123456789012.dkr.ecr.{context.region}.{context.partition.suffix}/{PROJECT}"
-
-
-def describe(context: Context, assumed: Reply | None) -> Reply | None:
-    """DescribeEndpoint's reply; None when there is no such endpoint."""
-    return context.calls.find("sagemaker", "DescribeEndpoint", {"EndpointName": context.name}, assumed)
-
-
-def require(context: Context) -> Reply:
-    """The stack's endpoint; raises DeployError when there is none or another program made it."""
-    found = describe(context, assumed_endpoint(context, assumed_config_name(context)))
-    if not found:
+def update(options: argparse.Namespace, aws: Aws) -> None:
+    """Change what the options and --config name; everything else stays, also the current number of instances."""
+    endpoint = require(options, aws)
+    if endpoint["EndpointStatus"] in (*CHANGING, "Failed"):
         raise DeployError(
-            f"there is no endpoint '{context.name}' in {context.region}: "
-            "'create' makes one, --name and --region choose another"
+            f"the endpoint '{options.name}' is {endpoint['EndpointStatus']}: 'create' replaces a failed one"
         )
-    require_ours(context, found)
+    old = aws.read("sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"])
+    name = model_name(old)
+    old_model = kept(aws, "CreateModel", aws.read("sagemaker", "DescribeModel", ModelName=name))
+    old_config = kept(aws, "CreateEndpointConfig", old)
+    for variant, now in zip(old_config["ProductionVariants"], endpoint.get("ProductionVariants", ()), strict=False):
+        if "InitialInstanceCount" in variant and now.get("DesiredInstanceCount"):
+            variant["InitialInstanceCount"] = now["DesiredInstanceCount"]
+    options.own_tags = [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in tags(options)]
+    model = model_request(options, aws, old_model)
+    changed = untagged(model, "ModelName") != old_model
+    config = endpoint_config(options, aws, old_config, model["ModelName"] if changed else name)
+    if untagged(config, "EndpointConfigName") == old_config:
+        aws.report(f"the endpoint '{options.name}' has these settings already")
+        return
+    names = {"EndpointName": options.name, "EndpointConfigName": config["EndpointConfigName"]}
+    parameters = request(aws, options.config, "UpdateEndpoint", names)
+    if changed:
+        ensure(aws, "Model", model)
+    ensure(aws, "EndpointConfig", config)
+    say(f"updating endpoint {options.name}")
+    aws.write("sagemaker", "UpdateEndpoint", parameters)
+    if _settle(options, aws, config):
+        for kind, wanted in (("EndpointConfig", config["EndpointConfigName"]), ("Model", model_name(config))):
+            for each in owned(options, aws, kind):
+                if each != wanted:
+                    remove(aws, kind, each)
+
+
+def status(options: argparse.Namespace, aws: Aws) -> None:
+    """Print what runs on the endpoint, a line for each fact."""
+    endpoint = require(options, aws)
+    config = aws.read("sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"])
+    model = aws.read("sagemaker", "DescribeModel", ModelName=model_name(config))
+    variant, container = config["ProductionVariants"][0], model["PrimaryContainer"]
+    now = endpoint.get("ProductionVariants", [{}])[0]
+    source = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "in the image")
+    rows = {
+        "endpoint": options.name,
+        "status": endpoint["EndpointStatus"],
+        "reason": one_line(endpoint.get("FailureReason", "")),
+        "configuration": endpoint["EndpointConfigName"],
+        "instances": f"{now.get('CurrentInstanceCount', variant.get('InitialInstanceCount'))}, "
+        f"{variant.get('InstanceType')}",
+        "model": model["ModelName"],
+        "image": container["Image"],
+        "models": container.get("ModelDataUrl", source),
+        "mode": container.get("Mode", "SingleModel"),
+        "scaling": ", ".join(f"{t['MinCapacity']} to {t['MaxCapacity']}" for t in autoscale.targets(aws, options.name)),
+    }
+    if "ServerlessConfig" in variant:
+        rows["instances"] = "serverless, {MemorySizeInMB} MB, {MaxConcurrency} concurrent".format(
+            **variant["ServerlessConfig"]
+        )
+    lines = [(name, value) for name, value in rows.items() if value]
+    variables = environment.masked(container.get("Environment", {}))
+    for name, value in [*lines, *(("variable", f"{key}={value}") for key, value in variables.items())]:
+        print(f"{name:<13}  {value}")
+
+
+def delete(options: argparse.Namespace, aws: Aws) -> None:
+    """Delete what has the stack's tags, after asking. The image, the files in S3 and the logs stay."""
+    found = [(kind, name) for kind in KINDS for name in owned(options, aws, kind)]
+    if not found:
+        say(f"nothing in {aws.region} has the tags of '{options.name}': there is nothing to delete")
+        return
+    say("\n".join([f"to delete in {aws.region}:", *(f"  {kind} {name}" for kind, name in found)]))
+    if not (options.yes or aws.dry_run or _confirm("delete it?")):
+        raise DeployError("nothing was deleted")
+    for kind, name in found:
+        if kind == "Endpoint":
+            autoscale.remove(aws, name)
+        remove(aws, kind, name)
+        if kind == "Endpoint":
+            aws.wait("endpoint_deleted", name)
+    aws.report(f"deleted {len(found)} resources of '{options.name}'")
+
+
+def require(options: argparse.Namespace, aws: Aws) -> Reply:
+    """Return DescribeEndpoint's reply; raise DeployError unless the stack has an endpoint."""
+    found = _describe(options, aws)
+    if not found:
+        raise DeployError(f"there is no endpoint '{options.name}' in {aws.region}: check --name and --region")
+    require_ours(options, aws, found)
     return found
 
 
-def require_ours(context: Context, found: Reply) -> None:
-    """Raises DeployError when the endpoint does not have the stack's tags."""
-    if not has_tags(context, found["EndpointArn"]):
+def require_ours(options: argparse.Namespace, aws: Aws, endpoint: Reply) -> None:
+    """Raise DeployError for an endpoint that does not have the stack's tags."""
+    if not is_ours(options, aws, endpoint["EndpointArn"]):
         raise DeployError(
-            f"the endpoint '{context.name}' in {context.region} was not made by this program (it does not have the "
-            "tags created-by and stack), so it is not changed: choose another --name"
+            f"the endpoint '{options.name}' in {aws.region} does not have the tags created-by and stack, so this "
+            "program did not make it and does not change it: choose another --name"
         )
 
 
-def read_config(context: Context, name: str) -> Reply:
-    """DescribeEndpointConfig's reply."""
-    return context.calls.call(
-        "sagemaker", "DescribeEndpointConfig", {"EndpointConfigName": name}, assumed_config(context)
-    )
+def _describe(options: argparse.Namespace, aws: Aws) -> Reply | None:
+    return aws.find("sagemaker", "DescribeEndpoint", EndpointName=options.name)
 
 
-def only_variant(config: Reply) -> dict[str, Any]:
-    """The configuration's only production variant."""
-    variant: dict[str, Any] = config["ProductionVariants"][0]
-    return variant
+def _settle(options: argparse.Namespace, aws: Aws, config: Reply) -> bool:
+    """Wait until the endpoint serves `config`; return whether it does. Raise DeployError if AWS rolled back."""
+    if options.no_wait or aws.dry_run:
+        return aws.dry_run
+    say("waiting for the endpoint, which takes minutes")
+    aws.wait("endpoint_in_service", options.name)
+    found = aws.read("sagemaker", "DescribeEndpoint", EndpointName=options.name)
+    if found["EndpointConfigName"] != config["EndpointConfigName"]:
+        reason = one_line(found.get("FailureReason") or "AWS gives no reason")
+        raise DeployError(f"the update was rolled back, {found['EndpointConfigName']} is still served: {reason}")
+    print(f"the endpoint '{options.name}' is InService with {config['EndpointConfigName']}")
+    return True
 
 
-def has_components(config: Reply) -> bool:
-    """Whether the endpoint has instances alone, and its models are inference components."""
-    return not {"ModelName", "ServerlessConfig"} & only_variant(config).keys()
-
-
-def refuse_components(config: Reply) -> None:
-    """Raises DeployError for an endpoint of inference components, where a command is for one container."""
-    if has_components(config):
-        raise DeployError(
-            "the endpoint's models are inference components: 'component' changes image, models and copies"
-        )
-
-
-def settle(context: Context, expected_config: str) -> None:
-    """Waits until the endpoint serves `expected_config`.
-
-    If it does not, prints the container's last log lines and raises DeployError.
-    """
-    since = context.clock() - CLOCK_SKEW
-    assumed = assumed_endpoint(context, expected_config)
-    reply = wait(
-        context,
-        f"endpoint {context.name}",
-        describe=lambda: describe(context, assumed),
-        field="EndpointStatus",
-        pending=PENDING,
-    )
-    served, status = reply.get("EndpointConfigName"), reply["EndpointStatus"]
-    if status == IN_SERVICE and served == expected_config:
-        return
-    show_last(context, ENDPOINT_LOGS + context.name, since)
-    reason = one_line(reply.get("FailureReason") or "AWS gives no reason")
-    if status == IN_SERVICE:
-        raise DeployError(f"the update was rolled back, {served} is still served: {reason}")
-    raise DeployError(f"the endpoint '{context.name}' is {status}: {reason}")
+def _confirm(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("cannot ask for confirmation, because standard input is not a terminal: --yes confirms")
+    say(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

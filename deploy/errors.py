@@ -9,38 +9,29 @@ POLICY = "the policy that this program needs is docs/deploy-policy.json"
 LOGIN = "run 'aws configure' or 'aws sso login', or name a profile with --profile or AWS_PROFILE"
 ABSENT_CODES = {
     "NoSuchEntity",
-    "NoSuchKey",
-    "404",
     "ObjectNotFoundException",
     "RepositoryNotFoundException",
-    "ResourceNotFoundException",
     "ResourceNotFound",
+    "ResourceNotFoundException",
     "ImageNotFoundException",
 }
 ADVICE = {
-    "403": POLICY,
     "AccessDenied": POLICY,
     "AccessDeniedException": POLICY,
     "ExpiredToken": LOGIN,
     "ExpiredTokenException": LOGIN,
     "InvalidClientTokenId": LOGIN,
-    "UnrecognizedClientException": LOGIN,
     "InvalidSignatureException": LOGIN,
     "SignatureDoesNotMatch": LOGIN,
-    "Throttling": "AWS limits the rate of calls: try again in a minute",
+    "UnrecognizedClientException": LOGIN,
     "ThrottlingException": "AWS limits the rate of calls: try again in a minute",
-    "TooManyRequestsException": "AWS limits the rate of calls: try again in a minute",
     "ResourceLimitExceeded": "ask for a higher quota in Service Quotas, or take another --instance-type",
-    "LimitExceededException": "ask for a higher quota in Service Quotas",
     "ModelNotReadyException": "the model is still being loaded: try again in a minute",
-    "ServiceUnavailable": "try again in a minute",
-    "NoSuchBucket": "create the bucket, or name another",
 }
 KINDS: tuple[tuple[type[Exception], str], ...] = (
     (aws.NoCredentialsError, f"no AWS credentials were found: {LOGIN}"),
     (aws.PartialCredentialsError, f"the AWS credentials are not complete: {LOGIN}"),
-    (aws.SSOError, "the AWS sign-in has ended: run 'aws sso login'"),
-    (aws.TokenRetrievalError, "the AWS sign-in has ended: run 'aws sso login'"),
+    (aws.SSOError, f"the AWS sign-in has ended: {LOGIN}"),
     (aws.NoRegionError, "no AWS region is set: give --region, or set AWS_REGION"),
 )
 
@@ -50,17 +41,17 @@ class DeployError(Exception):
 
 
 class UsageError(DeployError):
-    """The command line is wrong. Exit code 2."""
+    """The options or the --config file are wrong. Exit code 2."""
 
 
 def is_absent(error: aws.ClientError) -> bool:
-    """Whether AWS says that the resource does not exist."""
+    """Return whether AWS says that the resource does not exist."""
     code = error.response["Error"]["Code"]
     return code in ABSENT_CODES or (code.startswith("Validation") and "could not find" in _message(error).lower())
 
 
 def explain(error: Exception) -> str:
-    """boto3's error in one line: what AWS says, and what to do."""
+    """Return boto3's error in one line: what AWS says, and what to do."""
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
     for kind, text in KINDS:
@@ -70,7 +61,7 @@ def explain(error: Exception) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with each run of white space replaced by one space."""
+    """Return the text with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
@@ -82,15 +73,12 @@ def _explain_reply(error: aws.ClientError) -> str:
     code = error.response["Error"]["Code"]
     if code == "ModelError":
         reply: dict[str, Any] = dict(error.response)  # has fields that boto3's types do not know
-        return container_error(reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error))
-    if code.startswith("Validation") and "not found" in _message(error) and error.operation_name.startswith("Invoke"):
-        return f"{one_line(_message(error))} (see 'python -m deploy status'; check --name and --region)"
-    text = f"{error.operation_name}: {one_line(_message(error)) or code}"
-    return f"{text} ({ADVICE[code]})" if code in ADVICE else f"{text} ({code})"
+        return _container_error(reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error))
+    return f"{error.operation_name}: {one_line(_message(error)) or code} ({ADVICE.get(code, code)})"
 
 
-def container_error(status: Any, text: str) -> str:
-    """The container's own error in one line; its errors are JSON with `error` and `code`."""
+def _container_error(status: Any, text: str) -> str:
+    """Return the container's own error in one line; its errors are JSON with `error` and `code`."""
     try:
         document = json.loads(text)
         text = f"{document['error']} ({document['code']})"

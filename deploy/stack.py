@@ -1,89 +1,71 @@
-"""A stack's names and tags, and the AWS resources with these tags."""
+"""A stack: the SageMaker resources that have its two tags."""
 
-import hashlib
-import json
+import argparse
 import re
-from dataclasses import dataclass
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
-from deploy.context import Context
-from deploy.errors import UsageError
+from deploy.aws import Aws, Reply
+from deploy.errors import DeployError
 
 PROJECT = "triton-multi-model"
-VARIANT = "AllTraffic"
-MAX_NAME = 46  # SageMaker allows 63 characters; a transform job's suffix needs the rest
-ACCOUNT = "123456789012"  # stands for the user's account in a dry run
-DIGEST = 8  # hexadecimal digits
-ASSUMED_DIGEST = "0" * DIGEST
+KINDS = ("Endpoint", "EndpointConfig", "Model")  # in the order in which they are deleted
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of SageMaker resource: its word in operations and fields, its part of an ARN, its name for people."""
-
-    word: str
-    arn: str
-    label: str
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
-ENDPOINT = Kind("Endpoint", "endpoint", "endpoint")
-CONFIG = Kind("EndpointConfig", "endpoint-config", "endpoint configuration")
-MODEL = Kind("Model", "model", "model")
+def git_version() -> str:
+    """Return the checkout's version by git describe; raise DeployError if git cannot tell."""
+    command = ["git", "describe", "--tags", "--always", "--dirty"]
+    folder = Path(__file__).parent
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        raise DeployError("git describe finds no version here: give push a --tag, and create an --image") from None
 
 
-def check_name(name: str) -> str:
-    """The name; raises UsageError when SageMaker would refuse it."""
-    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) or len(name) > MAX_NAME:
-        raise UsageError(
-            f"--name '{name}' must be letters and digits, with - only between them, at most {MAX_NAME} characters"
-        )
-    return name
+def tags(options: argparse.Namespace) -> list[dict[str, str]]:
+    """Return the two tags by which this program finds what it made."""
+    return [{"Key": "created-by", "Value": PROJECT}, {"Key": "stack", "Value": options.name}]
 
 
-def tags(name: str) -> list[dict[str, str]]:
-    """The two tags by which `delete` finds what was created."""
-    return [{"Key": "created-by", "Value": PROJECT}, {"Key": "stack", "Value": name}]
+def tagged(options: argparse.Namespace, parameters: Reply) -> Reply:
+    """Add the stack's tags, and those that the endpoint already has, to the tags of --config."""
+    own = {tag["Key"]: tag for tag in [*getattr(options, "own_tags", ()), *parameters.get("Tags", ())]}
+    return {**parameters, "Tags": [*own.values(), *tags(options)]}
 
 
-def is_ours(found: list[dict[str, str]], name: str) -> bool:
-    """Whether a resource with these tags belongs to this stack."""
-    return all(tag in found for tag in tags(name))
+def tags_of(aws: Aws, arn: str) -> list[dict[str, str]]:
+    tags = aws.list("sagemaker", "ListTags", "Tags", ResourceArn=arn)
+    return [tag for tag in tags if not tag["Key"].startswith("aws:")]
 
 
-def content_name(name: str, parameters: dict[str, Any]) -> str:
-    """NAME-DIGEST: the same parameters give the same name, so that a command that failed halfway can be repeated."""
-    text = json.dumps(parameters, sort_keys=True)
-    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:DIGEST]}"
+def is_ours(options: argparse.Namespace, aws: Aws, arn: str) -> bool:
+    there = tags_of(aws, arn)
+    return all(tag in there for tag in tags(options))
 
 
-def arn(context: Context, kind: Kind, name: str) -> str:
-    """The ARN that a dry run assumes."""
-    return f"arn:{context.partition.id}:sagemaker:{context.region}:{ACCOUNT}:{kind.arn}/{name}"
+def owned(options: argparse.Namespace, aws: Aws, kind: str) -> list[str]:
+    """Return the names of the stack's resources of this kind."""
+    found = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
+    ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")  # or each resource's tags would be read
+    mine = [each for each in found if ours.fullmatch(each[f"{kind}Name"])]
+    return [each[f"{kind}Name"] for each in mine if is_ours(options, aws, each[f"{kind}Arn"])]
 
 
-def has_tags(context: Context, resource: str) -> bool:
-    """Whether the SageMaker resource with this ARN belongs to the stack."""
-    found = context.calls.pages("sagemaker", "ListTags", {"ResourceArn": resource}, "Tags", tags(context.name))
-    return is_ours(found, context.name)
+def ensure(aws: Aws, kind: str, parameters: Reply) -> None:
+    name = parameters[f"{kind}Name"]
+    if aws.find("sagemaker", f"Describe{kind}", **{f"{kind}Name": name}):
+        say(f"{kind} {name} exists already")
+        return
+    say(f"creating {kind} {name}")
+    aws.write("sagemaker", f"Create{kind}", parameters)
 
 
-def owned(context: Context, kind: Kind, but: str = "") -> list[str]:
-    """Names of the stack's resources of this kind, newest first, except `but`."""
-    assumed = context.name if kind is ENDPOINT else f"{context.name}-{ASSUMED_DIGEST}"
-    item = {f"{kind.word}Name": assumed, f"{kind.word}Arn": arn(context, kind, assumed)}
-    order = {"NameContains": context.name, "SortBy": "CreationTime", "SortOrder": "Descending"}
-    found = context.calls.pages("sagemaker", f"List{kind.word}s", order, f"{kind.word}s", [item])
-    mine = re.compile(re.escape(context.name) + rf"(-[0-9a-f]{{{DIGEST}}})?")
-    return [
-        each[f"{kind.word}Name"]
-        for each in found
-        if each[f"{kind.word}Name"] != but
-        and mine.fullmatch(each[f"{kind.word}Name"])
-        and has_tags(context, each[f"{kind.word}Arn"])
-    ]
-
-
-def remove(context: Context, kind: Kind, name: str) -> None:
-    """Deletes the resource; no error if it is gone already."""
-    context.say(f"deleting {kind.label} {name}")
-    context.calls.find("sagemaker", f"Delete{kind.word}", {f"{kind.word}Name": name})
+def remove(aws: Aws, kind: str, name: str) -> None:
+    say(f"deleting {kind} {name}")
+    aws.remove("sagemaker", f"Delete{kind}", **{f"{kind}Name": name})

@@ -5,119 +5,87 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import Aws, add_engine
+from tests.support.account import Account
 
-URI = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/triton-multi-model:v1"
-MANIFEST = '{{"schemaVersion": 2, "mediaType": "{}", "config": {{"digest": "sha256:0"}}, "layers": []}}'
-OCI = "application/vnd.oci.image.manifest.v1+json"
-DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
+REGISTRY = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+URI = f"{REGISTRY}/triton-multi-model:v1"
+ENGINE = """#!/bin/sh
+echo "${0##*/} $*" >> "$CALLS"
+case "$*" in
+  *--password-stdin*) read -r line; echo "$line" >> "$CALLS.stdin" ;;
+  push*) exit "${PUSH_EXIT:-0}" ;;
+esac
+"""
 
 
 @pytest.fixture
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH, and the file of calls."""
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """Make the engine of the parameter the only one on PATH; return the file of its calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("sh", "cat", "basename"):
-        (folder / name).symlink_to(Path("/bin") / name if (Path("/bin") / name).exists() else Path("/usr/bin") / name)
+    (folder / "sh").symlink_to("/bin/sh")
+    program = folder / getattr(request, "param", "podman")
+    program.write_text(ENGINE)
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    return folder
-
-
-def put_image(aws: Aws, media_type: str) -> None:
-    """What the engine would have pushed."""
-    aws.client("ecr").put_image(
-        repositoryName="triton-multi-model",
-        imageManifest=MANIFEST.format(media_type),
-        imageTag="v1",
-        imageManifestMediaType=media_type,
-    )
+    return tmp_path / "calls"
 
 
 @pytest.mark.parametrize(
-    ("name", "push"),
+    ("engine", "push"),
     [("docker", f"push {URI}"), ("podman", f"push --format v2s2 {URI}"), ("buildah", f"push --format v2s2 {URI}")],
+    indirect=["engine"],
 )
-def test_the_engine_that_is_there_logs_in_tags_and_pushes(
-    aws: Aws, engines: Path, tmp_path: Path, name: str, push: str, capsys: pytest.CaptureFixture[str]
+def test_the_installed_engine_logs_in_tags_and_pushes(
+    aws: Account, engine: Path, push: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_engine(engines, name)
-    put_image(aws, DOCKER)
     assert aws.deploy("push", "--tag", "v1") == 0
     seen = capsys.readouterr()
     assert seen.out == f"{URI}\n"
-    assert "warning" not in seen.err
-    registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        f"{name} login --username AWS --password-stdin {registry}",
-        f"{name} tag triton-multi-model {URI}",
-        f"{name} {push}",
-    ]
+    calls = [line.partition(" ")[2] for line in engine.read_text().splitlines()]
+    assert calls == [f"login --username AWS --password-stdin {REGISTRY}", f"tag triton-multi-model {URI}", push]
     token = aws.client("ecr").get_authorization_token()["authorizationData"][0]["authorizationToken"]
     password = base64.b64decode(token).decode().removeprefix("AWS:")
-    assert (tmp_path / "calls.stdin").read_text() == password
-    assert password not in seen.out + seen.err
+    assert Path(f"{engine}.stdin").read_text().strip() == password
+    assert password not in seen.out + seen.err + engine.read_text()
 
 
-def test_a_missing_repository_is_made_with_our_tag(bare_aws: Aws, engines: Path) -> None:
-    add_engine(engines, "podman")
-    assert bare_aws.deploy("push", "--tag", "v1", "--dry-run") == 0
-    assert bare_aws.inventory()["repositories"] == []
-    assert bare_aws.deploy("push", "--tag", "v1") == 0
-    (repository,) = bare_aws.client("ecr").describe_repositories()["repositories"]
-    tags = bare_aws.client("ecr").list_tags_for_resource(resourceArn=repository["repositoryArn"])["tags"]
+def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(aws: Account, engine: Path) -> None:
+    words = ("push", "--tag", "v1", "--repository", "other")
+    before = aws.inventory()
+    assert aws.deploy(*words, "--dry-run") == 0
+    assert aws.inventory() == before
+    assert not engine.exists()
+    assert aws.deploy(*words) == 0
+    (made,) = [r for r in aws.client("ecr").describe_repositories()["repositories"] if r["repositoryName"] == "other"]
+    tags = aws.client("ecr").list_tags_for_resource(resourceArn=made["repositoryArn"])["tags"]
     assert tags == [{"Key": "created-by", "Value": "triton-multi-model"}]
-    assert repository["imageScanningConfiguration"] == {"scanOnPush": True}
+    assert made["imageScanningConfiguration"] == {"scanOnPush": True}
 
 
-def test_an_oci_manifest_is_warned_of(aws: Aws, engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    add_engine(engines, "docker")
-    put_image(aws, OCI)
-    assert aws.deploy("push", "--tag", "v1") == 0
-    assert "warning: the image has an OCI manifest, which SageMaker refuses" in capsys.readouterr().err
-
-
-def test_a_failed_push_is_a_failure(
-    aws: Aws, engines: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "warned"), [("oci.image", True), ("docker.distribution", False)])
+def test_an_oci_manifest_gets_a_warning(
+    aws: Account, engine: Path, kind: str, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_engine(engines, "docker")
+    detail = {"imageDetails": [{"imageManifestMediaType": f"application/vnd.{kind}.manifest.v1+json"}]}
+    aws.scripted["DescribeImages"] = [detail]
+    assert aws.deploy("push", "--tag", "v1") == 0
+    assert ("warning" in capsys.readouterr().err) == warned
+
+
+def test_a_failed_push_is_an_error(
+    aws: Account, engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PUSH_EXIT", "3")
     assert aws.deploy("push", "--tag", "v1") == 1
-    assert capsys.readouterr().err.endswith(f"'docker push {URI}' failed with exit code 3; its output says why\n")
+    assert "exit code 3" in capsys.readouterr().err
 
 
-def test_an_engine_and_a_tag_must_be_there(aws: Aws, engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert aws.deploy("push", "--tag", "v1") == 1
-    assert "none of docker, podman, buildah is installed here" in capsys.readouterr().err
-    add_engine(engines, "docker")
-    assert aws.deploy("push", "--tag", "v1", "--engine", "podman") == 1
-    assert "podman is not installed here; --engine names another" in capsys.readouterr().err
-    assert aws.deploy("push") == 1  # no git on this PATH
-    assert "git describe finds no version here: name one with --tag" in capsys.readouterr().err
-    assert aws.deploy("push", "--tag", "a b") == 2
-    assert "'a b' is not a valid image tag" in capsys.readouterr().err
-
-
-def test_the_engine_that_has_the_image_is_taken(
-    aws: Aws, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_an_engine_nothing_is_called(
+    aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_engine(engines, "docker")
-    (engines / "docker").write_text("#!/bin/sh\nexit 1\n")  # installed, but its daemon does not run
-    add_engine(engines, "podman")
-    assert aws.deploy("push", "--tag", "v1") == 0
-    assert {line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()} == {"podman"}
-    monkeypatch.setenv("NO_IMAGE", "1")
+    monkeypatch.setenv("PATH", "/nowhere")
     assert aws.deploy("push", "--tag", "v1") == 1
-    assert "docker or podman has no image 'triton-multi-model' here: 'make image' builds it" in capsys.readouterr().err
-
-
-def test_a_dry_run_prints_the_commands_without_the_password(
-    aws: Aws, engines: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add_engine(engines, "docker")
-    assert aws.deploy("push", "--tag", "v1", "--dry-run") == 0
-    seen = capsys.readouterr()
-    assert '"--password-stdin"' in seen.out
-    assert '"password"' not in seen.out + seen.err
-    assert not (engines.parent / "calls").exists()
+    assert "podman" in capsys.readouterr().err
+    assert aws.calls == []

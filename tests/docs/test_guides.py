@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from build_engines.__main__ import main as build_engines
-from deploy.commandline import main as deploy
+from tests.support.account import account
 from tests.support.harness import PATIENCE, ROOT
 from tests.support.readme import AWS, GPU, NEEDS, Block, Reader, fresh_checkout, read_blocks
 
@@ -56,9 +56,9 @@ def test_deploy_takes_the_guide_s_command_lines(
 ) -> None:
     reader.follow(reader.blocks[-1])  # for the files that they name
     monkeypatch.chdir(reader.checkout)
-    monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    for words in commands(page, AWS, "deploy"):
-        assert deploy([*words, "--dry-run"]) == 0, f"{words}\n{capsys.readouterr().err}"
+    with account() as aws:
+        for words in commands(page, AWS, "deploy"):
+            assert aws.deploy(*words, "--dry-run") == 0, f"{words}\n{capsys.readouterr().err}"
 
 
 def test_what_needs_a_gpu_is_understood_and_says_what_is_missing(

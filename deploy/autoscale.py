@@ -1,0 +1,44 @@
+"""autoscale: the number of instances follows the load by target tracking."""
+
+from typing import Any
+
+from deploy.aws import Aws, Reply
+
+SERVICE = "application-autoscaling"
+DIMENSION = "sagemaker:variant:DesiredInstanceCount"
+INVOCATIONS = "SageMakerVariantInvocationsPerInstance"
+CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
+
+
+def variant(name: str) -> Reply:
+    """Return the fields that identify the endpoint's variant for Application Auto Scaling."""
+    resource = f"endpoint/{name}/variant/AllTraffic"
+    return {"ServiceNamespace": "sagemaker", "ResourceId": resource, "ScalableDimension": DIMENSION}
+
+
+def policy(name: str, metric: str, value: float) -> Reply:
+    """Return PutScalingPolicy's parameters. The name is the same for each metric, so a new one replaces the old."""
+    tracked = {"TargetValue": value, "PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
+    cooldown = {"ScaleInCooldown": 600, "ScaleOutCooldown": 300}
+    return {
+        **variant(name),
+        "PolicyName": f"{name}-target-tracking",
+        "PolicyType": "TargetTrackingScaling",
+        "TargetTrackingScalingPolicyConfiguration": {**tracked, **cooldown},
+    }
+
+
+def targets(aws: Aws, name: str) -> list[Any]:
+    """Return the variant's scalable target in a list; an empty one when it is not scaled."""
+    query = {"ServiceNamespace": "sagemaker", "ResourceIds": [variant(name)["ResourceId"]]}
+    return aws.list(SERVICE, "DescribeScalableTargets", "ScalableTargets", **query)
+
+
+def remove(aws: Aws, name: str) -> bool:
+    """Remove the variant's policies and its target; return whether there was one."""
+    found = targets(aws, name)
+    for each in aws.list(SERVICE, "DescribeScalingPolicies", "ScalingPolicies", **variant(name)):
+        aws.remove(SERVICE, "DeleteScalingPolicy", **variant(name), PolicyName=each["PolicyName"])
+    if found:
+        aws.remove(SERVICE, "DeregisterScalableTarget", **variant(name))
+    return bool(found)

@@ -1,0 +1,124 @@
+"""The calls to AWS: those that read, and those that write, which a dry run prints instead."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import boto3
+from botocore import UNSIGNED, xform_name
+from botocore.client import Config
+from botocore.exceptions import ClientError, WaiterError
+from botocore.validate import ParamValidator
+
+from deploy.environment import masked
+from deploy.errors import DeployError, UsageError, is_absent, one_line
+
+Reply = dict[str, Any]
+RUNTIME = "sagemaker-runtime"
+READ_TIMEOUT = 70  # seconds; SageMaker itself gives up on a container after 60
+WAIT = 7200.0  # seconds; AWS itself gives up on an endpoint sooner
+
+
+class Aws:
+    """AWS's operations by service and name, as botocore's models spell them ("sagemaker", "CreateModel").
+
+    `runtime_url` replaces the runtime API's URL (a simulator). `poll` is the number of seconds between two looks at
+    an endpoint that is changing.
+    """
+
+    def __init__(
+        self, session: boto3.Session, region: str, *, dry_run: bool, runtime_url: str | None, poll: float
+    ) -> None:
+        self.region, self.dry_run = region, dry_run
+        self._session, self._runtime_url, self._poll = session, runtime_url, poll
+        self._clients: dict[str, Any] = {}
+
+    def read(self, service: str, operation: str, **parameters: Any) -> Reply:
+        """Make a call that changes nothing; raise botocore's errors."""
+        reply: Reply = getattr(self._client(service), xform_name(operation))(**parameters)
+        return reply
+
+    def find(self, service: str, operation: str, **parameters: Any) -> Reply | None:
+        """Return the reply, or None when the resource does not exist."""
+        try:
+            return self.read(service, operation, **parameters)
+        except ClientError as err:
+            if is_absent(err):
+                return None
+            raise
+
+    def list(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
+        """Return all items of a paginated listing; each page holds its items under `key`."""
+        pages = self._client(service).get_paginator(xform_name(operation)).paginate(**parameters)
+        return [item for page in pages for item in page.get(key, ())]
+
+    def write(self, service: str, operation: str, parameters: Reply) -> Reply:
+        """Make a call that changes something. A dry run prints it and returns an empty reply."""
+        self.check(service, operation, parameters)
+        if not self.dry_run:
+            return self.read(service, operation, **parameters)
+        shown = {"service": service, "operation": operation, "parameters": printable(parameters)}
+        print(json.dumps(shown, indent=2, ensure_ascii=False), flush=True)
+        return {}
+
+    def remove(self, service: str, operation: str, **parameters: Any) -> None:
+        """Make a call that deletes something; it is not an error if that is gone already."""
+        try:
+            self.write(service, operation, parameters)
+        except ClientError as err:
+            if not is_absent(err):
+                raise
+
+    def report(self, text: str) -> None:
+        """Print a result to stdout, where a dry run prints its calls alone."""
+        if not self.dry_run:
+            print(text, flush=True)
+
+    def wait(self, waiter: str, endpoint: str) -> None:
+        """Wait with one of botocore's waiters; a dry run does not. Raise DeployError when AWS gives up."""
+        if self.dry_run:
+            return
+        config = {"Delay": self._poll, "MaxAttempts": int(WAIT / max(self._poll, 1))}
+        try:
+            self._client("sagemaker").get_waiter(waiter).wait(EndpointName=endpoint, WaiterConfig=config)
+        except WaiterError as err:
+            last: Reply = dict(err.last_response)
+            reason = one_line(last.get("FailureReason") or str(err))
+            raise DeployError(
+                f"the endpoint '{endpoint}' is {last.get('EndpointStatus', 'unknown')}: {reason} "
+                f"(its log: aws logs tail /aws/sagemaker/Endpoints/{endpoint} --since 1h)"
+            ) from None
+
+    def check(self, service: str, operation: str, parameters: Reply) -> None:
+        """Raise UsageError, which names the fields, unless botocore's model of the operation accepts `parameters`."""
+        report = ParamValidator().validate(parameters, self.input_shape(service, operation))
+        if report.has_errors():
+            raise UsageError(f"{operation}: {one_line(report.generate_report())}")
+
+    def input_shape(self, service: str, operation: str) -> Any:
+        """Return botocore's model of the operation's parameters."""
+        return self._client(service).meta.service_model.operation_model(operation).input_shape
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._connect(service, self._runtime_url if service == RUNTIME else None)
+        return self._clients[service]
+
+    def _connect(self, service: str, url: str | None) -> Any:
+        """Calls to `url` are not signed if there are no credentials. A runtime call is never sent twice."""
+        unsigned = {"signature_version": UNSIGNED} if url and self._session.get_credentials() is None else {}
+        retries = {"total_max_attempts": 1} if service == RUNTIME else {"mode": "standard"}
+        config = Config(read_timeout=READ_TIMEOUT, connect_timeout=10, retries=retries, **unsigned)  # type: ignore[arg-type]
+        try:
+            return self._session.client(service, region_name=self.region, endpoint_url=url, config=config)  # type: ignore[call-overload]
+        except ValueError as err:
+            raise DeployError(f"{err} (check --region and the variables AWS_ENDPOINT_URL…)") from None
+
+
+def printable(value: Any) -> Any:
+    """Return JSON-able parameters: bodies as their size, secrets in a container's environment masked."""
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, Mapping):
+        return {key: masked(each) if key == "Environment" else printable(each) for key, each in value.items()}
+    return [printable(each) for each in value] if isinstance(value, list | tuple) else value

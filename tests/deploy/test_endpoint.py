@@ -1,0 +1,260 @@
+"""create, update, autoscale, status and delete against moto."""
+
+import re
+
+import pytest
+
+from tests.support.account import IMAGE, Account, printed
+
+NAME = "triton-multi-model"
+CREATE = ("create", "--image", IMAGE)
+ROLE = f"arn:aws:iam::123456789012:role/{NAME}"
+OTHER_TAGS = [{"Key": "created-by", "Value": NAME}, {"Key": "stack", "Value": "other"}]
+
+
+def make_foreign(aws: Account, name: str, tags: list[dict[str, str]]) -> None:
+    """Make an endpoint of somebody else's."""
+    sagemaker = aws.client("sagemaker")
+    sagemaker.create_model(ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE}, Tags=tags)
+    variant = {"VariantName": "AllTraffic", "ModelName": name, "InstanceType": "ml.m5.large", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
+    sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=name, Tags=tags)
+
+
+def test_a_round_trip_leaves_nothing_behind_and_touches_nothing_else(aws: Account) -> None:
+    make_foreign(aws, f"{NAME}-0a1b2c3d", [])
+    make_foreign(aws, f"{NAME}-other", OTHER_TAGS)
+    before = aws.inventory()
+    assert aws.deploy(*CREATE) == 0
+    assert NAME in aws.inventory()["endpoints"]
+    assert aws.deploy("autoscale", "--max", "3", "--concurrency", "4") == 0
+    assert aws.deploy("update", "--image", IMAGE + "1") == 0
+    assert aws.deploy("delete", "--yes") == 0
+    assert aws.inventory() == before
+
+
+def test_the_same_create_twice_changes_nothing(aws: Account) -> None:
+    assert aws.deploy(*CREATE) == 0
+    aws.calls.clear()
+    assert aws.deploy(*CREATE) == 0
+    assert aws.writes() == []
+
+
+def test_what_failed_half_way_can_be_repeated(aws: Account) -> None:
+    before = aws.inventory()
+    assert aws.deploy(*CREATE, "--instance-type", "ml.m5.tiny") == 1  # refused by AWS after the model was made
+    assert len(aws.inventory()["models"]) == 1
+    assert aws.deploy(*CREATE) == 0
+    assert len(aws.inventory()["models"]) == 1
+    assert aws.deploy("delete", "--yes") == 0
+    assert aws.inventory() == before
+
+
+def test_create_replaces_a_failed_endpoint_only(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aws.deploy(*CREATE) == 0
+    assert aws.deploy(*CREATE, "--instances", "2") == 1
+    assert "'update'" in capsys.readouterr().err
+    found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    aws.scripted["DescribeEndpoint"] = [{**found, "EndpointStatus": "Failed"}]
+    aws.calls.clear()
+    assert aws.deploy(*CREATE) == 0
+    assert [name for _, name, _ in aws.writes()] == ["DeleteEndpoint", "CreateEndpoint"]
+
+
+def test_somebody_elses_endpoint_is_left_alone(aws: Account) -> None:
+    make_foreign(aws, NAME, [])
+    before = aws.inventory()
+    for words in (CREATE, ("update", "--image", IMAGE), ("autoscale",), ("status",)):
+        assert aws.deploy(*words) == 1
+    assert aws.deploy("delete", "--yes") == 0
+    assert aws.inventory() == before
+
+
+def test_a_missing_repository_and_a_missing_role_name_the_remedy(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.client("ecr").delete_repository(repositoryName=NAME)
+    assert aws.deploy("create") == 1
+    assert "'push'" in capsys.readouterr().err
+    assert aws.deploy(*CREATE, "--role", "nobody") == 1
+    assert "--role" in capsys.readouterr().err
+
+
+def test_the_options_become_fields_of_the_requests(aws: Account) -> None:
+    words = ["--model-data", "s3://b/models/", "--env", "SERVE_WORKERS=2", "--instances", "2"]
+    assert aws.deploy(*CREATE, *words, "--instance-type", "ml.m5.large") == 0
+    config, model = aws.described()
+    assert config["ProductionVariants"][0]["InstanceType"] == "ml.m5.large"
+    assert config["ProductionVariants"][0]["InitialInstanceCount"] == 2
+    assert model["ExecutionRoleArn"] == ROLE
+    container = model["PrimaryContainer"]
+    assert (container["Image"], container["Environment"]) == (IMAGE, {"SERVE_WORKERS": "2"})
+    assert container["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://b/models/"
+    assert aws.deploy(*CREATE, "--name", "many", "--multi-model", "s3://b/archives/") == 0
+    container = aws.described("many")[1]["PrimaryContainer"]
+    assert (container["Mode"], container["ModelDataUrl"]) == ("MultiModel", "s3://b/archives/")
+
+
+def test_update_keeps_what_is_not_named_and_deletes_the_old_model(aws: Account) -> None:
+    words = ("--model-data", "s3://b/model.tar.gz", "--env", "SERVE_WORKERS=2", "--env", "MINE=1")
+    assert aws.deploy(*CREATE, *words, "--instance-type", "ml.m5.large") == 0
+    scaled = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    scaled["ProductionVariants"][0]["DesiredInstanceCount"] = 5
+    aws.scripted["DescribeEndpoint"] = [scaled]
+    assert aws.deploy("update", "--env", "SERVE_WORKERS=3", "--env", "MINE=") == 0
+    config, model = aws.described()
+    container = model["PrimaryContainer"]
+    assert container["Environment"] == {"SERVE_WORKERS": "3", "MINE": ""}
+    assert (container["Image"], container["ModelDataUrl"]) == (IMAGE, "s3://b/model.tar.gz")
+    assert config["ProductionVariants"][0]["InstanceType"] == "ml.m5.large"
+    assert config["ProductionVariants"][0]["InitialInstanceCount"] == 5
+    assert aws.inventory()["models"] == {model["ModelName"]}
+    assert aws.inventory()["configs"] == {config["EndpointConfigName"]}
+
+
+def test_update_without_a_change_writes_nothing(aws: Account) -> None:
+    assert aws.deploy(*CREATE, "--model-data", "s3://b/model.tar.gz") == 0
+    aws.calls.clear()
+    assert aws.deploy("update") == aws.deploy("update", "--image", IMAGE) == 0
+    assert aws.writes() == []
+
+
+def test_update_refuses_an_endpoint_that_is_changing(aws: Account) -> None:
+    assert aws.deploy(*CREATE) == 0
+    found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    aws.scripted["DescribeEndpoint"] = [{**found, "EndpointStatus": "Updating"}]
+    assert aws.deploy("update", "--image", IMAGE + "1") == 1
+    assert aws.described()[1]["PrimaryContainer"]["Image"] == IMAGE
+
+
+def test_a_failed_endpoint_is_an_error_with_its_reason_and_its_log(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = [{"EndpointStatus": "Creating"}, {"EndpointStatus": "Failed", "FailureReason": "no /ping"}]
+    absent = {"Error": {"Code": "ValidationException", "Message": "Could not find endpoint"}}
+    aws.scripted["DescribeEndpoint"] = [absent, *states]
+    assert aws.deploy(*CREATE) == 1
+    assert "no /ping" in (err := capsys.readouterr().err)
+    assert f"/aws/sagemaker/Endpoints/{NAME}" in err
+
+
+def test_a_rolled_back_update_is_an_error_and_keeps_the_old_model(
+    aws: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert aws.deploy(*CREATE) == 0
+    found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
+    rolled_back = {**found, "FailureReason": "alarm"}
+    aws.scripted["DescribeEndpoint"] = [found, {**found, "EndpointStatus": "RollingBack"}, rolled_back, rolled_back]
+    assert aws.deploy("update", "--image", IMAGE + "1") == 1
+    assert "alarm" in capsys.readouterr().err
+    assert len(aws.inventory()["models"]) == 2
+
+
+def test_scaling_is_set_replaced_and_removed(aws: Account) -> None:
+    assert aws.deploy(*CREATE) == 0
+    assert aws.deploy("autoscale", "--min", "2", "--max", "6") == aws.deploy("autoscale", "--concurrency", "5") == 0
+    (target,), (policy,) = aws.inventory()["targets"], aws.inventory()["policies"]
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
+    tracking = policy["TargetTrackingScalingPolicyConfiguration"]
+    assert tracking["TargetValue"] == 5.0
+    assert "ConcurrentRequests" in tracking["PredefinedMetricSpecification"]["PredefinedMetricType"]
+    assert aws.deploy("autoscale", "--remove") == 0
+    assert aws.inventory()["targets"] == aws.inventory()["policies"] == []
+
+
+def test_status_prints_the_facts_without_secrets(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aws.deploy(*CREATE, "--env", "HF_TOKEN=hush", "--env", "SERVE_WORKERS=2") == aws.deploy("autoscale") == 0
+    capsys.readouterr()
+    assert aws.deploy("status") == 0
+    rows = [tuple(re.split(r"  +", line)) for line in capsys.readouterr().out.splitlines()]
+    assert {("status", "InService"), ("instances", "1, ml.c5.xlarge"), ("image", IMAGE)} <= {*rows}
+    assert {("scaling", "1 to 4"), ("variable", "HF_TOKEN=********"), ("variable", "SERVE_WORKERS=2")} <= {*rows}
+
+
+def test_delete_asks_first(aws: Account) -> None:
+    assert aws.deploy(*CREATE) == 0
+    assert aws.deploy("delete") == 2  # standard input is not a terminal
+    assert NAME in aws.inventory()["endpoints"]
+
+
+COMMANDS = [
+    ["update", "--image", IMAGE + "1", "--env", "HF_TOKEN=hush"],
+    ["update", "--instances", "3"],
+    ["autoscale"],
+    ["delete", "--yes"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_dry_run_prints_the_calls_that_the_command_then_makes(
+    aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.deploy(*CREATE)
+    aws.deploy("autoscale")
+    aws.calls.clear()
+    capsys.readouterr()
+    assert aws.deploy(*words, "--dry-run") == 0
+    assert aws.writes() == []
+    assert aws.calls  # it reads
+    promised = printed(out := capsys.readouterr().out)
+    assert "hush" not in out
+    assert aws.deploy(*words) == 0
+    assert [call[:2] for call in promised] == [call[:2] for call in aws.writes()]
+    if "hush" not in str(aws.writes()):
+        assert promised == aws.writes()
+
+
+WRONG = {
+    "value of a setting": ["--env", "SERVE_WORKERS=many"],
+    "environment pair": ["--env", "SERVE_WORKERS"],
+    "model data": ["--model-data", "s3://b/model.zip"],
+    "bound": ["--instances", "0"],
+}
+
+
+@pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
+def test_wrong_options_are_refused_before_anything_is_written(
+    aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert aws.deploy(*CREATE, *words) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert aws.writes() == []
+
+
+def test_a_variable_that_resembles_a_setting_gets_a_warning(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aws.deploy(*CREATE, "--env", "SERVE_WORKER=2", "--env", "MINE=1") == 0
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert "SERVE_WORKERS" in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["--instance-type", "ml.g4dn.xlarge"], True),
+        (["--instance-type", "ml.g5.xlarge", "--inference-ami", "al2-ami-sagemaker-inference-gpu-3-1"], True),
+        (["--instance-type", "ml.p4d.24xlarge", "--inference-ami", "al2023-ami-sagemaker-inference-gpu-4-1"], False),
+        (["--instance-type", "ml.m5.large"], False),
+    ],
+)
+def test_a_gpu_instance_with_an_old_driver_gets_a_warning(
+    aws: Account, words: list[str], warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert aws.deploy(*CREATE, *words, "--dry-run") == 0
+    assert ("warning" in capsys.readouterr().err) == warned
+
+
+def test_a_refused_call_names_the_policy(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.scripted["DescribeEndpoint"] = [{"Error": {"Code": "AccessDeniedException", "Message": "no"}}]
+    assert aws.deploy(*CREATE) == 1
+    assert "docs/deploy-policy.json" in capsys.readouterr().err
+
+
+def test_without_a_region_nothing_is_called(
+    aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from deploy.commandline import main
+
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    assert main(["status"]) == 2
+    assert "--region" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""An AWS account in this process: moto, with the calls noted, and the replies that moto lacks."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from moto import mock_aws
+
+from deploy.commandline import main
+
+REGION = "eu-west-1"
+IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/triton-multi-model:1.0"
+Call = tuple[str, str, dict[str, Any]]
+
+
+class Account:
+    """`calls` are those that `deploy` has made; `scripted` has replies by operation that come before moto's."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.scripted: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._own, self._session = boto3.Session(region_name=REGION), boto3.Session(region_name=REGION)
+        self._session.events.register("before-parameter-build.*.*", self._note)
+        self._session.events.register("before-call.*.*", self._answer)  # type: ignore[arg-type]
+
+    def client(self, service: str) -> Any:
+        return self._own.client(service)  # type: ignore[call-overload]
+
+    def deploy(self, *words: str) -> int:
+        """Run a command of `python -m deploy`; return its exit code."""
+        return main(words, lambda profile_name: self._session, poll=0)
+
+    def writes(self) -> list[Call]:
+        return [call for call in self.calls if not call[1].startswith(("Describe", "List", "Get"))]
+
+    def inventory(self) -> dict[str, Any]:
+        """Return all that the account has, by kind."""
+        sagemaker, scaling = self.client("sagemaker"), self.client("application-autoscaling")
+        return {
+            "endpoints": {each["EndpointName"] for each in sagemaker.list_endpoints()["Endpoints"]},
+            "configs": {each["EndpointConfigName"] for each in sagemaker.list_endpoint_configs()["EndpointConfigs"]},
+            "models": {each["ModelName"] for each in sagemaker.list_models()["Models"]},
+            "targets": scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"],
+            "policies": scaling.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"],
+            "repositories": {r["repositoryName"] for r in self.client("ecr").describe_repositories()["repositories"]},
+        }
+
+    def described(self, name: str = "triton-multi-model") -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the configuration and the model of an endpoint."""
+        sagemaker = self.client("sagemaker")
+        config = sagemaker.describe_endpoint(EndpointName=name)["EndpointConfigName"]
+        found = sagemaker.describe_endpoint_config(EndpointConfigName=config)
+        return found, sagemaker.describe_model(ModelName=found["ProductionVariants"][0]["ModelName"])
+
+    def _note(self, params: dict[str, Any], model: Any, **_: Any) -> None:
+        self.calls.append((model.service_model.service_name, model.name, dict(params)))
+
+    def _answer(self, model: Any, params: dict[str, Any], **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
+        """botocore takes this in place of a reply, as from its Stubber; None leaves the call to moto."""
+        if self.scripted[model.name]:
+            found = self.scripted[model.name].pop(0)
+            return _response(400 if "Error" in found else 200), found
+        return (_response(200), self._update(json.loads(params["body"]))) if model.name == "UpdateEndpoint" else None
+
+    def _update(self, request: dict[str, Any]) -> dict[str, Any]:
+        """UpdateEndpoint, which moto lacks: the endpoint is created again with the new configuration."""
+        sagemaker, name = self.client("sagemaker"), request["EndpointName"]
+        arn = sagemaker.describe_endpoint(EndpointName=name)["EndpointArn"]
+        tags = sagemaker.list_tags(ResourceArn=arn)["Tags"]
+        sagemaker.delete_endpoint(EndpointName=name)
+        made = sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=request["EndpointConfigName"], Tags=tags)
+        return {"EndpointArn": made["EndpointArn"]}
+
+
+def _response(status: int) -> AWSResponse:
+    return AWSResponse("", status, {}, None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def account() -> Iterator[Account]:
+    """Yield an account with the execution role and the image's repository."""
+    with mock_aws(), pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_REGION", REGION)
+        one = Account()
+        trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+        one.client("iam").create_role(RoleName="triton-multi-model", AssumeRolePolicyDocument=trust)
+        one.client("ecr").create_repository(repositoryName="triton-multi-model")
+        yield one
+
+
+def printed(text: str) -> list[Call]:
+    """Return the calls of a dry run's output: JSON objects one after the other."""
+    decoder, position, found = json.JSONDecoder(), 0, []
+    while position < len(text.rstrip()):
+        value, end = decoder.raw_decode(text, position)
+        position = end + 1
+        if "operation" in value:
+            found.append((value["service"], value["operation"], value["parameters"]))
+    return found
