@@ -20,7 +20,7 @@ from tests.support.harness import FP32, PATIENCE, ROOT, Server, link_model
 from tests.support.readme import commands
 
 BIN = Path(sys.executable).parent
-BUNDLED = ("bert", "resnet", "yolov5")
+BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,12 @@ AS_OTHERS = {("404", "not_found"), ("503", "triton_unavailable")}
 def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
     """Tensors of pictures are left out: a body of them takes megabytes of JSON."""
     command = [str(BIN / "st"), "run", f"{server.url}/openapi.json", "--checks", "all", "--max-examples", "5"]
-    command += ["--exclude-path-regex", "^/v2/models/(resnet|yolov5)", "--no-color", "--generation-deterministic"]
+    command += [
+        "--exclude-path-regex",
+        "^/v2/models/(efficientnet|resnet|yolo)",
+        "--no-color",
+        "--generation-deterministic",
+    ]
     command += ["--request-timeout", str(PATIENCE)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SCHEMATHESIS_HOOKS": "tests.endpoint.schemathesis_hooks"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=5 * PATIENCE)
