@@ -99,7 +99,7 @@ class Batch:
     inputs: Sequence[Tensor]
     read: Callable[[InferReply], Any] = _unread
     parameters: Parameters = field(default_factory=dict)
-    outputs: Mapping[str, Parameters] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
     goes_on: bool = False
 
 

@@ -1,7 +1,7 @@
 """A model that Triton has loaded, with its client."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ class ServedModel:
     `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
     requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
     backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). Triton may know it by
-    another name, `loaded_as` (repository/live.py).
+    another name, `loaded_as` (repository/live.py). `labels` has the class names of the outputs whose label_filename in
+    config.pbtxt names a file.
     """
 
     model: Model
@@ -28,6 +29,7 @@ class ServedModel:
     engine: str = ""
     engine_reason: str = ""
     loaded_as: str = ""
+    labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

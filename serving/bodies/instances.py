@@ -30,7 +30,7 @@ from serving.request import NOBODY, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.sessions import SEQUENCE_END, Session
 from serving.timings import Timings
-from serving.triton.tensors import InferReply, Parameters, Tensor
+from serving.triton.tensors import InferReply, Tensor
 
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
 PICTURES = ("image/jpeg", "image/png")
@@ -171,12 +171,17 @@ class _Run:
         size = self.client.model.max_batch_size or 1
         parts = list(_parts(self.client, tensors, size))
         replies: list[InferReply] = []
-        outputs: dict[str, Parameters] = {name: {} for name in self.client.outputs}
         for number, inputs in enumerate(parts, 1):
             last = number == len(parts)
             flags = session.parameters(first=starts and number == 1, last=last and not goes_on) if session else {}
             read = partial(self._read, replies, tensors, instances, last)
-            yield Batch(inputs, read, parameters=flags, outputs=outputs, goes_on=(goes_on or not last) and not session)
+            yield Batch(
+                inputs,
+                read,
+                parameters=flags,
+                outputs=self.client.outputs,
+                goes_on=(goes_on or not last) and not session,
+            )
 
     def _read(
         self, replies: list[InferReply], tensors: Tensors, instances: list[Any], last: bool, reply: InferReply

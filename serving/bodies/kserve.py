@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from serving.bodies.classes import CLASSIFICATION, check_scores, read_count, with_classes
 from serving.bodies.values import (
     SIZES,
     an_object,
@@ -34,7 +35,7 @@ from serving.named_value import nearest
 from serving.request import RESERVED, Batch, Body, Reply, Request, Target
 from serving.served_model import ServedModel
 from serving.sessions import SEQUENCE_END, Session
-from serving.triton.tensors import InferReply, Parameters, Tensor, to_raw
+from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 KEYS = {"id", "parameters", "inputs", "outputs", SEQUENCE_END, *RESERVED}
@@ -79,10 +80,14 @@ class TensorBody(Body):
         parameters = dict(an_object(self.document, "parameters"))
         parameters.pop("binary_data_output", None)
         flags = session.parameters() if session else {}
+        outputs, datatypes = _wanted(self.document), {each.name: each.datatype for each in served.model.outputs}
+        for name in outputs.keys() & datatypes:
+            if outputs[name]:
+                check_scores(name, datatypes[name])
         yield Batch(
             self._inputs(self.document, request.deadline),
             parameters={**request_parameters(parameters), **flags},
-            outputs=_wanted(self.document),
+            outputs=tuple(outputs),
         )
 
     def _inputs(self, document: Mapping[str, Any], deadline: Deadline) -> list[Tensor]:
@@ -106,6 +111,7 @@ class TensorBody(Body):
 
     def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
         (result,) = results
+        result = self._with_classes(served, request, result)
         document = self.document if self.document is not None else {"parameters": {"binary_data_output": True}}
         binary = _binary(document, [tensor.name for tensor in result.outputs])
         header = write_reply(served, result, request.budget, request_id(document), binary)
@@ -117,7 +123,12 @@ class TensorBody(Body):
         return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", result.version)
 
     def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
+        result = self._with_classes(served, request, result)
         return write_reply(served, result, request.budget, request_id(self.document or {}))
+
+    def _with_classes(self, served: ServedModel, request: Request, result: InferReply) -> InferReply:
+        counts = {name: count for name, count in _wanted(self.document or {}).items() if count}
+        return with_classes(served, result, counts, request.budget) if counts else result
 
 
 def json_data(
@@ -226,15 +237,16 @@ def _own_parameters(tensor: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _wanted(document: Mapping[str, Any]) -> dict[str, Parameters]:
-    """{output: what Triton must know of it}; whether its data are binary is told by `reply`."""
-    wanted = {}
+def _wanted(document: Mapping[str, Any]) -> dict[str, int]:
+    """Return {output: how many classes of it are wanted, 0 for the output itself}. Raise InvalidRequest."""
+    wanted: dict[str, int] = {}
     for output in objects(document, "outputs"):
         if not isinstance(name := output.get("name"), str):
             raise InvalidRequest(f"an output needs a name; got {describe(output)}")
         check_keys(output, OUTPUT_KEYS, f"output '{name}'")
-        parameters = {key: value for key, value in _own_parameters(output).items() if key != "binary_data"}
-        wanted[name] = request_parameters(parameters)
+        parameters = _own_parameters(output)
+        count = read_count(name, parameters[CLASSIFICATION]) if CLASSIFICATION in parameters else 0
+        wanted.setdefault(name, count)
     return wanted
 
 

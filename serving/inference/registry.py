@@ -169,7 +169,8 @@ class Registry:
         model, parts = describe_model(name, folder, config), configs_of_parts(config, self._part)
         sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
         engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
-        served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name)
+        labels = output_labels(folder, config)
+        served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name, labels)
         try:
             return replace(served, client=make_client(model, self.own_clients))
         except Exception as err:
@@ -197,6 +198,16 @@ def sequencing_of(config: Any) -> Sequencing | None:
     """The model's own; of an ensemble that of its first part that has one counts."""
     id_type = correlation_type(config)
     return Sequencing(id_type, sequence_idle_seconds(config)) if id_type else None
+
+
+def output_labels(folder: Path, config: Any) -> dict[str, list[bytes]]:
+    """Return the lines of each output's label_filename, as Triton reads them; of no file outside the model's folder."""
+    files = {output.name: Path(output.label_filename) for output in config.output if output.label_filename}
+    return {
+        name: (folder / file).read_bytes().split(b"\n")
+        for name, file in files.items()
+        if not file.is_absolute() and ".." not in file.parts and (folder / file).is_file()
+    }
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:

@@ -1,6 +1,6 @@
 """Tensors as they travel over gRPC: raw bytes beside their names, datatypes and shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """What Triton is asked: `version` "" is the latest; no `outputs` ({name: parameters}) means all of them;
+    """What Triton is asked: `version` "" is the latest; no `outputs` means all of them;
     `traceparent` goes with the call, as gRPC's metadata."""
 
     model: str
@@ -52,7 +52,7 @@ class InferRequest:
     inputs: tuple[Tensor, ...]
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
-    outputs: Mapping[str, Parameters] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
     traceparent: str = ""
 
     @property
@@ -70,8 +70,8 @@ class InferRequest:
             else:
                 message.raw_input_contents.append(bytes(tensor.data))
         _set(message.parameters, self.parameters)
-        for name, parameters in self.outputs.items():
-            _set(message.outputs.add(name=name).parameters, parameters)
+        for name in self.outputs:
+            message.outputs.add(name=name)
         return message
 
 
