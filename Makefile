@@ -15,7 +15,7 @@ MODELS := $(patsubst %,model_repository/%/1/model.onnx,$(BUNDLED))
 # What a process compiles, it keeps, whatever the shell says: torch and the tests take 10 s of each that may not.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run setup models dev test packages check networks unit fuzz bench bench-quick faults soak image release lint format lock clean
+.PHONY: run setup models dev test packages check networks unit fuzz bench faults soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) exec $(BIN)/python serve
@@ -60,13 +60,10 @@ EXECUTIONS ?= 1000000
 fuzz: setup .venv/.dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(EXECUTIONS)
 
-# Compares with other servers, each in an environment of its own below .cache/bench (4.7 GB); `bench` writes
-# docs/benchmarks/results/PROCESSOR.md, `bench-quick` takes three minutes and writes .cache/bench/quick.md.
-bench: PART := run
-bench-quick: PART := quick
-bench bench-quick: setup models .venv/.dev
+# Compares with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
+bench: setup models .venv/.dev
 	@PYTHON=$(PYTHON) sh scripts/debian-packages wrk
-	@$(BIN)/python -m bench $(PART)
+	@$(BIN)/python -m bench $(BENCH)
 
 # Write docs/reliability.md; both take root, and MINUTES of faults in random order, or of an even load.
 faults: setup models .venv/.dev

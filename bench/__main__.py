@@ -1,106 +1,125 @@
-"""python -m bench [run | quick | profile | curves]: compares this project with other servers on this machine."""
+"""How fast this project is, beside the least that a front can cost, the network alone, Triton itself and two peers.
+
+python -m bench                             writes docs/benchmarks.md (about 20 minutes)
+python -m bench --servers ours bare --scenarios text --seconds 2
+python -m bench --before ../other-checkout  compares two versions of this project in turns
+"""
 
 import argparse
+import json
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from bench import environments, machine, repository, scenarios
-from bench.platform import end_on_sigterm
-from bench.repository import CACHE, ROOT, Unprepared
-from bench.scenarios import Scope
+import cv2
 
-PAGES = ROOT / "docs/benchmarks/results"
-COMMANDS = {
-    "run": "every server and scenario, about 25 minutes; writes docs/benchmarks/results/PROCESSOR.md",
-    "quick": "all but fronts with OpenVINO, five scenarios, about 3 minutes; writes .cache/bench/quick.md",
-    "tiny": "this server, the limit and Triton, in seconds: only tests that the bench works",
-    "profile": "where this server spends a request's time",
-    "curves": "cost against body size, batch, callers and number of models",
-}
+from bench.load import Round, ask, limit, load
+from bench.scenarios import ROOT, Scenario, scenarios
+from bench.servers import NotStarted, Server, running
+from bench.work import KINDS, predict
+
+SERVERS = ("ours", "bare", "triton", "litserve", "bentoml")
+PROCESSORS = 2
+COLUMNS = ("Server", "answers/s", "of ours [least, most]", "p50 ms", "p99 ms", "front ms", "all ms")
+Rounds = dict[str, dict[str, list[Round]]]  # of a scenario's name, of a server's
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 0, or 1 after printing what to do."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--out", type=page_name, help="the page to write, NAME.md; its pictures go into NAME")
-        if name == "run":
-            command.add_argument("--peers", nargs="+", choices=scenarios.EVERYONE, default=scenarios.EVERYONE)
-            command.add_argument("--scenarios", nargs="+", choices=sorted(scenarios.BY_NAME), metavar="SCENARIO")
-            command.add_argument("--rounds", type=int, default=scenarios.FULL.rounds)
-            command.add_argument("--seconds", type=int, default=scenarios.FULL.seconds, help="seconds per round")
-        if name == "curves":
-            text = "curves to measure; the page keeps the last figures of the others"
-            command.add_argument("--curves", nargs="+", metavar="CURVE", help=text)
-    options = parser.parse_args(arguments)
-    end_on_sigterm()
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
+    parser.add_argument("--scenarios", nargs="+", default=[""], help="words that the names of the scenarios contain")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each server, in turns")
+    parser.add_argument("--seconds", type=int, default=4, help="seconds of a round")
+    parser.add_argument("--before", type=Path, help="another checkout of this project, set up by `make setup models`")
+    parser.add_argument("--out", type=Path, help="file that the page is written to; default: the terminal")
+    options = parser.parse_args()
+    chosen = [s for s in scenarios() if any(word in s.name for word in options.scenarios)]
+    names = options.servers + ["before"] * bool(options.before)
     try:
-        return run(options)
-    except Unprepared as err:
-        print(f"error: {err}", file=sys.stderr)
+        with running(names, options.before and options.before.resolve()) as servers:
+            memory = {server.name: server.memory() for server in servers}
+            measured = {s.name: measure(s, servers, options.rounds, options.seconds) for s in chosen}
+    except NotStarted as err:
+        print(err, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
-
-
-def page_name(text: str) -> Path:
-    """The path of a Markdown page."""
-    if not text.endswith(".md"):
-        raise argparse.ArgumentTypeError(f"{text!r} does not end with .md")
-    return Path(text)
-
-
-def run(options: argparse.Namespace) -> int:
-    if options.command in ("profile", "curves"):
-        from bench import curves, profile
-
-        folder = repository.prepare(scenarios.FULL_MODELS, CACHE / "repository")
-        if options.command == "profile":
-            profile.profile(folder, options.out)
-        else:
-            curves.curves(folder, options.out, options.curves or curves.NAMED)
-        return 0
-    compare(scope_of(options), options.command, options.out)
+    page = render(measured, memory, options.rounds, options.seconds)
+    options.out.write_text(page) if options.out else print(page)
     return 0
 
 
-def scope_of(options: argparse.Namespace) -> Scope:
-    """What a command measures."""
-    if options.command != "run":
-        return {"quick": scenarios.QUICK, "tiny": scenarios.TINY}[options.command]
-    full, chosen = scenarios.FULL, options.scenarios
-    peers = tuple(name for name in scenarios.EVERYONE if name == "ours" or name in options.peers)
-    followed = {scenarios.BY_NAME[name].rate_of for name in chosen or ()}
-    rows = tuple(s for s in full.scenarios if not chosen or s.name in {*chosen, *followed})
-    return Scope(
-        scenarios=rows,
-        peers=peers,
-        rounds=max(1, options.rounds),
-        seconds=max(1, options.seconds),
-        starts=0 if chosen else full.starts,
-        archives=0 if chosen else full.archives,
-        calls=full.calls,
+def measure(scenario: Scenario, servers: Iterable[Server], rounds: int, seconds: int) -> dict[str, list[Round]]:
+    """The rounds of each server that takes the scenario, in turns; ends when an answer is wrong."""
+    takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
+    takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
+    model = KINDS[scenario.model](ROOT / "model_repository" / scenario.model)
+    sessions = [] if scenario.is_tensor else [model.session(1) for _ in range(PROCESSORS)]
+    if scenario.callers == 1 and sessions:
+        sessions = [model.session(PROCESSORS)]
+    if sessions:
+        expected = gist(predict(model, sessions[0], scenario.plain))
+        for server in takes:
+            if (found := gist(json.loads(ask(server, scenario)))) != expected:
+                raise NotStarted(f"{server.name} answers {found} to {scenario.name}, not {expected}")
+    done: dict[str, list[Round]] = {server.name: [] for server in takes}
+    if sessions:
+        done["limit"] = []
+    for number in range(rounds + 1):  # the first one warms up
+        for server in takes:
+            done[server.name].append(load(server, scenario, seconds if number else 1))
+        if sessions:
+            done["limit"].append(limit(model, sessions, scenario, seconds if number else 1))
+    print(f"measured: {scenario.name}", file=sys.stderr)
+    return {name: found[1:] for name, found in done.items()}
+
+
+def gist(answer: Any) -> Any:
+    """What an answer must share with the limit's: the best label, or the first three numbers of an embedding."""
+    if isinstance(answer, list):
+        return gist(answer[0]) if answer else None
+    if not isinstance(answer, dict):
+        return None
+    if "embedding" in answer:
+        return [round(value, 2) for value in answer["embedding"][:3]]
+    return answer.get("label") or next((found for value in answer.values() if (found := gist(value))), None)
+
+
+def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
+    """The page: a table for each scenario, with medians and the ratio to this project in the same round."""
+    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    machine = f"{cpu.partition(':')[2].strip()}, {PROCESSORS} processors"
+    lines = [f"{machine}; {rounds} rounds of {seconds} s of each server in turns; ONNX Runtime, FP32, everywhere.", ""]
+    for name, servers in measured.items():
+        lines += [f"### {name[0].upper()}{name[1:]}", "", _row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
+        lines += [row(server, found, servers.get("ours", found)) for server, found in servers.items()]
+        lines.append("")
+    lines += ["### Memory after the start", "", _row("Server", "MB"), _row("---", "---")]
+    lines += [_row(name, f"{size / 2**20:.0f}") for name, size in memory.items()]
+    return "\n".join(lines) + "\n"
+
+
+def row(name: str, found: list[Round], ours: list[Round]) -> str:
+    """A server's row. "front" is the processor time of nginx and gunicorn for one answer, "all" of all processes."""
+    if errors := sum(each.errors for each in found):
+        return _row(name, f"{errors} answers were not 200", *[""] * (len(COLUMNS) - 2))
+    ratios = sorted(theirs.rate / own.rate for theirs, own in zip(found, ours, strict=True))
+    front = [each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in found]
+    return _row(
+        name,
+        f"{median(each.rate for each in found):.1f}",
+        f"{median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]",
+        f"{median(each.p50 for each in found):.1f}",
+        f"{median(each.p99 for each in found):.1f}",
+        f"{median(front):.2f}",
+        f"{median(sum(each.processor.values()) for each in found):.2f}",
     )
 
 
-def compare(scope: Scope, command: str, out: Path | None) -> None:
-    from bench import measure, report
-
-    page = out or (PAGES / f"{machine.kind()}.md" if command == "run" else CACHE / f"{command}.md")
-    if command != "tiny":
-        environments.install(environments.REPORT)
-    begun = time.monotonic()
-    results = measure.run(scope, lambda text: print(f"{time.monotonic() - begun:4.0f} s  {text}", flush=True))
-    report.write(results, scope, f"python -m bench {command}", page)
-    for row in report.targets(results):
-        if row["value"] is not None:
-            print(f"{row['verdict']:22} {row['value']:8.2f}  {row['bound']:15} {row['target']}")
-    print(f"written: {page}")
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
+    cv2.setNumThreads(1)
     sys.exit(main())

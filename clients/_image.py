@@ -23,8 +23,7 @@ EXAMPLE = decode_base64(  # a grey gradient, 8×8
 )
 
 # A JPEG may be decoded at a smaller size, but at no less than this factor times the size that it is resized to: 12
-# megapixels (4000×3000) are decoded at an eighth for 224. A larger factor changes the pixels less;
-# docs/benchmarks has figures.
+# megapixels (4000×3000) are decoded at an eighth for 224. A larger factor changes the pixels less.
 AMPLE = 1.4
 
 

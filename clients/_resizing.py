@@ -45,7 +45,7 @@ def _centre(outer: Size, size: Size) -> tuple[int, int, int, int]:
 
 def _source_box(image: Image.Image, covering: Size, cut: tuple[int, int, int, int]) -> Box:
     """The box in the original image that becomes `cut` of the resized one, so that Pillow computes only the cut: two
-    thirds of the time. Its rounding then differs by less than torchvision's two ways do (docs/benchmarks)."""
+    thirds of the time. Its rounding then differs by less than torchvision's two ways do."""
     x, y = image.width / covering[1], image.height / covering[0]
     return (cut[0] * x, cut[1] * y, min(cut[2] * x, image.width), min(cut[3] * y, image.height))
 

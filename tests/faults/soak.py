@@ -12,9 +12,8 @@ from pathlib import Path
 
 import requests
 
-from bench.leak import usage
-from bench.platform import Platform, container, make_archive
 from serving.host.process_memory import tree
+from tests.support.platform import Platform, container, make_archive, usage
 
 SHARE = 0.7
 ARCHIVES, LOADED = 8, 4

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.platform import CONFIG, MODEL
 from tests.conftest import BUNDLED
 from tests.image.container import SUDO, podman, podman_environment
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of, make_tar
 from tests.support.harness import ROOT
+from tests.support.platform import CONFIG, MODEL
 
 Simulate = Callable[..., Command]
 

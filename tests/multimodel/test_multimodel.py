@@ -12,12 +12,10 @@ import requests
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from bench.leak import cycle, usage
-from bench.platform import Platform, container, make_archive
-from bench.zipf import drive, numbers, share_for
 from serving.host.process_memory import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.harness import ROOT, Server, link_model, wait_until
+from tests.support.platform import Platform, container, cycle, drive, make_archive, numbers, share_for, usage
 from tests.support.started import starts_a_server
 
 TARGET = "X-Amzn-SageMaker-Target-Model"

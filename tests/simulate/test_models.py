@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from bench.platform import CONFIG, MODEL
-from bench.zipf import share_for
 from simulate.chaos import Rates
 from simulate.endpoint import LEAST_OUTSTANDING
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, make_tar
 from tests.support.harness import PATIENCE, ROOT
+from tests.support.platform import CONFIG, MODEL, share_for
 
 ARCHIVES, CALLERS = 30, 8
 MEGABYTE = 2**20

@@ -1,0 +1,46 @@
+"""The yardstick: the least that a Flask front over the same tritonserver can be. gunicorn, one kept channel a worker.
+
+It trusts its callers, knows no limits, versions, errors or metrics, and serves the four models of the scenarios.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+from flask import Flask, Response, request
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+
+from bench.work import KINDS, Model
+
+DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8"}
+OUTPUTS = {"efficientnet": "logits", "yolov4_tiny": "output0", "bert": "sentence_embedding", "mean": "y"}
+app = Flask(__name__)
+
+
+@cache
+def channel() -> InferenceServerClient:
+    """This worker's: made after the fork, at the first call."""
+    return InferenceServerClient(os.environ["BENCH_TRITON"])
+
+
+@cache
+def model(name: str) -> Model:
+    return KINDS[name](Path(os.environ["BENCH_REPOSITORY"]) / name)
+
+
+@app.get("/ping")
+def ping() -> str:
+    return ""
+
+
+@app.post("/<name>")
+def invoke(name: str) -> Response:
+    inputs: list[Any] = []
+    for key, array in model(name).prepare(request.get_data()).items():
+        inputs.append(InferInput(key, list(array.shape), DATATYPES[array.dtype.name]))
+        inputs[-1].set_data_from_numpy(array)
+    output = OUTPUTS[name]
+    reply = channel().infer(name, inputs, outputs=[InferRequestedOutput(output)])
+    return Response(orjson.dumps(model(name).finish({output: reply.as_numpy(output)})), mimetype="application/json")

@@ -1,0 +1,35 @@
+"""BentoML: one service of two workers with an API per model."""
+
+import os
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import bentoml
+
+from bench.work import KINDS, predict
+
+
+@bentoml.service(workers=2, traffic={"timeout": 60}, http={"port": int(os.environ.get("BENCH_PORT", "3000"))})
+class Models:
+    """{"body": BASE64} -> the prediction."""
+
+    def __init__(self) -> None:
+        root = Path(os.environ["BENCH_REPOSITORY"])
+        self.models = {name: KINDS[name](root / name) for name in os.environ["BENCH_MODELS"].split(",")}
+        self.sessions = {name: model.session(2) for name, model in self.models.items()}
+
+    @bentoml.api(route="/efficientnet")  # type: ignore[untyped-decorator]
+    def efficientnet(self, body: str) -> dict[str, Any]:
+        return self._predict("efficientnet", body)
+
+    @bentoml.api(route="/yolov4_tiny")  # type: ignore[untyped-decorator]
+    def yolov4_tiny(self, body: str) -> dict[str, Any]:
+        return self._predict("yolov4_tiny", body)
+
+    @bentoml.api(route="/bert")  # type: ignore[untyped-decorator]
+    def bert(self, body: str) -> dict[str, Any]:
+        return self._predict("bert", body)
+
+    def _predict(self, name: str, body: str) -> dict[str, Any]:
+        return {"prediction": predict(self.models[name], self.sessions[name], b64decode(body))}

@@ -1,0 +1,123 @@
+"""What a scenario's model computes, without any code of this project: the work of the limit, of the bare server and of
+the peers, and an independent check of this project's answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnxruntime
+import tokenizers
+
+Array = np.ndarray[Any, Any]
+CONFIDENCE, OVERLAP = 0.40, 0.45  # of YOLOv4-tiny's publisher
+
+
+class Model:
+    """A body -> tensors -> a prediction. `threads`: how many threads one run of the network may take."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def session(self, threads: int) -> onnxruntime.InferenceSession:
+        """The network, with the options that this project's ONNX Runtime backend sets."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        return onnxruntime.InferenceSession(str(next(self.folder.glob("*/model.onnx"))), options)
+
+    def prepare(self, body: bytes) -> dict[str, Array]:
+        """The network's inputs, with a batch dimension of 1."""
+        raise NotImplementedError
+
+    def finish(self, outputs: dict[str, Array]) -> Any:
+        """One JSON-able prediction."""
+        raise NotImplementedError
+
+    def labels(self) -> list[str]:
+        return (self.folder / "labels.txt").read_text(encoding="utf-8").splitlines()
+
+
+def _photo(body: bytes) -> Array:
+    decoded: Array = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
+    return decoded[:, :, ::-1]
+
+
+class Photo(Model):
+    """EfficientNet-Lite0: a centre crop of 0.875 of the short side, bicubic to 224, as bytes; the top class."""
+
+    def prepare(self, body: bytes) -> dict[str, Array]:
+        image = _photo(body)
+        height, width = image.shape[:2]
+        side = round(min(height, width) * 0.875)
+        top, left = (height - side) // 2, (width - side) // 2
+        crop = cv2.resize(image[top : top + side, left : left + side], (224, 224), interpolation=cv2.INTER_CUBIC)
+        return {"images": np.ascontiguousarray(crop.transpose(2, 0, 1)[None])}
+
+    def finish(self, outputs: dict[str, Array]) -> Any:
+        logits = outputs["logits"][0]
+        scores = np.exp(logits - logits.max())
+        best = int(scores.argmax())
+        return {"label": self.labels()[best], "score": float(scores[best] / scores.sum())}
+
+
+class Boxes(Model):
+    """YOLOv4-tiny: a letterbox of 416, NMS by OpenCV; the labels and scores, the best first."""
+
+    def prepare(self, body: bytes) -> dict[str, Array]:
+        image = _photo(body)
+        ratio = 416 / max(image.shape[:2])
+        resized = cv2.resize(image, None, fx=ratio, fy=ratio, interpolation=cv2.INTER_LINEAR)
+        padded = np.full((416, 416, 3), 114, np.uint8)
+        top, left = (416 - resized.shape[0]) // 2, (416 - resized.shape[1]) // 2
+        padded[top : top + resized.shape[0], left : left + resized.shape[1]] = resized
+        return {"images": np.ascontiguousarray(padded.transpose(2, 0, 1)[None])}
+
+    def finish(self, outputs: dict[str, Array]) -> Any:
+        rows = outputs["output0"][0]
+        scores = rows[:, 4:5] * rows[:, 5:]
+        rows, classes, best = rows[:, :4], scores.argmax(1), scores.max(1)
+        kept = best > CONFIDENCE
+        rows, classes, best = rows[kept], classes[kept], best[kept]
+        corners = np.concatenate([rows[:, :2] - rows[:, 2:] / 2, rows[:, 2:]], axis=1)
+        chosen = cv2.dnn.NMSBoxesBatched(corners.tolist(), best.tolist(), classes.tolist(), CONFIDENCE, OVERLAP)
+        names = self.labels()
+        return [{"label": names[int(classes[i])], "score": float(best[i])} for i in np.ravel(chosen)]
+
+
+class Sentence(Model):
+    """all-MiniLM-L6-v2: the embedding, of length 1."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+        self.tokenizer.no_padding()
+
+    def prepare(self, body: bytes) -> dict[str, Array]:
+        ids = np.array([self.tokenizer.encode(body.decode()).ids], np.int64)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+    def finish(self, outputs: dict[str, Array]) -> Any:
+        embedding = outputs["sentence_embedding"][0]
+        return {"embedding": (embedding / np.linalg.norm(embedding)).tolist()}
+
+
+class Floats(Model):
+    """The mean of a row of floats, which comes as KServe's JSON or as raw bytes."""
+
+    def prepare(self, body: bytes) -> dict[str, Array]:
+        row = json.loads(body)["inputs"][0]["data"] if body[:1] == b"{" else np.frombuffer(body, np.float32)
+        return {"x": np.array(row, np.float32)[None]}
+
+    def finish(self, outputs: dict[str, Array]) -> Any:
+        return outputs["y"].ravel().tolist()
+
+
+KINDS: dict[str, type[Model]] = {"efficientnet": Photo, "yolov4_tiny": Boxes, "bert": Sentence, "mean": Floats}
+
+
+def predict(model: Model, session: onnxruntime.InferenceSession, body: bytes) -> Any:
+    """The prediction for a body, in process."""
+    names = [output.name for output in session.get_outputs()]
+    return model.finish(dict(zip(names, session.run(names, model.prepare(body)), strict=True)))
