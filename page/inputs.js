@@ -13,7 +13,8 @@ export async function showInput(model, run, failed) {
   if (!model.client) return fill(box, tensors(asked));
   if (PICTURES.includes(model.codec)) return fill(box, ...picture(asked));
   const first = await asked.example().then(({ data }) => data.text(), () => "");
-  return fill(box, model.codec === "text" ? texts(asked, first) : value(asked, first));
+  const isText = model.codec === "text" && !isObject(attempt(() => JSON.parse(first)));
+  return fill(box, isText ? texts(asked, first) : value(asked, first));
 }
 
 // Pictures that are dropped anywhere on the page or pasted are taken while the model's input is a picture.
@@ -102,7 +103,7 @@ function texts({ run }, first) {
 // An example that is an object of words and numbers becomes a form, any other value a field of JSON.
 function value({ model, run, failed }, first) {
   const parsed = named(attempt(() => JSON.parse(first)), model.columns);
-  const plain = parsed && typeof parsed === "object" && !Array.isArray(parsed) && Object.values(parsed).every(isWord);
+  const plain = isObject(parsed) && Object.values(parsed).every(isWord);
   if (!plain) return json("instance", first, failed, (instance) => run({ kind: "instances", values: [instance] }));
   const fields = Object.entries(parsed).map(([name, word]) => [name, word, field(name, word)]);
   const send = () => run({ kind: "instances", values: [Object.fromEntries(fields.map(([name, word, { input }]) => [name, read(word, input)]))] });
@@ -114,6 +115,7 @@ function value({ model, run, failed }, first) {
 const named = (cells, columns) =>
   columns && Array.isArray(cells) ? Object.fromEntries(columns.map((name, index) => [name, cells[index]])) : cells;
 
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const isWord = (word) => word === null || typeof word !== "object";
 
 function read(word, input) {

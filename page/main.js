@@ -32,6 +32,14 @@ async function load() {
   const same = models.find(({ name }) => name === chosen?.name);
   if (same) chosen = same;
   else if (models.length) await choose(models.find(findsObjects) ?? models.find(({ codec }) => KINDS[codec] === "picture") ?? models[0]);
+  scrollToChosen();
+}
+
+// Scrolls the list of models only, not the page.
+function scrollToChosen() {
+  const list = find("models");
+  const { offsetTop = 0, offsetLeft = 0 } = list.querySelector(".model:has(:checked)") ?? {};
+  list.scrollTo(offsetLeft - list.clientWidth / 3, offsetTop - list.clientHeight / 3);
 }
 
 // A detector shows most of what the page can do.

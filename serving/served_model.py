@@ -87,7 +87,7 @@ class ServedModel:
             described["parameters"] = [
                 {
                     "name": p.name,
-                    "default": self.client.defaults[p.name],
+                    "default": _plain(self.client.defaults[p.name]),
                     "expected": p.expected(),
                     "help": p.help,
                     "schema": schemas[p.name],
@@ -95,6 +95,11 @@ class ServedModel:
                 for p in self.client.parameters
             ]
         return described | ({"error": self.client_error} if self.client_error else {})
+
+
+def _plain(value: Any) -> Any:
+    """Return a tuple as a list, because orjson does not write subclasses of tuple, such as Names."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _client_name(client: ModelClient | None) -> str | None:

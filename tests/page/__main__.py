@@ -17,7 +17,7 @@ def main() -> None:
         (ROOT / "docs/openapi.json").write_text(json.dumps(document, indent=1) + "\n")
         with chromium() as browser:
             for width, scheme, file in PICTURES:
-                with opened(browser, server.url, width, scheme) as page:
+                with opened(browser, server.url, width, scheme=scheme) as page:
                     page.get_by_role("button", name="Use the example").click()
                     page.locator(".box").first.wait_for()
                     page.screenshot(path=ROOT / file)

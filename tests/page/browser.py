@@ -74,9 +74,8 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, width: int = WIDE, scheme: str = "light") -> Iterator[Page]:
+def opened(browser: Browser, url: str, width: int = WIDE, height: int = 900, scheme: str = "light") -> Iterator[Page]:
     """The page, loaded; nothing that it does may be refused by its Content-Security-Policy."""
-    height = 900 if width == WIDE else 844
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()

@@ -385,7 +385,7 @@ def test_the_keyboard_is_enough(page: Page) -> None:
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
 def test_axe_finds_nothing_serious(browser: Browser, server: Server, width: int, scheme: str) -> None:
-    with opened(browser, server.url, width, scheme) as page:
+    with opened(browser, server.url, width, scheme=scheme) as page:
         upload(page, EXAMPLE)
         expect(page.locator(".box").first).to_be_visible()
         check(page)
