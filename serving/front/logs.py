@@ -1,4 +1,7 @@
-"""Log lines of the Flask app and of gunicorn: one JSON object per line, with the request's id, without payloads.
+"""Log lines of the Flask app and of gunicorn, with the request's id, without payloads: JSON, or text on a terminal.
+
+Every process of the container writes to the same pipe, which keeps a line whole up to 4,096 bytes: longer ones could
+be torn by another process's line, so a line is cut to fit.
 
 The message of an exception may quote what a caller sent (`could not convert string to float: '…'`), so a trace
 names types, files and lines; the messages are added when SERVE_LOG_LEVEL is debug.
@@ -6,6 +9,7 @@ names types, files and lines; the messages are added when SERVE_LOG_LEVEL is deb
 
 import json
 import logging
+import select
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -15,17 +19,24 @@ from flask import has_request_context
 from serving.front.incoming import incoming
 
 OURS = ("predictor", "serving", "clients")
-LONGEST_MESSAGE = 4000  # characters: a caller's name of a model can be long, and a line over 16 kB is cut
+LONGEST_MESSAGE = 1000  # characters: a caller's name of a model can be long
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON; `messages` says whether those of exceptions are shown."""
+    """Formats a record as one line of JSON. `messages` says whether the messages of exceptions are shown."""
 
     def __init__(self, messages: bool = False) -> None:
         super().__init__()
         self._messages = messages
 
     def format(self, record: logging.LogRecord) -> str:
+        line = self.fields(record)
+        while len(text := json.dumps(line, separators=(",", ":"))) >= select.PIPE_BUF:
+            longest = max(line, key=lambda name: len(line[name]))
+            line[longest] = line[longest][: len(line[longest]) // 2]
+        return text
+
+    def fields(self, record: logging.LogRecord) -> dict[str, str]:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "process": "gunicorn",
@@ -35,7 +46,7 @@ class JsonFormatter(logging.Formatter):
         }
         if request_id := getattr(record, "request_id", "") or _request_id():
             line["request_id"] = request_id
-        return json.dumps(line | self._exception(record), separators=(",", ":"))
+        return line | self._exception(record)
 
     def _exception(self, record: logging.LogRecord) -> dict[str, str]:
         error = record.exc_info[1] if record.exc_info else None
@@ -49,6 +60,17 @@ class JsonFormatter(logging.Formatter):
         frames = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in stack]
         said = f": {error}" if self._messages else ""
         return "\n".join([f"{type(error).__name__}{said}", *frames])
+
+
+class TextFormatter(JsonFormatter):
+    """Formats a record for a terminal. Control characters stay escaped: a caller may have sent them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self.fields(record)
+        said = json.dumps(line["message"])[1:-1]
+        request = f" (request {line['request_id']})" if "request_id" in line else ""
+        trace = [json.dumps(frame)[1:-1] for frame in line.get("trace", "").splitlines()]
+        return "\n    ".join([f"{self.formatTime(record)} gunicorn | {record.levelname}: {said}{request}", *trace])
 
 
 def _request_id() -> str:
@@ -68,7 +90,8 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 def configure(level: str) -> logging.Handler:
     """Ours from `level` on and other packages' from warning on, to stderr; the handler that writes them."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(messages=level == "debug"))
+    formatter = TextFormatter if sys.stderr.isatty() else JsonFormatter
+    handler.setFormatter(formatter(messages=level == "debug"))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)

@@ -22,16 +22,11 @@ OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: optio
 }
 
 
-def contradictions(values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+def contradictions(values: Mapping[str, Any]) -> list[str]:
     """A line for each."""
     found = [*_port_mistakes(values), *_argument_mistakes(values), *_batch_mistakes(values)]
     if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
         found.append(f"SERVE_RELOAD=true does not go with {obstacle}: leave SERVE_RELOAD out")
-    if environ.get("SERVE_MANAGEMENT", "").strip() not in ("", "open") and not values["management_secret"]:
-        found.append(
-            "SERVE_MANAGEMENT is no longer read, and /models is open to everybody without SERVE_MANAGEMENT_SECRET: "
-            "set that one to HEADER=VALUE, and remove SERVE_MANAGEMENT"
-        )
     return found
 
 

@@ -10,11 +10,6 @@ from serving.settings.table import ROWS, TABLE, Settings
 
 PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
-REMOVED = (  # CHANGELOG.md says what to do instead
-    "SERVE_CLOUDWATCH_AGENT SERVE_DIRECT_TENSORS SERVE_MANAGEMENT SERVE_NGINX_WORKERS SERVE_REDUCED_DECODING "
-    "SERVE_THREADS SERVE_TRITON_GRPC_PORT SERVE_TRITON_HTTP_PORT SERVE_TRITON_METRICS_PORT "
-    "SERVE_TRITON_SAGEMAKER_PORT SERVE_TRITON_SECRET"
-)
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
@@ -31,10 +26,8 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
 
 
 def _stranger(name: str, known: list[str]) -> str:
-    if name in REMOVED.split():
-        return f"{name} is no longer read; CHANGELOG.md says what to do instead"
     near = nearest(name, known)
-    return f"{name} is no variable that is read here" + (f"; did you mean {near}?" if near else "")
+    return f"{name} is not a setting" + (f"; did you mean {near}?" if near else "; docs/settings.md lists them all")
 
 
 def _line(row: Setting, value: object, environ: Mapping[str, str]) -> str:

@@ -202,13 +202,6 @@ class Settings:
         choices=tuple(LOG_LEVELS),
         parser=parsing.parse_log_level,
     )
-    log_format: str = _choice(
-        "SERVE_LOG_FORMAT",
-        ("mixed", "text", "json"),
-        "how the log is written. mixed: requests and gunicorn's lines as JSON, others as text after their process's "
-        "name; text: all for people; json: every line is a JSON object",
-        parser=str.lower,
-    )
     management_secret: str = _setting(
         "SERVE_MANAGEMENT_SECRET",
         "",
@@ -279,7 +272,7 @@ class Settings:
                 values[each.name] = each.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        if mistakes := mistakes or contradictions(values, environ):
+        if mistakes := mistakes or contradictions(values):
             raise SettingsError(mistakes)
         own = {each.name: values[each.name] for each in TABLE}
         return cls(**own | _by_platform(values, environ)).settled(machine or this_machine())
@@ -399,7 +392,7 @@ class Settings:
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON, *TO_CLOUDWATCH)
 # What models' code does not get, with the variable that is a mistake without them.
-SECRETS = {"SERVE_MANAGEMENT", *(variable for row in TABLE if row.secret for variable in row.variables)}
+SECRETS = {variable for row in TABLE if row.secret for variable in row.variables}
 
 
 def markdown() -> str:

@@ -16,8 +16,7 @@ from pathlib import Path
 from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.http import Address, get
-from serving.host.status import LogError
-from serving.supervisor.output import OUTPUT_END_TIMEOUT, Output, Pump
+from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.supervisor.signs import Signs, groups
 from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process
 
@@ -67,9 +66,6 @@ class LinuxSystem:
     def now(self) -> float:
         return time.monotonic()
 
-    def date(self) -> float:
-        return time.time()
-
     def oom_kills(self) -> int | None:
         return machine.oom_kills()
 
@@ -95,16 +91,14 @@ class LinuxSystem:
             env=dict(process.environment),
             cwd=process.folder,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=None if process.writes_log else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
             pass_fds=[listener.fileno() for listener in process.listeners],
         )
-        if child.stdout is None:
-            raise OSError("no pipe to read the output from")
-        pump = Pump(process.name, child.stdout, self._output, process.noise)
-        pump.start()
-        self._pumps[process.name] = pump
+        if child.stdout:
+            self._pumps[process.name] = Pump(process.name, child.stdout, self._output, process.noise)
+            self._pumps[process.name].start()
         self._running[child.pid] = _Running(process, child, Signs(process, child.pid, self._hang_timeout), started)
         return child.pid
 
@@ -155,7 +149,7 @@ class LinuxSystem:
             os.kill(pid, signal.SIGKILL)
 
     def last_error(self, process: Process) -> str:
-        return self._pumps[process.name].last_error()
+        return self._pumps[process.name].last_error() if process.name in self._pumps else ""
 
     def ping(self) -> str:
         try:
@@ -166,9 +160,6 @@ class LinuxSystem:
 
     def say(self, text: str, level: str = "info") -> None:
         self._output.write("serve", text, level=level)
-
-    def errors(self) -> list[LogError]:
-        return self._output.errors()
 
     def drain(self) -> None:
         deadline = self.now() + OUTPUT_END_TIMEOUT

@@ -37,18 +37,14 @@ SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
 ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend, which takes no other place than /tmp
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 
-# Lines that are not logged: of tritonserver on a machine without a GPU, its tables and its countdown at the end (never
-# an error of a model); of nginx while gunicorn is starting.
-_TRITON_PREFIX = r"^[IWE]\d{4} [\d:.]+ \d+ "
-TRITON_NOISE = (
-    r"NODELAY NOT SUPPORTED|^Error: Failed to initialize NVML$|^$|^[+|].*[+|]$|^Signal \(15\) received\.$",
-    _TRITON_PREFIX + r"pinned_memory_manager\.cc:\d+\] \"Unable to allocate pinned system memory",
-    _TRITON_PREFIX + r"cuda_memory_manager\.cc:\d+\] \"CUDA memory pool disabled\"",
-    _TRITON_PREFIX + r"server\.cc:\d+\] (\"CudaDriverHelper has not been initialized|\"Timeout \d+: Found|$)",
-    _TRITON_PREFIX + r"tritonserver\.cc:\d+\] $",
-    _TRITON_PREFIX + r"metrics\.cc:\d+\] \"(DCGM unable to start|Collecting CPU metrics)",
+# Lines that are not logged: tritonserver's tables, empty lines and countdown; without a GPU that it finds none; nginx's
+# line for each /ping of ours while gunicorn does not listen yet. The supervisor itself logs both when they last.
+TRITON_NOISE = (r"^\s*$|^[+|].*[+|]$|^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",)
+NO_GPU_NOISE = (
+    r"^Error: Failed to initialize NVML$|\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
+    r"CudaDriverHelper has not been initialized|DCGM unable to start|Collecting CPU metrics)",
 )
-NGINX_NOISE = (r'request: "(GET|POST) /ping HTTP',)
+NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
 
 
 def table(
@@ -115,7 +111,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         tuple(command),
         environ,
         HERE,
-        noise=TRITON_NOISE,
+        noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
         leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
         empty_leftovers=ENVIRONMENTS,
         restart_request=settings.triton_restart_request,
@@ -178,7 +174,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     }
     counts = {"PROMETHEUS_MULTIPROC_DIR": str(emptied(settings.run_dir / "metrics"))}
     environ = {**environ, **one_thread, **heap, **counts}
-    return Process("gunicorn", tuple(command), environ, HERE, beats=emptied(settings.gunicorn_beats))
+    return Process("gunicorn", tuple(command), environ, HERE, beats=emptied(settings.gunicorn_beats), writes_log=True)
 
 
 def emptied(folder: Path) -> Path:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.host.exits import describe_exit
-from serving.host.status import ProcessStatus, Status, write_status
+from serving.host.status import ProcessStatus, write_status
 from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process, System
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
@@ -64,7 +64,6 @@ class _Child:
     process: Process
     pid: int | None = None
     starts: int = 0
-    since: float | None = None  # when it was started the last time, in seconds since 1970
     deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
     restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
     restart_reason: str = ""  # why it is being killed as others asked for it; "" when it is not
@@ -78,8 +77,7 @@ class Supervisor:
     """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds; without
     `hang_timeout` nobody is missed.
 
-    `when_ready` are lines for the log when everything is ready for the first time; `address` is where others reach it,
-    for the status.
+    `when_ready` are lines for the log when everything is ready for the first time.
     """
 
     def __init__(
@@ -92,15 +90,13 @@ class Supervisor:
         stop_timeout: float,
         hang_timeout: float = 0.0,
         when_ready: Sequence[str] = (),
-        address: tuple[str, int] = ("", 0),
     ) -> None:
         self._children = [_Child(process) for process in processes]
         self._system, self._status_file = system, status_file
         self._start_timeout, self._stop_timeout = start_timeout, stop_timeout
         self._hang_timeout, self._last_look = hang_timeout, system.now()
-        self._when_ready, self._address = list(when_ready), address
+        self._when_ready = list(when_ready)
         self._stage, self._has_been_ready = "starting", False
-        self._began, self._errors_told = system.date(), 0.0
         self._since = system.now()
         self._next_report = REPORT_INTERVAL
         self._oom_kills = system.oom_kills()
@@ -117,7 +113,6 @@ class Supervisor:
                 self._kill_what_hangs()
                 self._start_due()
                 self._check_readiness()
-                self._tell_errors()
         except Failure as failure:
             code, reason = 1, str(failure)
             self._system.say(reason, "error")
@@ -149,7 +144,7 @@ class Supervisor:
         except OSError as err:
             self._give_up(child, f"{child.process.name} cannot be started: {err}")
             return
-        child.starts, child.since = child.starts + 1, self._system.date()
+        child.starts += 1
         self._write_status()
 
     def _reap(self) -> list[tuple[_Child, int]]:
@@ -171,7 +166,7 @@ class Supervisor:
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
         if code == os.EX_CONFIG:
-            self._give_up(child, f"{name} cannot serve: {self._system.last_error(child.process)}")
+            self._give_up(child, f"{name} cannot serve: {self._system.last_error(child.process) or 'the log says why'}")
         elif len(recent.times) > recent.allowed:
             what = "had to be restarted" if requested else "died"
             often = f"{name} {what} {len(recent.times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
@@ -285,24 +280,15 @@ class Supervisor:
 
     def _write_status(self) -> None:
         processes = {child.process.name: self._describe(child) for child in self._children}
-        errors = self._system.errors()
-        status = Status(self._stage, processes, os.getpid(), self._began, self._address, errors)
         try:
-            write_status(self._status_file, status)
+            write_status(self._status_file, self._stage, processes)
         except OSError as err:  # a full disk is no reason to leave the processes alone
             self._system.say(f"the status cannot be written: {err}", "warning")
-
-    def _tell_errors(self) -> None:
-        """In the status, once a turn of the loop at the most."""
-        latest = max((error.time for error in self._system.errors()), default=0.0)
-        if latest > self._errors_told:
-            self._errors_told = latest
-            self._write_status()
 
     def _describe(self, child: _Child) -> ProcessStatus:
         down = "stopped" if self._stage == "stopping" else "backing off"
         state = down if child.pid is None else "running"
-        return ProcessStatus(child.pid, child.starts, state, child.last_exit, child.since)
+        return ProcessStatus(child.pid, child.starts, state, child.last_exit)
 
 
 def _requested_restart(child: _Child) -> str:

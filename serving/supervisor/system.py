@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.host.http import Address
-from serving.host.status import LogError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -22,7 +21,8 @@ class Process:
     goes on without an `optional` one: it is not waited for, and given up where the deaths of another would end
     everything. What works answers a GET at `answers_at` (address and path) whatever else it does; its workers touch a
     file each in the folder `beats`, named by their pids, every second. It inherits the `listeners`, and gets the
-    signals `passed_on` in place of `serve`."""
+    signals `passed_on` in place of `serve`. One that `writes_log` inherits our standard output, else we read what it
+    writes."""
 
     name: str
     command: tuple[str, ...]
@@ -38,6 +38,7 @@ class Process:
     beats: Path | None = None
     listeners: tuple[socket.socket, ...] = ()
     passed_on: tuple[signal.Signals, ...] = ()
+    writes_log: bool = False
 
 
 class System(Protocol):
@@ -75,7 +76,7 @@ class System(Protocol):
         """The file systems that the processes map files of and that were full when the last process ended."""
 
     def last_error(self, process: Process) -> str:
-        """The last line of its output that looks like an error, else the last line."""
+        """The last line of its output that looks like an error, else the last line; "" if it writes its own log."""
 
     def drain(self) -> None:
         """Waits a little until all that the processes wrote is in the log."""
@@ -85,12 +86,6 @@ class System(Protocol):
 
     def say(self, text: str, level: str = "info") -> None:
         """One line of our own in the log; `level` is info, warning or error."""
-
-    def errors(self) -> list[LogError]:
-        """The last ones in the log, the latest last."""
-
-    def date(self) -> float:
-        """Seconds since 1970."""
 
 
 class Hopeless(str):

@@ -150,8 +150,7 @@ def test_nginx_killed_is_started_again(start: Start) -> None:
 
 
 def access_log(server: Server) -> list[dict[str, object]]:
-    lines = [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["process"] == "nginx"]
+    return [entry for entry in server.entries("nginx") if "status" in entry]
 
 
 def test_sigterm_under_load_loses_no_accepted_request(start: Start) -> None:
@@ -191,7 +190,7 @@ def test_sigint_while_starting_stops_everything(start: Start) -> None:
 def ends_at_once(server: Server) -> str:
     """The last line of a start that does not take the time that it has."""
     assert server.wait_ended() != 0
-    return server.output().strip().splitlines()[-1]
+    return str(server.entries("serve")[-1]["message"])
 
 
 def test_a_damaged_model_is_named_before_anything_starts(small: Path, start: Start) -> None:

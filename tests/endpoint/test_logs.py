@@ -17,11 +17,43 @@ import requests
 from predictor import create_app
 from serving.front.logs import JsonFormatter
 from serving.settings.table import Settings
-from tests.support.harness import ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
+from tests.support.harness import ONE_INSTANCE, ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
 MARK = "payload-4711-mark"
+
+
+PRINTER = """
+import sys
+import traceback
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        try:
+            raise ValueError("printed")
+        except ValueError:
+            traceback.print_exc()
+        print('{"is": json, "not": this}', file=sys.stderr)
+        print("it goes on", file=sys.stderr, flush=True)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", self.x(each))]) for each in requests]
+
+    def x(self, request):
+        return pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+"""
+
+
+def make_printer(repository: Path) -> None:
+    """`printer`: writes a traceback and other lines to its standard error."""
+    folder = repository / "printer"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(PRINTER)
+    ports = (("input", "x"), ("output", "y"))
+    tensors = [f'{side} {{ name: "{name}" data_type: TYPE_FP32 dims: [1, 1] }}\n' for side, name in ports]
+    (folder / "config.pbtxt").write_text(f'backend: "python"\n{"".join(tensors)}{ONE_INSTANCE}')
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +62,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_scale(folder)
     make_sleeper(folder)
     make_identity(folder)
+    make_printer(folder)
     return folder
 
 
@@ -53,10 +86,6 @@ def quiet(
     assert running.stop() == 0
 
 
-def json_lines(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
-
-
 def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple[requests.Response, str]:
     """The reply and the id that the request was given."""
     request_id = uuid.uuid4().hex
@@ -70,7 +99,7 @@ def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[di
     """Those of one request; waits for nginx's, which comes after the reply, and for the process' own."""
 
     def found() -> list[dict[str, Any]]:
-        return [line for line in json_lines(server) if line.get("request_id") == request_id]
+        return [line for line in server.entries() if line.get("request_id") == request_id]
 
     wait_until(lambda: {"nginx", process} <= {line["process"] for line in found()}, f"the lines of {request_id}")
     return [line for line in found() if line["process"] == process]
@@ -139,16 +168,25 @@ def test_an_internal_error_is_explained_under_its_request_id(server: Server) -> 
     _, request_id = send(server, json=body)
     [line] = lines_of(server, request_id, "gunicorn")
     assert (line["level"], line["logger"], line["exception"]) == ("error", "serving.front.replies", "InferenceFailed")
-    assert "failed in postprocess (KeyError)" in line["message"]
+    assert "KeyError" in line["message"]
     assert re.search(r"KeyError\n(.*\n)*  .*/sleeper/client.py:\d+ in postprocess$", line["trace"])
 
 
-def test_every_line_is_json_or_begins_with_the_name_of_its_process(server: Server) -> None:
-    for line in server.output().splitlines():
-        if line.startswith("{"):
-            assert json.loads(line)["process"] in ("nginx", "gunicorn")
-        else:
-            assert re.match(r"(serve|tritonserver|gunicorn|nginx) \| ", line)
+def test_every_line_is_an_object_whoever_wrote_it(server: Server) -> None:
+    send(server, json=TENSORS | {"model_name": "printer"})
+    wait_until(lambda: server.says("it goes on", process="tritonserver"), "what the model printed")
+    assert all(line.startswith('{"') for line in server.output().splitlines())
+    assert {entry["process"] for entry in server.entries()} == {"serve", "tritonserver", "gunicorn", "nginx"}
+    assert all({"time", "process", "level"} <= entry.keys() for entry in server.entries())
+    assert server.says('{"is": json, "not": this}', process="tritonserver")
+    assert [entry for entry in server.entries("tritonserver", level="error") if "printed" in entry["message"]]
+
+
+def test_a_start_that_fails_says_why_in_objects(tmp_path: Path) -> None:
+    server = Server(tmp_path, tmp_path, SERVE_WORKERS="-1", SERVE_DEVICE="tpu")
+    assert server.wait_ended() == 2
+    lines = server.entries("serve", level="critical")
+    assert [line["message"].partition("=")[0] for line in lines] == ["SERVE_DEVICE", "SERVE_WORKERS"]
 
 
 def test_pings_and_scrapes_are_not_logged(server: Server) -> None:
@@ -156,7 +194,7 @@ def test_pings_and_scrapes_are_not_logged(server: Server) -> None:
         assert server.get(path).status_code == 200
     _, request_id = send(server, json=TENSORS | {"model_name": "scale"})
     assert lines_of(server, request_id)
-    assert not [line for line in json_lines(server) if line.get("path") in ("/ping", "/metrics")]
+    assert not [line for line in server.entries() if line.get("path") in ("/ping", "/metrics")]
 
 
 def marked_requests() -> list[dict[str, Any]]:
@@ -206,17 +244,14 @@ def test_the_level_decides_which_requests_are_logged(quiet: Server) -> None:
     assert (good.status_code, wrong.status_code, failed.status_code) == (200, 404, 500)
     expected = {"warning": {wrong_id, failed_id}, "error": {failed_id}}[quiet.level]  # type: ignore[attr-defined]
     assert [len(lines_of(quiet, request_id)) for request_id in expected] == [1] * len(expected)
-    logged = {line.get("request_id") for line in json_lines(quiet)}
+    logged = {line.get("request_id") for line in quiet.entries()}
     assert logged & {good_id, wrong_id, failed_id} == expected
-    assert not [line for line in json_lines(quiet) if line["level"] in ("debug", "info")]
+    levels = {line["level"] for line in quiet.entries() if "status" in line or line["process"] == "gunicorn"}
+    assert not levels & {"debug", "info"}
 
 
 def test_without_the_cloudwatch_agent_the_log_says_how_to_add_it_and_serving_goes_on(quiet: Server) -> None:
-    assert re.search(
-        r"^serve \| WARNING: .* no CloudWatch agent: install the package amazon-cloudwatch-agent",
-        quiet.output(),
-        re.MULTILINE,
-    )
+    assert quiet.says("amazon-cloudwatch-agent")
     assert not (quiet.run_dir / "cloudwatch.json").exists()
 
 

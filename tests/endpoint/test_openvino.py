@@ -52,7 +52,7 @@ def test_the_list_and_the_log_say_which_engine_and_why(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert (listed["resnet"]["engine"], listed["resnet"]["engine_reason"]) == ("openvino", "SERVE_CPU_ENGINE says so")
     assert listed["sums"]["engine"] == "openvino" and "engine_reason" not in listed["sums"], "it has no other"
-    assert "serve | resnet: OpenVINO, because SERVE_CPU_ENGINE says so\n" in server.output()
+    assert server.says("resnet: OpenVINO", "SERVE_CPU_ENGINE")
 
 
 def test_a_model_with_a_client_takes_images(server: Server) -> None:

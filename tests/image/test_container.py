@@ -1,6 +1,7 @@
 """A container as platforms start, watch, limit and stop it: read-only, no capability, no network, a user of its own."""
 
 import base64
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -65,7 +66,8 @@ def find(container: Container) -> requests.Response:
 
 
 def shown_calls(container: Container) -> list[str]:
-    return re.findall(r"^serve \| (curl .*)$", container.output(), re.MULTILINE)
+    said = [entry["message"] for entry in map(json.loads, container.output().splitlines()) if "message" in entry]
+    return [text for text in said if text.startswith("curl ")]
 
 
 def ended(container: Container) -> tuple[int, str]:
@@ -84,7 +86,6 @@ def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) ->
         assert len(reply.json()["predictions"]) == 1
     assert podman("healthcheck", "run", container.name) == ""
     assert container.run("serve", "--ping") == "healthy\n"
-    assert re.search(r"^tritonserver +running +\d+ +\d+ MB", container.run("serve", "--status"), re.MULTILINE)
     assert container.run("id", "-u") == "10001\n"
 
 

@@ -17,7 +17,7 @@ from serving.errors import (
     ServingError,
     TritonTimeout,
 )
-from serving.host.status import ProcessStatus, Status, write_status
+from serving.host.status import ProcessStatus, write_status
 from serving.host.stubs import Stub
 from serving.inference.crashes import Crashes, Trouble
 from serving.inference.keeper import CRASHES_ALLOWED, MOST_RELOADS, Keeper, Tritonserver
@@ -59,7 +59,7 @@ class World:
         self.keeper.step()
 
     def runs_as(self, start: int, pid: int | None = None) -> None:
-        write_status(self.status, Status("ready", {"tritonserver": ProcessStatus(pid or os.getpid(), start)}))
+        write_status(self.status, "ready", {"tritonserver": ProcessStatus(pid or os.getpid(), start)})
 
     def die(self, name: str = "m", began: float = NOW) -> None:
         self.crashes.report([name], DIED, began)

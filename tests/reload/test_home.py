@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.errors import InvalidRequest
-from serving.host.status import ProcessStatus, Status, write_status
+from serving.host.status import ProcessStatus, write_status
 from serving.inference.crashes import Crashes
 from serving.reload.home import Home
 from serving.reload.loading import Loader
@@ -56,7 +56,7 @@ def live(tmp_path: Path) -> LiveModels:
 
 
 def home(live: LiveModels, gateway: Any, share: float) -> Home:
-    write_status(live.folder.parent / "status.json", Status("ready", {"tritonserver": ProcessStatus(os.getpid(), 1)}))
+    write_status(live.folder.parent / "status.json", "ready", {"tritonserver": ProcessStatus(os.getpid(), 1)})
     settings = Settings(run_dir=live.folder.parent, device="cpu", model_memory_share=share)
     return Home(settings, live, Loader(settings, live, gateway, Crashes(None)))
 

@@ -220,7 +220,7 @@ def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(repo
     (repository / "a/config.pbtxt").write_text('backend: "python"\nmax_batchsize: 3')
     done = run(SERVE_MODEL_REPOSITORY=str(repository), SERVE_HOST="127.0.0.1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"{repository}/a/config.pbtxt cannot be read: 2:1 : Message type")
+    assert f"{repository}/a/config.pbtxt" in done.stderr
     assert done.stderr.count("\n") == 1
     assert loaded(served([repository], "b")) == ("b",), "a model that is not loaded is not read"
 
@@ -229,7 +229,7 @@ def test_a_layout_mistake_stops_the_start_without_a_traceback(tmp_path: Path) ->
     (tmp_path / "config.pbtxt").touch()
     done = run(SERVE_MODEL_REPOSITORY=str(tmp_path), SERVE_HOST="127.0.0.1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("a model lies at the root") and "Traceback" not in done.stderr
+    assert "model.tar.gz" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def test_what_it_serves_stops_with_it(tmp_path: Path) -> None:
     made = Made(tmp_path, tmp_path / "repository").wait_ready()
     made.stop()
     made.wait_gone()
-    assert made.output().endswith("serve | stopped\n")
+    assert made.entries("serve")[-1]["message"] == "stopped"
 
 
 def test_whatever_is_installed_has_a_hash() -> None:

@@ -47,7 +47,6 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "max_concurrency": ("64", 64, "-1"),
     "server_header": ("true", True, "2"),
     "log_level": ("WARNING", "warning", "loud"),
-    "log_format": ("JSON", "json", "xml"),
     "management_secret": ("X-Key=abc", "X-Key=abc", None),
     "kserve": ("TRUE", "true", "perhaps"),
     "page": ("TRUE", "true", "perhaps"),
@@ -117,14 +116,6 @@ def test_all_mistakes_are_reported_together() -> None:
         read(**wrong)
     assert [line.partition("=")[0] for line in caught.value.mistakes] == list(wrong)
     assert str(caught.value).splitlines() == list(caught.value.mistakes)
-
-
-@pytest.mark.parametrize("mode", ["loopback", "secret"])
-def test_a_mode_that_closed_the_management_routes_does_not_open_them_silently(mode: str) -> None:
-    with pytest.raises(SettingsError, match="set that one to HEADER=VALUE"):
-        read(SERVE_MANAGEMENT=mode)
-    assert read(SERVE_MANAGEMENT=mode, SERVE_MANAGEMENT_SECRET="X-Key=abc").management_secret == "X-Key=abc"
-    assert read(SERVE_MANAGEMENT="open").management_secret == ""
 
 
 @pytest.mark.parametrize(

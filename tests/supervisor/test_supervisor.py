@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from serving.host.exits import describe_exit
-from serving.host.status import LogError, read_whole_status
 from serving.supervisor.supervisor import Supervisor
 from serving.supervisor.system import Hopeless, Process
 
@@ -23,7 +22,6 @@ class FakeSystem:
 
     def __init__(self) -> None:
         self.clock = 0.0
-        self.logged: list[LogError] = []
         self.killed_for_memory: int | None = 3  # before the start
         self.full: list[str] = []
         self.hung: dict[str, set[int]] = {}  # of a process: 0 is itself, another number a worker
@@ -131,11 +129,13 @@ class FakeSystem:
     def say(self, text: str, level: str = "info") -> None:
         self.said.append(text)
 
-    def errors(self) -> list[LogError]:
-        return self.logged
+    def told(self, *words: str) -> bool:
+        """Return whether one line has all of the words."""
+        return any(all(word in line for word in words) for line in self.said)
 
-    def date(self) -> float:
-        return 1_000_000.0 + self.clock
+    def told_last(self, *words: str) -> bool:
+        """Return whether the last line has all of the words."""
+        return all(word in self.said[-1] for word in words)
 
     def starts(self, name: str) -> list[float]:
         return [when for when, what, who in self.history if (what, who) == ("start", name)]
@@ -180,7 +180,7 @@ def test_starts_all_in_the_order_of_the_table_and_says_when_ready(supervisor: Su
     system.at(5, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert [who for _, what, who in system.history if what == "start"] == ["tritonserver", "gunicorn", "nginx"]
-    assert system.said == ["ready after 2.0 s", "(drained)", "stopped"]
+    assert len(system.said) == 3 and "2.0 s" in system.said[0] and system.said[1:] == ["(drained)", "stopped"]
 
 
 def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -190,7 +190,7 @@ def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: 
     assert supervisor.run() == 0
     pauses = [round(start % 10, 2) for start in system.starts("gunicorn")[1:]]
     assert pauses == pytest.approx([0.25, 0.5, 1, 2], abs=0.11)
-    assert "gunicorn exited with status 3; starting it again in 0.25 s" in system.said
+    assert system.told("gunicorn", "status 3", "0.25 s")
     assert len(system.starts("tritonserver")) == len(system.starts("nginx")) == 1
 
 
@@ -199,7 +199,7 @@ def test_the_pause_is_short_again_after_a_minute_of_peace(supervisor: Supervisor
         system.at(when, system.die("nginx", 1))
     system.at(110, system.send(SIGTERM))
     assert supervisor.run() == 0
-    assert system.said[-4].endswith("starting it again in 0.25 s")
+    assert "0.25 s" in system.said[-4]
 
 
 def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
@@ -209,17 +209,14 @@ def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
         system.at(when, system.die("tritonserver", -SIGKILL))
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[:2]
-    assert system.said[-1] == (
-        "tritonserver died 6 times within 60 s, the last time it was killed by SIGKILL "
-        "(not for want of memory): tritonserver's last words"
-    )
+    assert system.told_last("tritonserver", "6 times", "SIGKILL", "tritonserver's last words")
 
 
 def test_one_that_says_that_it_cannot_serve_is_not_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
     system.at(1.0, system.die("tritonserver", os.EX_CONFIG))
     assert supervisor.run() == 1
     assert len(system.starts("tritonserver")) == 1
-    assert system.said[-1] == "tritonserver cannot serve: tritonserver's last words"
+    assert system.told_last("tritonserver's last words")
 
 
 def test_who_runs_out_of_memory_is_started_again_however_often(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -258,7 +255,7 @@ def test_one_that_is_called_broken_is_killed_and_started_again_within_about_a_se
     assert supervisor.run() == 0
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
     assert system.starts("tritonserver")[1] == pytest.approx(101, abs=0.8)
-    assert system.said[1] == "tritonserver was killed by serve (a backend died); starting it again in 0.25 s"
+    assert system.told("tritonserver", "a backend died", "0.25 s")
     assert not restart_request.exists()
 
 
@@ -308,9 +305,7 @@ def test_too_many_restarts_within_a_minute_end_everything_with_their_reason(
     for start in range(1, 201):
         system.at(100 + start / 2, lambda: ask(restart_request, len(system.starts("tritonserver")))())
     assert supervisor.run() == 1
-    assert system.said[-1] == (
-        "tritonserver had to be restarted 11 times within 60 s, the last time it was killed by serve (a backend died)"
-    )
+    assert system.told_last("tritonserver", "11 times", "a backend died")
 
 
 def test_restarts_for_want_of_memory_are_not_counted(
@@ -336,14 +331,14 @@ def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(
     assert supervisor.run() == 1
     assert 30 < system.clock < 31
     assert system.stops() == IN_ORDER
-    assert system.said[-1] == "not ready within 30 s: /ping: 503 model 'resnet' is not ready"
+    assert system.told_last("30 s", "503 model 'resnet'")
 
 
 def test_a_start_that_no_waiting_helps_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
     system.down = lambda: Hopeless("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
     assert supervisor.run() == 1
     assert 5 < system.clock < 6
-    assert system.said[-1] == "this cannot start: /ping: 503 a damaged model"
+    assert system.told_last("503 a damaged model")
 
 
 def test_what_was_ready_once_is_given_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -366,7 +361,7 @@ def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: S
         system.at(when, system.die("tritonserver", 1))
     assert supervisor.run() == 1
     assert system.clock < 31
-    assert system.said[-1] == "not ready within 30 s: tritonserver exited with status 1"
+    assert system.told_last("30 s", "tritonserver", "status 1")
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGQUIT])
@@ -416,7 +411,7 @@ def test_one_that_ignores_its_signal_is_killed_at_the_deadline(supervisor: Super
     system.at(5, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert system.history[-1] == (30.0, "SIGKILL", "tritonserver")
-    assert "tritonserver did not stop in time: killing it" in system.said
+    assert system.told("tritonserver", "killing")
 
 
 def test_before_anything_was_ready_one_that_ignores_its_signal_is_killed_soon(
@@ -444,7 +439,7 @@ def test_a_program_that_is_not_there_ends_everything(supervisor: Supervisor, sys
     system.missing = {"nginx"}
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[1:]
-    assert system.said[-1].startswith("nginx cannot be started: [Errno 2] No such file or directory")
+    assert system.told_last("nginx", "[Errno 2]")
 
 
 def test_an_orphan_that_ended_is_nobodys_death(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -472,24 +467,8 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     assert [status["stage"] for status in seen] == ["starting", "ready", "starting", "ready", "stopping"]
     assert [each["state"] for each in triton] == ["running", "running", "backing off", "running", "stopped"]
     assert [each["starts"] for each in triton] == [1, 1, 1, 2, 2]
-    assert triton[2]["last_exit"] == "was killed by SIGKILL (not for want of memory)"
+    assert "SIGKILL" in triton[2]["last_exit"]
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
-
-
-def test_the_status_file_tells_errors_of_the_log_and_since_when_each_process_runs(
-    supervisor: Supervisor, system: FakeSystem, status_file: Path
-) -> None:
-    error = LogError(1_000_003.0, "nginx", "POST /invocations 500")
-
-    def look() -> int:
-        status = read_whole_status(status_file)
-        assert (status.errors, status.since, status.pid) == ([error], 1_000_000.0, os.getpid())
-        assert status.processes["gunicorn"].since == 1_000_000.0
-        return SIGTERM
-
-    system.at(3, lambda: system.logged.append(error))
-    system.at(5, look)
-    assert supervisor.run() == 0
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(
@@ -499,22 +478,15 @@ def test_a_status_that_cannot_be_written_stops_nothing(
     system.at(5, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert system.stops() == IN_ORDER
-    assert system.said[0].startswith("the status cannot be written: [Errno 21]")
+    assert "[Errno 21]" in system.said[0]
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [
-        (0, "exited with status 0"),
-        (3, "exited with status 3"),
-        (-9, "was killed by SIGKILL"),
-        (-11, "was killed by SIGSEGV (a crash in native code)"),
-        (-15, "was killed by SIGTERM"),
-        (-99, "was killed by signal 99"),
-    ],
+    [(0, "status 0"), (3, "status 3"), (-9, "SIGKILL"), (-11, "native code"), (-15, "SIGTERM"), (-99, "signal 99")],
 )
 def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
-    assert describe_exit(code) == words
+    assert words in describe_exit(code)
 
 
 @pytest.mark.parametrize(
@@ -530,15 +502,15 @@ def test_memory_is_blamed_for_a_sigkill_as_far_as_the_kernel_says_so(
     system.at(10, killed)
     system.at(20, system.send(SIGTERM))
     supervisor.run()
-    assert f"gunicorn was killed by SIGKILL ({words}); starting it again in 0.25 s" in system.said
+    assert system.told("gunicorn", f"SIGKILL ({words})")
 
 
 @pytest.mark.parametrize(
     ("full", "words"),
     [
-        (["/run/serve"], "/run/serve full"),
+        (["/run/serve"], "(/run/serve full"),
         (["/dev/shm", "/run/serve"], "/dev/shm and /run/serve full"),
-        ([], "perhaps /dev/shm or the run folder was full"),
+        ([], "perhaps"),
     ],
 )
 def test_a_sigbus_names_the_file_system_that_is_full(
@@ -548,7 +520,7 @@ def test_a_sigbus_names_the_file_system_that_is_full(
     system.at(10, system.die("gunicorn", -SIGBUS))
     system.at(20, system.send(SIGTERM))
     supervisor.run()
-    assert f"gunicorn was killed by SIGBUS ({words}); starting it again in 0.25 s" in system.said
+    assert system.told("gunicorn", "SIGBUS", words)
 
 
 def test_one_that_hangs_is_killed_after_its_time_and_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -557,7 +529,7 @@ def test_one_that_hangs_is_killed_after_its_time_and_started_again(supervisor: S
     assert supervisor.run() == 0
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
     assert 115 <= system.starts("tritonserver")[1] <= 118
-    assert "tritonserver was killed by serve (it did not answer for 15 s); starting it again in 0.25 s" in system.said
+    assert system.told("tritonserver", "15 s", "0.25 s")
 
 
 def test_a_worker_that_hangs_is_killed_alone(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -565,7 +537,7 @@ def test_a_worker_that_hangs_is_killed_alone(supervisor: Supervisor, system: Fak
     system.at(130, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert system.stops() == [("SIGKILL", "4711"), *IN_ORDER]
-    assert "process 4711 of nginx did not answer for 15 s; killing it" in system.said
+    assert system.told("4711", "nginx", "15 s")
 
 
 def test_a_sign_of_life_between_two_silences_begins_a_new_count(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -622,10 +594,7 @@ def test_an_optional_one_that_dies_too_often_is_given_up_and_nothing_else_ends(
     assert with_agent.run() == 0
     assert len(system.starts("agent")) == 6
     assert len([line for line in system.said if line.startswith("ready")]) == 1
-    assert (
-        "agent died 6 times within 60 s, the last time it exited with status 3: agent's last words; "
-        "going on without agent"
-    ) in system.said
+    assert system.told("agent", "6 times", "status 3", "agent's last words")
     assert seen == ["ready"]
 
 
@@ -643,5 +612,4 @@ def test_an_optional_one_that_cannot_be_started_is_no_failure(with_agent: Superv
     system.missing = {"agent"}
     system.at(10, system.send(SIGTERM))
     assert with_agent.run() == 0
-    assert system.said[0].startswith("agent cannot be started: ")
-    assert system.said[0].endswith("; going on without agent")
+    assert "agent" in system.said[0]

@@ -159,6 +159,16 @@ class Server:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return text[: text.rfind("\n") + 1]
 
+    def entries(self, process: str = "", **wanted: Any) -> list[dict[str, Any]]:
+        """Return the log's entries of one process, or of all, that have these values."""
+        found = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"')]
+        wanted |= {"process": process} if process else {}
+        return [entry for entry in found if wanted.items() <= entry.items()]
+
+    def says(self, *words: str, process: str = "serve") -> bool:
+        """Return whether the log has a message of the process with all of the words."""
+        return any(all(word in entry.get("message", "") for word in words) for entry in self.entries(process))
+
     def process_of(self, name: str) -> dict[str, Any]:
         """One process in the supervisor's status: its pid (None while there is none) and how often it started."""
         found: dict[str, Any] = self.status()["processes"][name]

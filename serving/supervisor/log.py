@@ -1,0 +1,157 @@
+"""The log: JSON lines, or text where it is a terminal, on one file descriptor.
+
+`serve` writes its own lines and those that it reads from tritonserver, nginx and the agent. gunicorn inherits the
+descriptor and writes to it directly, in the same format (serving/front/logs.py).
+"""
+
+import contextlib
+import json
+import os
+import re
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import IO, Any
+
+LINE_LIMIT = 16 * 1024
+CHUNK = 64 * 1024  # the size of a pipe's buffer
+OUTPUT_END_TIMEOUT = 1.0
+OUTPUT_PATIENCE = 1.0  # seconds that a reader of the log may pause before lines are dropped
+# A caller must not write into a terminal or begin a line of the log. Escaped as in JSON, because most lines are JSON.
+ESCAPED = {code: f"\\u{code:04x}" for code in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)}
+ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
+LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical", "notice": "info", "warn": "warning"}
+LEVELS |= dict.fromkeys(("crit", "alert", "emerg"), "critical")
+PREFIXES = (
+    # tritonserver's two formats of --log-format
+    re.compile(r"(?:[\dT:.-]+Z )?(?P<level>[IWEF])(?:\d{4} [\d:.]+)? \d+ (?P<logger>[\w.-]+:\d+)\] ", re.ASCII),
+    re.compile(r"(?:\d{4}/\d\d/\d\d [\d:]+|nginx:) \[(?P<level>\w+)\] (?:\d+#\d+: )?"),  # nginx's error log
+    re.compile(r"(?P<level>INFO|WARNING|ERROR): "),
+)
+
+
+def as_json(process: str, line: str, level: str = "") -> str:
+    """Return the line as one JSON object; a line that is one stays as it is. `level` is guessed if it is ""."""
+    if read_object(line) is not None:
+        return line.translate(ESCAPED)
+    level, logger, message = split_prefix(line, level)
+    entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "process": process, "level": level}
+    entry |= {"message": message} | ({"logger": logger} if logger else {})
+    return json.dumps(entry, separators=(",", ":")).translate(ESCAPED)
+
+
+def as_text(process: str, line: str, level: str = "") -> str:
+    """Return the line for people: time, process, text. A request in nginx's log becomes its most important fields."""
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if (request := read_object(line)) and "status" in request:
+        words = (request.get(name, "") for name in ("method", "path", "status", "code", "model"))
+        took = f"{request.get('seconds', 0)} s, request {request.get('request_id', '')}"
+        return f"{now} {process} | {' '.join(filter(None, map(str, words)))} {took}".translate(ESCAPED)
+    level, _, message = split_prefix(line, level)
+    urgency = "" if level == "info" else f"{level.upper()}: "
+    return f"{now} {process} | {urgency}" + "\n    ".join(part.translate(ESCAPED) for part in message.split("\n"))
+
+
+def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
+    """Return a line's level, the place in its source ("" when it names none) and its message."""
+    if not (match := next((match for prefix in PREFIXES if (match := prefix.match(line))), None)):
+        return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
+    named, message = match["level"], line[match.end() :]
+    with contextlib.suppress(ValueError):  # tritonserver's messages are JSON strings, with escaped line ends
+        message = str(json.loads(message, strict=False)).strip() if message.startswith('"') else message
+    return LEVELS.get(named, named.lower()), match.groupdict().get("logger", ""), message
+
+
+def read_object(line: str) -> dict[str, Any] | None:
+    """Return the JSON object that a line is, None for other lines."""
+    if not (line.startswith('{"') and line.endswith("}")):
+        return None
+    try:
+        document = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity are not JSON."""
+    raise ValueError(name)
+
+
+class Output:
+    """Writes whole lines from many threads to one file descriptor.
+
+    A log that nobody reads must not stop the supervisor: lines are then dropped, and counted once it is read again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._format = as_text if os.isatty(descriptor) else as_json
+        self._lock = threading.Lock()
+        self._dropped = 0
+
+    def write(self, process: str, *lines: str, level: str = "") -> None:
+        data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
+        with self._lock:
+            text = f"{self._dropped} lines were dropped: nobody read the log"
+            note = f"\n{self._format('serve', text, 'warning')}\n" if self._dropped else ""
+            if self._write(note.encode() + data):
+                self._dropped = 0
+            else:
+                self._dropped += len(lines)
+
+    def _write(self, data: bytes) -> bool:
+        """Write in parts that fit into a pipe that takes any. Return False if nobody reads; wait for that only once."""
+        patience = 0.0 if self._dropped else OUTPUT_PATIENCE
+        with contextlib.suppress(OSError):
+            while data and select.select([], [self._descriptor], [], patience)[1]:
+                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+        return not data
+
+
+class Pump(threading.Thread):
+    """Reads a process's output to its end, drops `noise` and writes the rest to `output`."""
+
+    def __init__(self, process: str, stream: IO[bytes], output: Output, noise: Sequence[str]) -> None:
+        super().__init__(name=f"pump-{process}", daemon=True)
+        self._process, self._stream, self._output = process, stream, output
+        self._noise = [re.compile(pattern) for pattern in noise]
+        self._last_line = self._last_error = ""
+
+    def run(self) -> None:
+        with self._stream:
+            for lines in read_lines(self._stream):
+                kept = [line for line in lines if not any(pattern.search(line) for pattern in self._noise)]
+                for line in kept:
+                    self._remember(line)
+                if kept:
+                    self._output.write(self._process, *kept)
+
+    def _remember(self, line: str) -> None:
+        if not line.strip() or line.startswith('{"'):  # a request in nginx's log
+            return
+        self._last_line = line.strip()
+        if ERROR_LINE.search(line):
+            self._last_error = line.strip()
+
+    def last_error(self) -> str:
+        """Return the last line that looks like an error, else the last line."""
+        self.join(OUTPUT_END_TIMEOUT)
+        return self._last_error or self._last_line
+
+
+def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
+    """Yield the lines that have come, cut after 16 kB, undecodable bytes replaced."""
+    rest = b""
+    while data := os.read(stream.fileno(), CHUNK):
+        *whole, rest = (rest + data).split(b"\n")
+        rest = rest[: LINE_LIMIT + 1]
+        if whole:
+            yield [_text(line) for line in whole]
+    if rest:
+        yield [_text(rest)]
+
+
+def _text(line: bytes) -> str:
+    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")

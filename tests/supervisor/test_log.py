@@ -1,0 +1,209 @@
+"""The log: what a process writes becomes JSON lines, or text on a terminal."""
+
+import json
+import os
+import re
+import threading
+from typing import IO, Any
+
+import pytest
+
+from serving.supervisor.log import LINE_LIMIT, Output, Pump, as_text, read_lines
+from serving.supervisor.processes import NGINX_NOISE, NO_GPU_NOISE, TRITON_NOISE
+
+GLOG = 'E1122 10:26:32.510791 216 pb_stub.cc:714] "it failed: \\"x\\"\\n\\nAt:\\n  model.py(14)\\n"'
+REQUEST = {
+    "time": "2026-01-31T12:00:00+00:00",
+    "process": "nginx",
+    "level": "warning",
+    "request_id": "4711",
+    "method": "POST",
+    "path": "/invocations",
+    "status": 404,
+    "code": "model_not_found",
+    "model": "",
+    "seconds": 0.031,
+}
+
+
+def pipe_with(data: bytes) -> IO[bytes]:
+    """Return the reading end of a pipe into which a process has written `data` and ended."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    return os.fdopen(reading, "rb")
+
+
+def read(data: bytes) -> list[str]:
+    with pipe_with(data) as stream:
+        return [line for lines in read_lines(stream) for line in lines]
+
+
+def pump(data: bytes, *noise: str) -> tuple[str, Pump]:
+    """Return what is written for `data`, and the pump that did it."""
+    reading, writing = os.pipe()
+    reader = Pump("triton", pipe_with(data), Output(writing), noise)
+    reader.start()
+    reader.join()
+    os.close(writing)
+    with os.fdopen(reading, "rb") as written:
+        return written.read().decode(), reader
+
+
+def objects(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in pump(data)[0].splitlines()]
+
+
+def messages(data: bytes) -> list[str]:
+    return [line["message"] for line in objects(data)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (GLOG, ("error", 'it failed: "x"\n\nAt:\n  model.py(14)', "pb_stub.cc:714")),
+        ('I1122 10:26:32.510791 216 a.cc:1] "ready"', ("info", "ready", "a.cc:1")),
+        ("2026-01-31T12:00:00Z W 216 a.cc:1] not quoted", ("warning", "not quoted", "a.cc:1")),
+        ("2026/01/31 12:00:00 [crit] 7#7: *1 open() failed", ("critical", "*1 open() failed", None)),
+        ("nginx: [emerg] no such file", ("critical", "no such file", None)),
+        ("WARNING: /dev/shm is small", ("warning", "/dev/shm is small", None)),
+        ("ImportError: no module", ("error", "ImportError: no module", None)),
+        ("a model prints this", ("info", "a model prints this", None)),
+        ('{"cut off": "her', ("info", '{"cut off": "her', None)),
+        ('{"not": NaN}', ("info", '{"not": NaN}', None)),
+        ('{"two": 1} {"objects": 2}', ("info", '{"two": 1} {"objects": 2}', None)),
+    ],
+)
+def test_a_line_becomes_an_object_with_time_process_level_and_message(
+    line: str, expected: tuple[str, str, str | None]
+) -> None:
+    [found] = objects(f"{line}\n".encode())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
+    assert found["process"] == "triton"
+    assert (found["level"], found["message"], found.get("logger")) == expected
+
+
+def test_a_line_that_is_json_stays_as_it_is() -> None:
+    line = json.dumps(REQUEST, separators=(",", ":")) + "\n"
+    assert pump(line.encode())[0] == line
+    assert json.loads(pump('{"path":"/\x9b\x7f"}\n'.encode())[0]) == {"path": "/\x9b\x7f"}
+
+
+def test_each_line_is_an_entry_with_or_without_a_carriage_return() -> None:
+    assert messages(b"one\ntwo\r\nthree") == ["one", "two", "three"]
+
+
+def test_control_characters_are_escaped_so_that_a_caller_cannot_write_into_a_terminal() -> None:
+    sent = "request: \x1b[31mred\r{\x00\x7f\x9b\u2028serve | ready\tü"
+    written = pump(f"{sent}\n".encode())[0]
+    assert r"request: \u001b[31mred\r{\u0000\u007f\u009b\u2028serve | ready\t" in written
+    assert json.loads(written)["message"] == sent
+    path = json.dumps(REQUEST | {"path": "/\x1b[31m\r\nserve | ready"})
+    assert r"POST /\u001b[31m\u000d\u000aserve | ready 404 " in as_text("nginx", path)
+
+
+def test_a_terminal_gets_text() -> None:
+    ours, theirs = os.openpty()
+    output = Output(theirs)
+    output.write("nginx", json.dumps(REQUEST))
+    output.write("tritonserver", GLOG)
+    output.write("serve", "plain")
+    written = b""
+    while b"plain\r\n" not in written:
+        written += os.read(ours, 1 << 16)
+    lines = written.decode().split("\r\n")
+    os.close(theirs)
+    os.close(ours)
+    assert re.fullmatch(r"[\d-]{10} [\d:]{8} nginx \| POST /invocations 404 model_not_found 0.031 s, .* 4711", lines[0])
+    assert lines[1].endswith(' tritonserver | ERROR: it failed: "x"')
+    assert lines[3:5] == ["    At:", "      model.py(14)"]
+    assert lines[5].endswith(" serve | plain")
+
+
+@pytest.mark.parametrize(
+    ("noise", "line"),
+    [
+        (TRITON_NOISE, ""),
+        (TRITON_NOISE, "+-------+---------+--------+"),
+        (TRITON_NOISE, "| Model | Version | Status |"),
+        (TRITON_NOISE, 'I1122 10:26:32.510791 216 server.cc:305] "Timeout 5: Found 0 live models"'),
+        (NO_GPU_NOISE, 'W1122 10:26:32.510791 216 x.cc:1] "Unable to allocate pinned system memory, pinned"'),
+        (
+            NGINX_NOISE,
+            "2026/01/31 12:00:00 [crit] 7#7: *1 connect() to unix:/run/g.sock failed (2: No such file or directory) "
+            'while connecting to upstream, client: 127.0.0.1, request: "GET /ping HTTP/1.1"',
+        ),
+    ],
+)
+def test_noise_is_dropped(noise: tuple[str, ...], line: str) -> None:
+    assert pump(f"{line}\nlast\n".encode(), *noise)[0].count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        GLOG,
+        'E1122 10:26:32.510791 216 server.cc:305] "Timeout 5: Found 1 live models"',
+        "Error: Failed to initialize NVML",
+        'W1122 10:26:32.510791 216 x.cc:1] "Unable to allocate pinned system memory"',
+        "2026/01/31 12:00:00 [error] 7#7: *1 upstream timed out while reading response header, "
+        'request: "GET /ping HTTP/1.1"',
+        "2026/01/31 12:00:00 [alert] 7#7: worker process 8 exited on signal 9",
+    ],
+)
+def test_a_real_error_is_never_dropped(line: str) -> None:
+    """A machine with a GPU: NO_GPU_NOISE does not apply."""
+    assert pump(f"{line}\n".encode(), *TRITON_NOISE, *NGINX_NOISE)[0] != ""
+
+
+def test_a_long_line_is_cut_and_the_next_one_is_whole() -> None:
+    assert read(b"x" * (3 * LINE_LIMIT + 5) + b"\nnext\n") == ["x" * LINE_LIMIT, "next"]
+    assert read(b"x" * LINE_LIMIT + b"\nnext\n") == ["x" * LINE_LIMIT, "next"]
+
+
+def test_undecodable_bytes_are_replaced() -> None:
+    assert messages(b"a\xff\xfeb\n") == ["a��b"]
+
+
+@pytest.mark.parametrize(
+    ("output", "remembered"),
+    [
+        (b"start\nnginx: [emerg] bind() failed\nbye\n", "nginx: [emerg] bind() failed"),
+        (b'E1121 03:10:42 1 server.cc:1] "no"\nI1121 done\n', 'E1121 03:10:42 1 server.cc:1] "no"'),
+        (b"Traceback\n  File x\nModuleNotFoundError: No module 'y'\n\n", "ModuleNotFoundError: No module 'y'"),
+        (b"only this\n\n", "only this"),
+        (b'nginx: [emerg] no\n{"level":"error","status":500,"code":"internal_error"}\n', "nginx: [emerg] no"),
+        (b"", ""),
+    ],
+)
+def test_the_last_error_is_remembered_else_the_last_line(output: bytes, remembered: str) -> None:
+    assert pump(output)[1].last_error() == remembered
+
+
+def test_a_reader_that_went_away_does_not_stop_the_pump() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    Output(writing).write("serve", "nobody reads this")
+    os.close(writing)
+
+
+def test_a_reader_that_stops_reading_stops_nobody_and_is_told_later_how_much_it_missed() -> None:
+    reading, writing = os.pipe()
+    output = Output(writing)
+    line = "x" * 1000
+    for _ in range(100):  # a pipe takes 64 kB
+        output.write("serve", line)
+    got = os.read(reading, 1 << 20)
+    output.write("serve", "heard again")
+    got += os.read(reading, 1 << 20)
+    os.close(writing)
+    os.close(reading)
+    whole = got.count(f'"{line}"'.encode())
+    assert 40 <= whole < 66
+    dropped, heard = map(json.loads, got.splitlines()[-2:])
+    assert str(100 - whole) in dropped["message"]
+    assert heard["message"] == "heard again"
