@@ -53,11 +53,13 @@ STOPPING = re.compile(
     + r"(?:Server not ready|Server is stopping, scheduler for model has stopped accepting new inference requests)\.?"
 )
 QUEUE_POLICY = re.compile(BEFORE + r"(Exceeds maximum queue size|Request timeout expired)\.?")
-# ONNX Runtime's texts, in NVIDIA's backend and in ours, of an operator that got tensors whose sizes do not go together:
-# the model was loaded, so the request's inputs have them, as more tokens than the model has positions.
+# What ONNX Runtime and TorchScript say, in NVIDIA's backends and in ours, if an operator gets tensors of sizes that do
+# not go together. The model is loaded, so they come from the request: more tokens than the model has positions.
 WRONG_SIZES = re.compile(
     r"Non-zero status code returned while running .* node\..*"
-    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match)",
+    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match)"
+    r"|failed in the TorchScript interpreter\..*RuntimeError: (?:The size of tensor |index out of range in self"
+    r"|shape '.*' is invalid for|mat1 and mat2 |Calculated padded input size |Given .* expected input)",
     re.DOTALL,
 )
 UNKNOWN_MODEL = "Request for unknown model: "

@@ -63,6 +63,26 @@ def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str
     assert type(to_stream_error(text)) is InvalidRequest
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The size of tensor a (6) must match the size of tensor b (5) at non-singleton dimension 0",
+        "index out of range in self",
+        "shape '[-1, 7]' is invalid for input of size 6",
+        "mat1 and mat2 shapes cannot be multiplied (1x6 and 4x2)",
+        "Calculated padded input size per channel: (2 x 2). Kernel size: (3 x 3).",
+        "Given groups=1, weight of size [2, 3, 3, 3], expected input[1, 4, 9, 9] to have 3 channels, but got 4",
+    ],
+)
+def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(said: str) -> None:
+    torch = (
+        "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript\n    x.view(-1, 7)\n"
+    )
+    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {said}\n"))
+    assert type(error) is InvalidRequest
+    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {said}\n"))) is InferenceFailed
+
+
 @pytest.mark.parametrize("reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"])
 def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) -> None:
     text = f"onnx runtime error 1: Non-zero status code returned while running Conv node. Status Message: {reason}"
