@@ -48,6 +48,18 @@ class Model:
     max_batch_size: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
 
+    def file(self, name: str) -> Path:
+        """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest when it is outside
+        of that folder. Links are followed: a staged folder consists of links."""
+        if leads_out(name):
+            raise InvalidRequest(f"model '{self.name}': '{name}' is not inside the model's folder")
+        return self.path / name
+
+
+def leads_out(name: str) -> bool:
+    """Return whether `name` is not a path inside the folder that it belongs to."""
+    return Path(name).is_absolute() or ".." in Path(name).parts
+
 
 class Parameter(NamedValue):
     """A named value from config.pbtxt or a request."""
@@ -162,15 +174,15 @@ class ModelClient(ABC):
         return None
 
 
-def labels_of(model: Model, filename: str) -> list[str]:
-    """The labels; none when the model has neither the parameter `labels` nor the file `filename`. OSError when the
-    parameter names a missing file."""
-    if "labels" not in model.parameters and not (model.path / filename).exists():
+def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
+    """Return the lines of the file that `setting` names; none when config.pbtxt does not name one and there is no
+    `filename`. Raise OSError when config.pbtxt names a missing file."""
+    if setting not in model.parameters and not model.file(filename).exists():
         return []
     return read_labels(model, filename)
 
 
 def read_labels(model: Model, filename: str) -> list[str]:
     """The lines of a file in the model's folder, one label each, in the order of the class ids."""
-    lines = (model.path / filename).read_text(encoding="utf-8").splitlines()
+    lines = model.file(filename).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -5,7 +5,6 @@ those of transformers' own pipelines with the same weights. clients/_text has a 
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from clients._text.tokenizer import TextTokenizer
 from clients._text.zero_shot import ZeroShotClassification
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import TEXT, Codec
-from serving.errors import DecodingError, InvalidRequest
+from serving.errors import DecodingError
 
 TASKS: dict[str, type[Task]] = {
     "embedding": Embedding,
@@ -55,15 +54,11 @@ class Client(ModelClient):
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
         self.codec, self.parameters = kind.codec, kind.parameters  # type: ignore[misc]  # this object's, by its task
         super().__init__(model)
-        self.tokenizer = TextTokenizer(self._folder(), self.options["max_length"], kind.truncation)
+        self.tokenizer = TextTokenizer(
+            model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
+        )
         self.task = kind(model, self.tokenizer, self.options)
         self.outputs = self.task.outputs
-
-    def _folder(self) -> Path:
-        folder = Path(self.options["tokenizer"])
-        if folder.is_absolute() or ".." in folder.parts:
-            raise InvalidRequest(f"the setting 'tokenizer' is a folder inside the model's own, not {folder}")
-        return self.model.path / folder
 
     def rows(self, instance: Any) -> int:
         return self.task.rows(instance)

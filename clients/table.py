@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from clients._cells import DTYPES, Row, array_of, is_number
-from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, read_labels
+from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 
@@ -48,23 +48,16 @@ class Client(ModelClient):
         super().__init__(model)
         if not model.max_batch_size:
             raise InvalidRequest(f"model '{model.name}' takes no batches: max_batch_size must be 1 or more")
-        self.columns = tuple(self._lines("columns"))
+        self.columns = tuple(labels_of(model, self.options["columns"], "columns"))
         self.widths = [_width(spec, len(self.columns) if len(model.inputs) == 1 else 0) for spec in model.inputs]
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
         self._check_columns()
         inputs = zip(model.inputs, self.widths, strict=True)
         self.example = orjson.dumps([BLANK.get(spec.datatype, 0) for spec, width in inputs for _ in range(width)])
-        self.labels = self._lines("labels")
+        self.labels = labels_of(model, self.options["labels"])
         self.scores = self._probabilities()
         self._check_labels()
-
-    def _lines(self, setting: str) -> list[str]:
-        """Those of the file, none where the file is the default one and is not there."""
-        name = self.options[setting]
-        if setting not in self.model.parameters and not (self.model.path / name).exists():
-            return []
-        return read_labels(self.model, name)
 
     def _check_columns(self) -> None:
         if self.columns and len(self.columns) != sum(self.widths):

@@ -39,7 +39,7 @@ class Embedding(Task):
         super().__init__(model, tokenizer, options)
         if "pooling" not in model.parameters and any(spec.name == POOLED for spec in model.outputs):
             self.outputs = (POOLED,)
-        file = model.path / options["tokenizer"] / PROMPTS
+        file = model.file(options["tokenizer"]) / PROMPTS
         given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         self.prompts: dict[str, str] = given.get("prompts") or {}
         self.usual_prompt = given.get("default_prompt_name") or ""

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import clients
-from clients.base import Model, ModelClient, TensorSpec
+from clients.base import Model, ModelClient, TensorSpec, leads_out
 from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
 from serving.inference.crashes import Crashes
 from serving.repository.model_config import (
@@ -202,11 +202,11 @@ def sequencing_of(config: Any) -> Sequencing | None:
 
 def output_labels(folder: Path, config: Any) -> dict[str, list[bytes]]:
     """Return the lines of each output's label_filename, as Triton reads them; of no file outside the model's folder."""
-    files = {output.name: Path(output.label_filename) for output in config.output if output.label_filename}
+    files = {output.name: output.label_filename for output in config.output if output.label_filename}
     return {
         name: (folder / file).read_bytes().split(b"\n")
         for name, file in files.items()
-        if not file.is_absolute() and ".." not in file.parts and (folder / file).is_file()
+        if not leads_out(file) and (folder / file).is_file()
     }
 
 

@@ -54,20 +54,23 @@ def locate(url: str, root: Path) -> Archive:
         )
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
-    _check_links(path, root)
+    _check_entries(path, root)
     if (path / CONFIG).is_file():
         return Archive(path, (path,))
     return _of_folders(path)
 
 
-def _check_links(path: Path, root: Path) -> None:
-    """Raises InvalidRequest where the folder, or a link in it, leads out of the root: Triton would load, and its errors
-    would quote, files of the container or of the machine."""
+def _check_entries(path: Path, root: Path) -> None:
+    """Raise InvalidRequest when the folder, or a link in it, leads out of the root, because Triton would load files of
+    the container and quote them in its errors; or when it holds a FIFO, socket or device, which ends tritonserver."""
     inside = os.path.realpath(root)
-    links = (Path(folder, name) for folder, *names in os.walk(path) for name in chain.from_iterable(names))
-    for place in (path, *filter(Path.is_symlink, links)):
-        if not Path(target := os.path.realpath(place)).is_relative_to(inside):
-            raise InvalidRequest(f"{place} leads to {target}, out of {root}: put the file itself into the archive")
+    entries = (Path(folder, name) for folder, *names in os.walk(path) for name in chain.from_iterable(names))
+    for entry in (path, *entries):
+        target = os.path.realpath(entry)
+        if (entry == path or entry.is_symlink()) and not Path(target).is_relative_to(inside):
+            raise InvalidRequest(f"{entry} leads to {target}, out of {root}: put the file itself into the archive")
+        if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
+            raise InvalidRequest(f"{entry} is neither a file nor a folder: remove it from the archive")
 
 
 def _of_folders(path: Path) -> Archive:

@@ -197,14 +197,6 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
         build(Request("own", **(given | {"client": ""}), tokenizer=checkpoint))
 
 
-def test_no_tokenizer_is_read_outside_the_models_folder(tmp_path: Path) -> None:
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding")
-    built(checkpoint, tmp_path / "model")
-    for place in ("../checkpoint", str(checkpoint)):
-        with pytest.raises(Exception, match="'tokenizer' is a folder inside the model's own"):
-            Served(tmp_path / "model", tokenizer=place)
-
-
 def test_positions_that_begin_behind_the_padding_shorten_the_texts(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "mpnet")
     change(checkpoint / "tokenizer_config.json", model_max_length=10**30)
