@@ -59,7 +59,7 @@ def test_clients_know_nothing_of_triton_and_need_no_torch(path: Path) -> None:
 @pytest.mark.parametrize("family", families())
 def test_every_client_is_complete(family: str) -> None:
     """A class, a test, a place on the page of calls; one whose example is not made of the model, a model folder with
-    it and a call in the README."""
+    it."""
     client = __import__(f"clients.{family}", fromlist=["Client"]).Client
     assert issubclass(client, ModelClient)
     assert (ROOT / f"tests/clients/test_client_{family}.py").is_file()
@@ -68,4 +68,3 @@ def test_every_client_is_complete(family: str) -> None:
         return
     assert (ROOT / f"model_repository/{family}/config.pbtxt").is_file()
     assert list((ROOT / f"model_repository/{family}").glob("example.*"))
-    assert f"model_name={family}" in (ROOT / "README.md").read_text()
