@@ -1,8 +1,7 @@
 """The README and docs/ are true: settings, errors and routes are complete; commands do what the pages show."""
 
-import os
 import re
-import subprocess
+import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
@@ -14,7 +13,8 @@ from serving import errors
 from serving.errors import ServingError
 from serving.inference.registry import families
 from serving.settings.table import Settings, markdown
-from tests.support.harness import PATIENCE, ROOT
+from tests.support.account import account
+from tests.support.harness import ROOT
 from tests.support.readme import (
     EXECUTED_BY,
     NEEDS,
@@ -158,13 +158,12 @@ def test_what_a_page_says_to_run_gives_what_it_shows(readers: dict[str, Reader],
     readers[page].follow(block)
 
 
-@pytest.mark.parametrize("command", [command for command in commands("Deploy") if "-m deploy" in command])
-def test_deploy_takes_the_readme_s_command_lines(command: str) -> None:
-    environ = {**os.environ, "AWS_REGION": "eu-central-1"}
-    done = subprocess.run(
-        ["bash", "-ec", f"{command} --dry-run"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
+def test_deploy_takes_the_readme_s_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [shlex.split(command) for command in commands("Deploy") if "-m deploy" in command]
+    assert [words[3] for words in lines] == ["push", "create", "invoke", "delete"]
+    with account() as aws:
+        for words in lines:
+            assert aws.deploy(*words[3:], "--dry-run") == 0, capsys.readouterr().err
 
 
 def test_the_readme_shows_an_answer_of_each_model_that_it_leads_with() -> None:
