@@ -41,4 +41,4 @@ def test_a_text_model_reads_no_file_outside_its_folder(tmp_path: Path, setting: 
     serve(tmp_path, "text-classification")
     (tmp_path / "secret").symlink_to(tmp_path / "bert/tokenizer" if setting == "tokenizer" else __file__)
     with pytest.raises(InvalidRequest, match="secret"):
-        serve(tmp_path, "text-classification", **{setting: name.format(tmp=tmp_path)})
+        serve(tmp_path, "text-classification", None, "bert", **{setting: name.format(tmp=tmp_path)})
