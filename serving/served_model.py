@@ -18,7 +18,7 @@ class ServedModel:
     requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
     backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). Triton may know it by
     another name, `loaded_as` (repository/live.py). `labels` has the class names of the outputs whose label_filename in
-    config.pbtxt names a file.
+    config.pbtxt names a file. `batched_parts` says that a part of an ensemble has a batch dimension.
     """
 
     model: Model
@@ -30,6 +30,7 @@ class ServedModel:
     engine_reason: str = ""
     loaded_as: str = ""
     labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    batched_parts: bool = False
 
     @property
     def name(self) -> str:

@@ -170,7 +170,8 @@ class Registry:
         sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
         engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
         labels = output_labels(folder, config)
-        served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name, labels)
+        batched = any(part.max_batch_size for part in parts.values())
+        served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name, labels, batched)
         try:
             return replace(served, client=make_client(model, self.own_clients))
         except Exception as err:

@@ -137,7 +137,7 @@ def _check_number(served: ServedModel, what: str, named: int, known: int) -> Non
 def _check_rows(served: ServedModel, inputs: Sequence[Tensor]) -> None:
     """Refuse a batch of no rows, which Triton 24.10 takes and never answers, whatever the backend. It answers every
     other empty shape. Raise InvalidRequest."""
-    for tensor in inputs if served.model.max_batch_size else ():
+    for tensor in inputs if served.model.max_batch_size or served.batched_parts else ():
         if tensor.shape[:1] == (0,):
             raise InvalidRequest(
                 f"input '{tensor.name}': its shape {list(tensor.shape)} has no rows; the first dimension counts them "

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,16 @@ SECONDS = 4
 TRITON = "tritonserver"
 
 
+def make_ensemble(repository: Path) -> None:
+    """`chain`: without a batch dimension, but its only part, `numbers`, has one."""
+    (repository / "chain/1").mkdir(parents=True)
+    (repository / "chain/config.pbtxt").write_text(
+        'platform: "ensemble"\ninput { name: "x" data_type: TYPE_FP32 dims: [-1, -1] }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: [-1, -1] }\nensemble_scheduling { step { model_name: "numbers" '
+        'model_version: -1 input_map { key: "x" value: "x" } output_map { key: "x" value: "y" } } }\n'
+    )
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
@@ -39,6 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             f'backend: "python"\nmax_batch_size: 8\ninput {{ name: "x" data_type: TYPE_{datatype} dims: [-1] }}\n'
             f'output {{ name: "x" data_type: TYPE_{datatype} dims: [-1] }}\n{ONE_INSTANCE}'
         )
+    make_ensemble(repository)
     link_model(ROOT / "model_repository/bert", repository)
     variables = {"SERVE_REQUEST_TIMEOUT": str(SECONDS), "SERVE_WORKERS": "1", "SERVE_MAX_BODY_MB": "40"}
     running = Server(tmp_path_factory.mktemp("serve"), repository, **variables).wait_ready()
@@ -88,7 +100,9 @@ def ask(server: Server, model: str, *inputs: dict[str, Any]) -> requests.Respons
     return send(server, model, body, encoding="gzip")
 
 
-@pytest.mark.parametrize(("model", "datatype"), [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES")])
+@pytest.mark.parametrize(
+    ("model", "datatype"), [("scale", "FP32"), ("numbers", "FP32"), ("texts", "BYTES"), ("chain", "FP32")]
+)
 def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(server: Server, model: str, datatype: str) -> None:
     for shape in ([0, 0], [0, 2]):
         expect(ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []}), 400)
