@@ -51,7 +51,7 @@ class Budget:
     """The figures that settings change.
 
     body_bytes    of a body, and of what it unpacks to (SERVE_MAX_BODY_MB)
-    image_pixels  of an image, and about of all that are decoded together (SERVE_MAX_IMAGE_PIXELS)
+    image_pixels  of an image, and about of all that are decoded together
     """
 
     body_bytes: int = 25 * 2**20

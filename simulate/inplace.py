@@ -107,7 +107,7 @@ class Plain:
             own["SERVE_MODEL_REPOSITORY"] = str(self._copy)
             make_read_only(self._copy)
         if launch.models:
-            own["SERVE_MODELS_ROOT"] = str(launch.models)
+            own["SERVE_MODEL_REPOSITORY"] = str(launch.models)
         self._files = stamps(self._copy)
         environment = {**base_environment(launch.folder), **own, **host_variables(self.port), **launch.environment}
         self._process = run([str(program), "serve"], environment, launch.folder)

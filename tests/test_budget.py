@@ -59,5 +59,5 @@ def test_the_page_of_limits_has_every_figure() -> None:
     assert len(figures) == 11
     for name, value in figures.items():
         assert re.search(rf"^\|.*\b{value:,}\b.*\| \d.*`{name}`", page, re.MULTILINE), name
-    for name in ("SERVE_MAX_BODY_MB", "SERVE_MAX_IMAGE_PIXELS", "SERVE_REQUEST_TIMEOUT", "SERVE_MAX_CONCURRENCY"):
+    for name in ("SERVE_MAX_BODY_MB", "max_image_pixels", "SERVE_REQUEST_TIMEOUT", "SERVE_MAX_CONCURRENCY"):
         assert re.search(rf"^\|.*\| \d.*`{name}`", page, re.MULTILINE), name

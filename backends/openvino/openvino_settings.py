@@ -30,7 +30,6 @@ READ = (
     *("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "HINT_BF16", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT"),
     *("NUM_STREAMS", "PERFORMANCE_HINT", "RESHAPE_IO_LAYERS", "SKIP_OV_DYNAMIC_BATCHSIZE", "TARGET_DEVICE"),
 )
-DEFAULT = "/tmp/serve-engines"  # as in serving/settings/table.py
 LIMIT_BYTES = 4 << 30  # of all models: in multi-model mode they come and go for as long as the container lives
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # of the Python backend, on which this one runs
 
@@ -128,8 +127,8 @@ def _warnings(given: Mapping[str, str]) -> list[str]:
 
 
 def root() -> Path:
-    """Where the compiled models of this container are."""
-    return Path(os.environ.get("SERVE_ENGINE_CACHE") or DEFAULT) / "openvino"
+    """Return the folder of this container's compiled models."""
+    return Path(os.environ.get("TMPDIR") or "/tmp") / "serve-engines/openvino"
 
 
 @contextmanager
@@ -153,7 +152,7 @@ def own(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written to by others: set SERVE_ENGINE_CACHE to a folder of your own")
+        raise PermissionError(f"{folder} can be written to by others: set TMPDIR to a folder of your own")
 
 
 def blobs(folder: Path) -> set[Path]:

@@ -30,7 +30,7 @@ def model_of(model_spec: ModelSpec, folder: Path) -> Model:
 def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
     """The model's client, with the files in the folder; BuildError when they do not fit together."""
     try:
-        return make_client(model_of(model_spec, folder), own_clients=False) if model_spec.client else None
+        return make_client(model_of(model_spec, folder)) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything
         raise BuildError(f"the client '{model_spec.client}' cannot be made for this model: {err}") from err
 

@@ -10,8 +10,8 @@ from build_engines.engines import tensorrt
 from build_engines.errors import UsageError
 from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request
-from serving.settings.table import ENGINE_CACHE
 
+ENGINE_CACHE = "/tmp/serve-engines"
 MODES = {"auto": "FP16", "fp16": "FP16", "fp32": "FP32"}
 
 
@@ -21,7 +21,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     if request.precision not in MODES:
         raise UsageError(f"--for gpu has fp32 and fp16; for {request.precision} build a plan: --for tensorrt")
     mode = MODES[request.precision]
-    cache = {"trt_engine_cache_enable": "true", "trt_engine_cache_path": str(ENGINE_CACHE)}
+    cache = {"trt_engine_cache_enable": "true", "trt_engine_cache_path": ENGINE_CACHE}
     return Engine(ONNX, mode.lower(), accelerator={"precision_mode": mode, **cache})
 
 

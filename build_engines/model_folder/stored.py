@@ -48,7 +48,7 @@ class StoredModel:
     def client(self) -> ModelClient | None:
         """Its client, if any; BuildError when it cannot be made."""
         try:
-            return make_client(self.model, own_clients=True)
+            return make_client(self.model)
         except Exception as err:  # a client's code may raise anything
             raise BuildError(f"the client of {self.folder.name} cannot be made: {err}") from err
 

@@ -239,13 +239,13 @@ def _check(header: Header, max_image_pixels: int) -> None:
     if pixels > max_image_pixels:
         raise DecodingError(
             f"the image has {image.width}×{image.height} = {pixels} pixels, more than the limit of "
-            f"{max_image_pixels} (SERVE_MAX_IMAGE_PIXELS); send it smaller"
+            f"{max_image_pixels}; send it smaller"
         )
     if header.memory > most_memory(max_image_pixels):
         raise DecodingError(
             f"decoding the {image.format} image of {image.width}×{image.height} pixels takes {header.memory} bytes, "
             f"more than the limit of {most_memory(max_image_pixels)} ({BYTES_PER_PIXEL} for each of "
-            "SERVE_MAX_IMAGE_PIXELS); send it smaller, or as a JPEG that is not progressive"
+            f"{max_image_pixels} pixels); send it smaller, or as a JPEG that is not progressive"
         )
     if header.scans * _pixels_at_a_time(image) > SCANS * max_image_pixels:
         raise DecodingError(f"the JPEG image has {header.scans} scans; send it as one that is not progressive")

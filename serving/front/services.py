@@ -82,14 +82,14 @@ class Services:
 def registry(settings: Settings, gateway: TritonGateway) -> Registry:
     """Of the models that `serve` has loaded."""
     crashes = Crashes(settings.run_dir / "crashes")
-    default, own_clients = settings.default_model, settings.model_clients
+    default = settings.default_model
     if settings.reloads:
         from serving.inference.live_registry import LiveRegistry
         from serving.repository.live import LiveModels
 
-        return LiveRegistry(gateway, LiveModels(settings.live_folder), default, own_clients, crashes)
+        return LiveRegistry(gateway, LiveModels(settings.live_folder), default, crashes)
     folders, only = settings.model_repositories, settings.load_models
-    return Registry(gateway, folders, default, own_clients, only, crashes, settings.device)
+    return Registry(gateway, folders, default, only, crashes, settings.device)
 
 
 def multi_model(settings: Settings, registry: Registry, server: Tritonserver) -> "MultiModel":

@@ -17,10 +17,8 @@ class LiveRegistry(Registry):
     """A call meets one state of its model: the client and what Triton has loaded are of one copy of its folder, which
     is not unloaded before the call ends."""
 
-    def __init__(
-        self, gateway: TritonGateway, live: LiveModels, default: str, own_clients: bool, crashes: Crashes
-    ) -> None:
-        super().__init__(gateway, [live.repository], default, own_clients, crashes=crashes)
+    def __init__(self, gateway: TritonGateway, live: LiveModels, default: str, crashes: Crashes) -> None:
+        super().__init__(gateway, [live.repository], default, crashes=crashes)
         self._live = live
         self._known: Table | None = None
         self._renewing = threading.Lock()

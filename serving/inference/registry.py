@@ -49,8 +49,8 @@ ALSO_CALLED = {"image-classification": "resnet"}  # the client, by what it does
 class Registry:
     """Looks models up by name; safe to share between threads.
 
-    `folders` are the model repositories, `own_clients` says whether a model folder's client.py is loaded, `only`
-    names the models that Triton was told to load; empty: it knows no others. `crashes` knows those that are not served
+    `folders` are the model repositories, `only` names the models that Triton was told to load; empty: it knows no
+    others. `crashes` knows those that are not served
     for a while. `device` is the one whose configurations are read.
     """
 
@@ -59,13 +59,12 @@ class Registry:
         gateway: TritonGateway,
         folders: Sequence[Path],
         default: str = "",
-        own_clients: bool = True,
         only: Collection[str] = (),
         crashes: Crashes = NO_CRASHES,
         device: str = "cpu",
     ) -> None:
         self.gateway, self.folders, self.crashes, self.device = gateway, folders, crashes, device
-        self.default, self.own_clients, self.only = default, own_clients, only
+        self.default, self.only = default, only
         self._served: dict[Hashable, ServedModel] = {}
         self._locks: dict[Hashable, threading.Lock] = {}
         self._versions: dict[str, dict[str, IndexEntry]] = {}
@@ -173,7 +172,7 @@ class Registry:
         batched = any(part.max_batch_size for part in parts.values())
         served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name, labels, batched)
         try:
-            return replace(served, client=make_client(model, self.own_clients))
+            return replace(served, client=make_client(model))
         except Exception as err:
             reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
             log.exception(reason)
@@ -228,10 +227,10 @@ def _spec(tensor: Any) -> TensorSpec:
     return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), optional)
 
 
-def make_client(model: Model, own_clients: bool) -> ModelClient | None:
+def make_client(model: Model) -> ModelClient | None:
     """The model's client: its folder's client.py, else the one its `client` parameter names, else the one
     named as the model or its folder, else none. Raises what the client's code raises, or InvalidRequest."""
-    module = _client_module(model, own_clients)
+    module = _client_module(model)
     if module is None:
         return None
     client = getattr(module, "Client", None)
@@ -240,12 +239,10 @@ def make_client(model: Model, own_clients: bool) -> ModelClient | None:
     return client(model)
 
 
-def _client_module(model: Model, own_clients: bool) -> ModuleType | None:
+def _client_module(model: Model) -> ModuleType | None:
     own_file = model.path / "client.py"
     if own_file.is_file():
-        if own_clients:
-            return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
-        log.warning("model %s: its client.py is not loaded, for SERVE_MODEL_CLIENTS is false", model.name)
+        return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
     if named := family_name(model.parameters.get("client", "")):
         if named not in families():
             raise InvalidRequest(f"there is no client '{named}'; the clients are: {', '.join(families())}")

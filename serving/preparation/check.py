@@ -109,7 +109,7 @@ def _model(candidate: Candidate) -> Model:
 def _check_client(candidate: Candidate, settings: Settings) -> Iterator[str]:
     model = _model(candidate)
     own = "client.py" if (candidate.folder / "client.py").is_file() else ""
-    client, problem = _tried(lambda: make_client(model, settings.model_clients))
+    client, problem = _tried(lambda: make_client(model))
     if problem:
         yield candidate.found(f"the client cannot be made: {problem}", "correct what it names", file=own)
     if client:

@@ -40,7 +40,7 @@ def survey(settings: Settings, backends: Path) -> Facts:
         return Facts(mistakes=err.mistakes)
     facts = Facts(
         folders=tuple(map(str, found.folders)),
-        models=_models(found, settings.model_clients),
+        models=_models(found),
         default=found.default,
         warnings=found.warnings,
         unreadable=found.unreadable,
@@ -55,27 +55,26 @@ def survey(settings: Settings, backends: Path) -> Facts:
     return replace(facts, complete=all_complete(settings, backends))
 
 
-def _models(found: Served, own_clients: bool) -> Mapping[str, ModelFacts]:
-    return {name: model_facts(folder, found.configs[name], own_clients) for name, folder in found.models.items()}
+def _models(found: Served) -> Mapping[str, ModelFacts]:
+    return {name: model_facts(folder, found.configs[name]) for name, folder in found.models.items()}
 
 
-def model_facts(folder: Path, config: Any, own_clients: bool = True) -> ModelFacts:
+def model_facts(folder: Path, config: Any) -> ModelFacts:
     numbered = config.version_policy.HasField("specific")
     return ModelFacts(
         parts=tuple(parts_of(config)),
         version="" if numbered else versions(folder)[-1].name,
         backend=backend_of(config),
-        client=_has_client(folder, config, own_clients),
+        client=_has_client(folder, config),
         sequences=config.HasField("sequence_batching"),
         decoupled=config.model_transaction_policy.decoupled,
     )
 
 
-def _has_client(folder: Path, config: Any, own_clients: bool) -> bool:
+def _has_client(folder: Path, config: Any) -> bool:
     """By the names of files, as inference/registry.py finds it; a model without one takes tensors only."""
     modules = [CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
-    own = [folder / "client.py"] if own_clients else []
-    return "client" in config.parameters or any(module.is_file() for module in own + modules)
+    return "client" in config.parameters or any(module.is_file() for module in (folder / "client.py", *modules))
 
 
 def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:

@@ -41,7 +41,7 @@ class Changes:
     def __init__(self, settings: Settings, live: LiveModels, gateway: TritonGateway) -> None:
         self.settings, self.live, self.gateway = settings, live, gateway
         crashes = Crashes(settings.run_dir / "crashes")
-        self.registry = LiveRegistry(self.gateway, live, "", settings.model_clients, crashes)
+        self.registry = LiveRegistry(self.gateway, live, "", crashes)
         self.inference = Inference(self.gateway, Decoder(Limits(settings.max_image_pixels)))
         self.staging = Staging(settings, tritonserver.backend_directory())
         self.loader = Loader(settings, live, gateway, crashes)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
-from serving.settings.parsing import format_port_range
+from serving.settings.setting import format_port_range
 
 BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
 OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: option -> the variable that sets it, if any

@@ -7,8 +7,7 @@ Only serving/supervisor/triton_options.py and cloudwatch.py read them, which mak
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from serving.settings import parsing
-from serving.settings.setting import Setting, row
+from serving.settings.setting import Setting, parse_switch, parse_verbosity, row
 
 MEGABYTE = 1024 * 1024
 
@@ -26,8 +25,8 @@ def _row(variable: str, option: str, default: Any, meaning: str, **more: Any) ->
     return HandedOn(name=variable.lower(), variables=variables, option=option, **row(default, meaning, **more))
 
 
-LOG: dict[str, Any] = {"parser": parsing.parse_switch, "choices": ("true", "false", "auto")}
-VERBOSITY: dict[str, Any] = {"parser": parsing.parse_verbosity, "form": "true, false or a level"}
+LOG: dict[str, Any] = {"parser": parse_switch, "choices": ("true", "false", "auto")}
+VERBOSITY: dict[str, Any] = {"parser": parse_verbosity, "form": "true, false or a level"}
 SHM = "--backend-config={},shm-"
 HANDED_ON = (
     _row("THREAD_COUNT", "--http-thread-count=", 8, "threads of Triton's HTTP endpoint", within=(1, 1024)),

@@ -11,256 +11,174 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from serving.host.machine import Machine, this_machine
-from serving.settings import parsing
 from serving.settings.contradictions import BATCH_MEGABYTES, contradictions, obstacle_to_reload
 from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
-from serving.settings.parsing import LOG_LEVELS
-from serving.settings.setting import Setting, SettingsError, row
-from serving.settings.triton_sockets import TritonSockets
+from serving.settings.setting import (
+    LOG_LEVELS,
+    Setting,
+    SettingsError,
+    format_paths,
+    format_port_range,
+    parse_arguments,
+    parse_header_secret,
+    parse_log_level,
+    parse_names,
+    parse_paths,
+    parse_port_range,
+    row,
+)
 
 AUTO = Path("auto")
-ENGINE_CACHE = Path("/tmp/serve-engines")
+ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of multi-model mode
+LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
 BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 
-
-def _setting(variables: str, default: Any, meaning: str, **more: Any) -> Any:
-    """A row; the first of the variables that is set counts."""
-    return field(default=default, metadata={"variables": tuple(variables.split()), **row(default, meaning, **more)})
+GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
 
 
-def _choice(variables: str, choices: tuple[str, ...], meaning: str, **more: Any) -> Any:
+@dataclass(frozen=True)
+class TritonSockets:
+    """Where tritonserver listens: on Unix sockets in a folder that only the container's user may enter.
+
+    So no other process of the machine, no sidecar and no browser reaches it, and nothing needs a secret. What others
+    may ask of Triton's gRPC and metrics goes through nginx.
+    """
+
+    folder: Path
+
+    @property
+    def http(self) -> Path:
+        return self.folder / "http.sock"
+
+    @property
+    def grpc(self) -> Path:
+        return self.folder / f"grpc.sock:{GRPC_PORT}"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.sock"
+
+    @property
+    def sagemaker(self) -> Path:
+        """Of multi-model mode."""
+        return self.folder / "sagemaker.sock"
+
+
+def _setting(variables: str, default: Any, *, help: str, **more: Any) -> Any:
+    """A row. Of several variables the first that is set counts."""
+    return field(default=default, metadata={"variables": tuple(variables.split()), **row(default, help, **more)})
+
+
+def _choice(variables: str, *choices: str, help: str) -> Any:
     """A row of one of these words; the first is the default."""
-    return _setting(variables, choices[0], meaning, choices=choices, **more)
+    return _setting(variables, choices[0], help=help, choices=choices)
 
 
+def _word(variables: str, *choices: str, help: str) -> Any:
+    """A choice whose upper and lower case are the same."""
+    return _setting(variables, choices[0], help=help, choices=choices, parser=str.lower)
+
+
+# fmt: off
 @dataclass(frozen=True)
 class Settings:
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
-    port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, "port that nginx listens on", within=(1, 65535))
-    host: str = _setting("SERVE_HOST", "0.0.0.0", "address that nginx listens on")
-    safe_port_range: tuple[int, ...] = _setting(
-        "SAGEMAKER_SAFE_PORT_RANGE",
-        (),
-        "where the ports of gRPC and of Triton's metrics must lie, if they are open to others; LOW and HIGH included",
-        parser=parsing.parse_port_range,
-        formatter=parsing.format_port_range,
-        form="LOW-HIGH, two ports",
-    )
-    model_repositories: tuple[Path, ...] = _setting(
-        "SERVE_MODEL_REPOSITORY",
-        (AUTO,),
-        "folders of the model folders, one over another; auto: /opt/ml/model when it holds models, else the built-in "
-        "model_repository",
-        parser=parsing.parse_paths,
-        formatter=parsing.format_paths,
-        form="a folder, or several with : between them",
-    )
-    default_model: str = _setting(
-        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
-        "",
-        "model of requests that name none; only it and its ensemble's parts are loaded",
-    )
-    load_models: tuple[str, ...] = _setting(
-        "SERVE_LOAD_MODELS",
-        (),
-        "models that are loaded, and what their ensembles call; without it the default model alone, without that one "
-        "all",
-        parser=parsing.parse_names,
-        formatter=",".join,
+    load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
+    max_image_pixels: ClassVar[int] = 89_000_000  # Pillow's limit for a picture that is no decompression bomb
+
+    port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on")
+    host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
+    safe_port_range: tuple[int, ...] = _setting("SAGEMAKER_SAFE_PORT_RANGE", (), form="LOW-HIGH, two ports",
+        parser=parse_port_range, formatter=format_port_range,
+        help="the range, ends included, for the ports of gRPC and Triton's metrics where they are open to others")
+    model_repositories: tuple[Path, ...] = _setting("SERVE_MODEL_REPOSITORY", (AUTO,), parser=parse_paths,
+        formatter=format_paths, form="a folder, or several with : between them",
+        help="folders of the model folders, one over another; auto: /opt/ml/model if it holds models, else the "
+             "built-in model_repository. In multi-model mode the archives' folder, ID/model; auto: /opt/ml/models")
+    default_model: str = _setting("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "",
+        help="model of requests that name none; only it and its ensemble's parts are loaded")
+    load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", (), parser=parse_names, formatter=",".join,
         form="names with , between them",
-    )
-    ping_mode: str = _choice(
-        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
-        ("auto", "ready", "live"),
-        "what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in multi-model "
-        "mode, else ready",
-    )
-    inference_type: str = _choice(
-        "SAGEMAKER_TRITON_INFERENCE_TYPE",
-        ("infer", "generate", "generate_stream"),
-        "what a flat JSON body of /invocations asks for; the other bodies are served as with infer",
-    )
-    model_clients: bool = _setting(
-        "SERVE_MODEL_CLIENTS", True, "a model folder's own client.py is loaded; false: ignored"
-    )
-    device: str = _choice(
-        "SERVE_DEVICE",
-        ("auto", "cpu", "gpu"),
-        "which configuration of a model Triton takes; auto: gpu where one is found",
-    )
-    cpu_engine: str = _choice(
-        "SERVE_CPU_ENGINE",
-        ("auto", "onnxruntime", "openvino"),
-        "which engine runs ONNX models on the processor, where a model's config.pbtxt names none by its parameter "
-        "cpu_engine; auto: OpenVINO where the processor computes in BF16 (AMX, AVX512-BF16) and the model allows it, "
-        "else ONNX Runtime",
-    )
-    engine_cache: Path = _setting(  # noqa: RUF009
-        "SERVE_ENGINE_CACHE", ENGINE_CACHE, "folder of the models that OpenVINO compiled at a start, for the next one"
-    )
-    request_timeout: float = _setting(
-        "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
-        60.0,
-        "seconds after which a caller gets 504 at the latest",
-        within=(1, 3600),
-    )
-    stream_timeout: float = _setting(
-        "SERVE_STREAM_TIMEOUT", 480.0, "seconds that a stream of responses may last", within=(1, 86400)
-    )
-    multi_model: bool = _setting(
-        "SAGEMAKER_MULTI_MODEL", False, "archives that POST /models loads and DELETE /models/NAME unloads are served"
-    )
-    models_root: Path = _setting(  # noqa: RUF009
-        "SERVE_MODELS_ROOT", Path("/opt/ml/models"), "folder of the archives of multi-model mode, ID/model each"
-    )
-    model_memory_share: float = _setting(
-        "SERVE_MODEL_MEMORY_SHARE",
-        0.8,
-        "share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
-        "beyond it is answered 507",
-        within=(0, 1),
-    )
-    load_timeout: float = _setting(
-        "SERVE_LOAD_TIMEOUT", 350.0, "seconds that a load or an unload may take in multi-model mode", within=(1, 86400)
-    )
-    start_timeout: float = _setting(
-        "SERVE_START_TIMEOUT", 300.0, "seconds that a start may take until everything is ready", within=(1, 86400)
-    )
-    stop_timeout: float = _setting(
-        "SERVE_STOP_TIMEOUT", 25.0, "seconds that a stop may take until what is left is killed", within=(0, 3600)
-    )
-    hang_timeout: float = _setting(
-        "SERVE_HANG_TIMEOUT",
-        15.0,
-        "seconds without a sign of life after which a process that hangs is killed and started again; 0: never, for a "
-        "debugger's sake",
-        within=(0, 3600),
-    )
-    max_body_mb: float = _setting(
-        "SERVE_MAX_BODY_MB",
-        25.0,
-        "largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB",
-        within=(0, 1024),
-    )
-    batch: bool = _setting(
-        "SAGEMAKER_BATCH", False, "set by batch transform; the default of SERVE_REQUEST_TIMEOUT is 600 then"
-    )
-    batch_payload_mb: int = _setting(
-        "SAGEMAKER_MAX_PAYLOAD_IN_MB",
-        -1,
-        "what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; -1: 6, or as "
-        "much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave",
-        within=(-1, 100),
-    )
-    batch_concurrency: int = _setting(
-        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
-        0,
-        "how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, so that "
-        "with their payload they are no more than 100 MB",
-        within=(0, 65536),
-    )
-    batch_strategy: str = _choice(
-        "SAGEMAKER_BATCH_STRATEGY",
-        ("MULTI_RECORD", "SINGLE_RECORD"),
-        "whether /execution-parameters tells batch transform to send many lines in a request, or one",
-    )
-    max_image_pixels: int = _setting(
-        "SERVE_MAX_IMAGE_PIXELS",
-        89_000_000,
-        "images with more pixels are refused, and those that take more than 8 bytes for each of so many while they are "
-        "decoded; images of a request that take more together are decoded one after another",
-        within=(1, 2**31),
-    )
-    workers: int = _setting(
-        "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
-        0,
-        "gunicorn's worker processes; 0: one per processor, as far as memory goes (500 MB each), at most 16",
-        within=(0, 256),
-    )
-    inference_threads: int = _setting(
-        "SERVE_INFERENCE_THREADS", 0, "threads of one model instance; 0: one per processor", within=(0, 1024)
-    )
-    max_concurrency: int = _setting(
-        "SERVE_MAX_CONCURRENCY",
-        0,
-        "requests in work, more get 503; of several models each has at most as many as are free; 0: 64 per worker, "
-        "from 128 to 1024",
-        within=(0, 65536),
-    )
-    server_header: bool = _setting("SERVE_SERVER_HEADER", False, "each reply says our version, as X-Server")
-    log_level: str = _setting(
-        "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
-        "info",
-        "how much is logged, by name or by number (20)",
-        choices=tuple(LOG_LEVELS),
-        parser=parsing.parse_log_level,
-    )
-    management_secret: str = _setting(
-        "SERVE_MANAGEMENT_SECRET",
-        "",
-        "a header and its value, without which nobody loads, unloads or lists models; none: everybody may",
-        parser=parsing.parse_header_secret,
-        form="HEADER=VALUE",
-        secret=True,
-    )
-    kserve: str = _choice(
-        "SERVE_KSERVE",
-        ("auto", "true", "false"),
-        "whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable on "
-        "the port; auto: when no variable is set whose name begins with SAGEMAKER_",
-        parser=str.lower,
-    )
-    page: str = _choice(
-        "SERVE_PAGE",
-        ("false", "auto", "true"),
-        "whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when no "
-        "variable is set whose name begins with SAGEMAKER_",
-        parser=str.lower,
-    )
-    reload: str = _choice(
-        "SERVE_RELOAD",
-        ("false", "auto", "true"),
-        "whether a model folder that is changed, added or removed is served without a restart; auto, which `make run` "
-        "sets: where SAGEMAKER_MULTI_MODEL is not true",
-        parser=str.lower,
-    )
-    cloudwatch: bool = _setting(
-        "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
-        False,
-        "the CloudWatch agent, if the image has it, publishes /metrics",
-    )
-    run_dir: Path = _setting(  # noqa: RUF009
-        "SERVE_RUN_DIR", AUTO, "folder of sockets and temporary files; auto: a fresh one, removed at the end"
-    )
-    allow_grpc: bool = _setting(
-        "SAGEMAKER_TRITON_ALLOW_GRPC",
-        False,
-        "nginx opens Triton's gRPC to others, on SERVE_HOST: what infers and what asks about models",
-    )
-    grpc_port: int = _setting(
-        "SAGEMAKER_TRITON_GRPC_PORT", 8001, "Triton's gRPC port where it is open to others", within=(1, 65535)
-    )
-    allow_metrics: bool = _setting(
-        "SAGEMAKER_TRITON_ALLOW_METRICS", False, "nginx opens Triton's own metrics to others, on SERVE_HOST"
-    )
-    metrics_port: int = _setting(
-        "SAGEMAKER_TRITON_METRICS_PORT", 8002, "port of these metrics where they are open to others", within=(1, 65535)
-    )
-    additional_arguments: tuple[str, ...] = _setting(
-        "SAGEMAKER_TRITON_ADDITIONAL_ARGS",
-        (),
-        "added to tritonserver's command line, where the last option of a name counts",
-        parser=parsing.parse_arguments,
-        formatter=shlex.join,
-        form="tritonserver's options, quoted as for a shell",
-    )
+        help="models that are loaded, with what their ensembles call; without it the default model alone, else all")
+    ping_mode: str = _choice("SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE", "auto", "ready", "live",
+        help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in multi-model "
+             "mode, else ready")
+    inference_type: str = _choice("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer", "generate", "generate_stream",
+        help="what a flat JSON body of /invocations asks for; the other bodies are served as with infer")
+    device: str = _choice("SERVE_DEVICE", "auto", "cpu", "gpu",
+        help="which configuration of a model Triton takes; auto: gpu where one is found")
+    cpu_engine: str = _choice("SERVE_CPU_ENGINE", "auto", "onnxruntime", "openvino",
+        help="which engine runs ONNX models on the processor, unless config.pbtxt says it by its parameter cpu_engine; "
+             "auto: OpenVINO on processors with BF16 (AMX, AVX512-BF16) if the model allows it, else ONNX Runtime")
+    request_timeout: float = _setting("SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT", 60.0,
+        within=(1, 3600), help="seconds until a caller gets 504; a stream may last 480, or this if it is more")
+    multi_model: bool = _setting("SAGEMAKER_MULTI_MODEL", False,
+        help="archives that POST /models loads and DELETE /models/NAME unloads are served")
+    model_memory_share: float = _setting("SERVE_MODEL_MEMORY_SHARE", 0.8, within=(0, 1),
+        help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
+             "beyond it is answered 507")
+    start_timeout: float = _setting("SERVE_START_TIMEOUT", 300.0, within=(1, 86400),
+        help="seconds that a start may take until everything is ready")
+    stop_timeout: float = _setting("SERVE_STOP_TIMEOUT", 25.0, within=(0, 3600),
+        help="seconds that a stop may take until what is left is killed")
+    hang_timeout: float = _setting("SERVE_HANG_TIMEOUT", 15.0, within=(0, 3600),
+        help="seconds after which a process that hangs is killed and started again; 0: never, for a debugger")
+    max_body_mb: float = _setting("SERVE_MAX_BODY_MB", 25.0, within=(0, 1024),
+        help="largest request body in MB; 0: 1024; at least SAGEMAKER_MAX_PAYLOAD_IN_MB")
+    batch: bool = _setting("SAGEMAKER_BATCH", False,
+        help="set by batch transform; the default of SERVE_REQUEST_TIMEOUT is 600 then")
+    batch_payload_mb: int = _setting("SAGEMAKER_MAX_PAYLOAD_IN_MB", -1, within=(-1, 100),
+        help="what /execution-parameters tells batch transform to send at a time, in MB; 0: any, in chunks; -1: 6, or "
+             "as much as SERVE_MAX_BODY_MB and SAGEMAKER_MAX_CONCURRENT_TRANSFORMS leave")
+    batch_concurrency: int = _setting("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", 0, within=(0, 65536),
+        help="how many requests /execution-parameters tells batch transform to send at once; 0: two per worker, so "
+             "that with their payload they are no more than 100 MB")
+    batch_strategy: str = _choice("SAGEMAKER_BATCH_STRATEGY", "MULTI_RECORD", "SINGLE_RECORD",
+        help="whether /execution-parameters tells batch transform to send many lines in a request, or one")
+    workers: int = _setting("SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS", 0, within=(0, 256),
+        help="gunicorn's worker processes; 0: one per processor, as far as memory goes (500 MB each), at most 16")
+    inference_threads: int = _setting("SERVE_INFERENCE_THREADS", 0, within=(0, 1024),
+        help="threads of one model instance; 0: one per processor")
+    max_concurrency: int = _setting("SERVE_MAX_CONCURRENCY", 0, within=(0, 65536),
+        help="requests in progress at once; more get 503. Of several models each may use at most as many as are free; "
+             "0: 64 per worker, from 128 to 1024")
+    log_level: str = _setting("SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL", "info", choices=tuple(LOG_LEVELS),
+        parser=parse_log_level, help="how much is logged, by name or by number (20)")
+    management_secret: str = _setting("SERVE_MANAGEMENT_SECRET", "", secret=True, form="HEADER=VALUE",
+        parser=parse_header_secret,
+        help="a header and its value, without which nobody loads, unloads or lists models; none: everybody may")
+    kserve: str = _word("SERVE_KSERVE", "auto", "true", "false",
+        help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
+             "on the port; auto: when no variable is set whose name begins with SAGEMAKER_")
+    page: str = _word("SERVE_PAGE", "false", "auto", "true",
+        help="whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when "
+             "no variable is set whose name begins with SAGEMAKER_")
+    reload: str = _word("SERVE_RELOAD", "false", "auto", "true",
+        help="whether a model folder that is changed, added or removed is served without a restart; auto, which "
+             "`make run` sets: unless SAGEMAKER_MULTI_MODEL is true")
+    cloudwatch: bool = _setting("SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH", False,
+        help="the CloudWatch agent, if the image has it, publishes /metrics")
+    run_dir: Path = _setting("SERVE_RUN_DIR", AUTO,  # noqa: RUF009
+        help="folder of sockets and temporary files; auto: a new one, removed at the end")
+    allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False,
+        help="nginx opens Triton's gRPC to others, on SERVE_HOST: what infers and what asks about models")
+    grpc_port: int = _setting("SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535),
+        help="Triton's gRPC port where it is open to others")
+    allow_metrics: bool = _setting("SAGEMAKER_TRITON_ALLOW_METRICS", False,
+        help="nginx opens Triton's own metrics to others, on SERVE_HOST")
+    metrics_port: int = _setting("SAGEMAKER_TRITON_METRICS_PORT", 8002, within=(1, 65535),
+        help="port of these metrics where they are open to others")
+    additional_arguments: tuple[str, ...] = _setting("SAGEMAKER_TRITON_ADDITIONAL_ARGS", (), parser=parse_arguments,
+        formatter=shlex.join, form="tritonserver's options, quoted as for a shell",
+        help="added to tritonserver's command line, where the last option of a name counts")
+    # fmt: on
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
@@ -283,7 +201,7 @@ class Settings:
         workers = self.workers or _auto_workers(machine)
         return replace(
             self,
-            model_repositories=tuple(path if path == AUTO else path.absolute() for path in self.model_repositories),
+            model_repositories=tuple(path if path == AUTO else path.absolute() for path in self._repositories()),
             ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
             max_body_mb=_largest_body(self.max_body_mb, self.batch_payload_mb),
@@ -291,6 +209,9 @@ class Settings:
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
             max_concurrency=self.max_concurrency or min(1024, max(128, 64 * workers)),
         )
+
+    def _repositories(self) -> tuple[Path, ...]:
+        return (ARCHIVES,) if self.multi_model and self.model_repositories == (AUTO,) else self.model_repositories
 
     def environment(self) -> dict[str, str]:
         """The variables from which a child reads these very Settings."""
@@ -333,6 +254,16 @@ class Settings:
         if not concurrency:
             concurrency = max(1, min(2 * self.workers, self.max_concurrency, BATCH_MEGABYTES // (payload or 1)))
         return {"MaxConcurrentTransforms": concurrency, "BatchStrategy": self.batch_strategy, "MaxPayloadInMB": payload}
+
+    @property
+    def models_root(self) -> Path:
+        """Folder of the archives of multi-model mode, ID/model each."""
+        return self.model_repositories[0]
+
+    @property
+    def stream_timeout(self) -> float:
+        """Seconds that a stream of responses may last."""
+        return max(LONGEST_STREAM, self.request_timeout)
 
     @property
     def nginx_stream_timeout(self) -> float:

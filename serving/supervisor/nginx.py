@@ -64,7 +64,7 @@ def nginx_configuration(settings: Settings, models: Mapping[str, ModelFacts]) ->
         "modules": MODULES,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
-    wanted = {name: getattr(settings, name) for name in ("allow_grpc", "allow_metrics", "server_header")}
+    wanted = {name: getattr(settings, name) for name in ("allow_grpc", "allow_metrics")}
     wanted["page"] = settings.page == "true"
     template = SECTION.sub(lambda match: match[2] if wanted[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)

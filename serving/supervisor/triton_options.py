@@ -6,8 +6,7 @@ from pathlib import Path
 from serving.host.machine import gpu_count
 from serving.host.tritonserver import python_backends
 from serving.settings.handed_on import HANDED_ON, HandedOn
-from serving.settings.table import Settings
-from serving.settings.triton_sockets import GRPC_PORT, TritonSockets
+from serving.settings.table import GRPC_PORT, Settings, TritonSockets
 
 
 def addresses(sockets: TritonSockets) -> dict[str, object]:

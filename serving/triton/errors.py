@@ -74,7 +74,7 @@ ONLY_STREAMS = (
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 MISTAKES = re.compile(r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) |input ')")
 NOT_ANSWERING = "tritonserver is not answering; it is being started (again): try again shortly"
-TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT (streams: SERVE_STREAM_TIMEOUT)"
+TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
 
 
 def to_serving_error(err: grpc.RpcError) -> ServingError:

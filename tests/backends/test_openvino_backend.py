@@ -38,7 +38,7 @@ def server(folder: Path, backends: Path) -> Iterator[Server]:
     """Serves every model of openvino_models.py that can be loaded; those named bad_* fail."""
     cache = str(folder / "cache")
     options = ["--model-load-thread-count=2"]  # each load is a process that imports and compiles
-    with serving(folder / "models", backends, folder / "log", *options, SERVE_ENGINE_CACHE=cache) as running:
+    with serving(folder / "models", backends, folder / "log", *options, TMPDIR=cache) as running:
         yield running
 
 
@@ -297,7 +297,7 @@ def test_a_second_start_compiles_nothing(server: Server, folder: Path, backends:
     assert "bert_0_0: OpenVINO" in server.text()
     options = ["--model-control-mode=explicit", "--load-model=bert", "--load-model=two_instances"]
     cache = str(folder / "cache")
-    with serving(folder / "models", backends, folder / "second", *options, SERVE_ENGINE_CACHE=cache) as second:
+    with serving(folder / "models", backends, folder / "second", *options, TMPDIR=cache) as second:
         assert len(re.findall("taken from the cache in", second.text())) == 3
         assert "compiled in" not in second.text()
     assert {path: path.stat().st_ino for path in (folder / "cache").rglob("*.blob")} == made
@@ -309,7 +309,7 @@ def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backe
     def started() -> Path:
         """The only compiled model, after a start that did not take it from the cache."""
         cache = str(tmp_path / "cache")
-        with serving(folder / "models", backends, tmp_path / "log", *options, SERVE_ENGINE_CACHE=cache) as server:
+        with serving(folder / "models", backends, tmp_path / "log", *options, TMPDIR=cache) as server:
             wait_until(lambda: re.search("lookup_0_0: OpenVINO .* compiled in", server.text()), "it is compiled")
         (blob,) = (tmp_path / "cache").rglob("*.blob")
         return blob
@@ -322,18 +322,18 @@ def test_a_compiled_model_that_was_cut_off_is_compiled_again(folder: Path, backe
 
 
 def test_the_cache_is_its_owners_only_and_the_model_folder_stays_as_it_was(server: Server, folder: Path) -> None:
-    assert stat.S_IMODE((folder / "cache/openvino/bert/1").stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "cache/serve-engines/openvino/bert/1").stat().st_mode) == 0o700
     assert list((folder / "models").rglob("*.blob")) == []
-    assert len(list((folder / "cache/openvino/two_instances").rglob("*.blob"))) == 1
+    assert len(list((folder / "cache/serve-engines/openvino/two_instances").rglob("*.blob"))) == 1
 
 
 def test_without_a_cache_that_can_be_written_a_model_is_compiled_all_the_same(
     folder: Path, backends: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o777)
+    (tmp_path / "cache/serve-engines").mkdir(parents=True)
+    (tmp_path / "cache/serve-engines").chmod(0o777)
     options = ["--model-control-mode=explicit", "--load-model=minimal"]
     cache = str(tmp_path / "cache")
-    with serving(folder / "models", backends, tmp_path / "log", *options, SERVE_ENGINE_CACHE=cache) as server:
+    with serving(folder / "models", backends, tmp_path / "log", *options, TMPDIR=cache) as server:
         assert_served(server.client(), "minimal", pair(2, 3))
         assert re.search("minimal_0_0: compiled without a cache: .*can be written to by others", server.text())

@@ -8,7 +8,6 @@ import pytest
 
 from backends.openvino import openvino_settings
 from backends.openvino.openvino_settings import OpenvinoSettings
-from serving.settings.table import ENGINE_CACHE
 
 WITH_BF16, WITHOUT = ["FP32", "INT8", "BF16"], ["FP32", "INT8"]
 
@@ -80,14 +79,14 @@ def test_the_parameters_of_clients_and_of_triton_are_not_reported() -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SERVE_ENGINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache/openvino"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path / "serve-engines/openvino"
 
 
-def test_the_cache_lies_in_the_folder_of_the_setting(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_the_cache_is_in_the_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     assert openvino_settings.root() == cache
-    monkeypatch.delenv("SERVE_ENGINE_CACHE")
-    assert openvino_settings.root() == ENGINE_CACHE / "openvino"
+    monkeypatch.delenv("TMPDIR")
+    assert openvino_settings.root() == Path("/tmp/serve-engines/openvino")
 
 
 def compiled(model: str, name: str, size: int = 10) -> Path:
@@ -119,5 +118,5 @@ def test_past_the_limit_what_was_used_longest_ago_is_removed(cache: Path, monkey
 def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
     cache.parent.mkdir()
     cache.parent.chmod(0o777)
-    with pytest.raises(PermissionError, match="set SERVE_ENGINE_CACHE to a folder of your own"):
+    with pytest.raises(PermissionError, match="TMPDIR"):
         compiled("model", "1")

@@ -204,7 +204,7 @@ def test_an_archive_of_an_ensemble_and_its_parts_is_loaded_by_a_multi_model_endp
     with tarfile.open(tmp_path / target) as archive:
         archive.extractall(root / "0" / "model", filter="data")
     (tmp_path / "empty").mkdir()
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(root), **FP32}
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), **FP32}
     multi = Server(tmp_path, tmp_path / "empty", **variables).wait_ready()
     try:
         expected = server.post(json={"model_name": "text_embedding", "instances": TEXTS}).json()["predictions"]

@@ -211,13 +211,6 @@ def test_a_client_that_cannot_be_made_is_named_and_ends_the_start(small: Path, s
     assert "the client of model 'sleeper' cannot be made: ModuleNotFoundError: No module named 'a_library_that_" in told
 
 
-def test_a_folder_s_own_client_is_off_by_a_setting(start: Start) -> None:
-    server = start(SERVE_MODEL_CLIENTS="false").wait_ready()
-    reply = server.post(json={"model_name": "sleeper", "instances": [0]})
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
-    assert "no client" in reply.json()["error"]
-
-
 def test_more_requests_than_the_limit_are_told_to_come_back_while_ping_answers(start: Start) -> None:
     server = start(SERVE_MAX_CONCURRENCY="2", SERVE_WORKERS="1").wait_ready()
     with Load(lambda _: server.post(json={"model_name": "sleeper", "instances": [1]}), callers=6) as load:

@@ -35,7 +35,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         folder,
         folder / "nothing",
         SAGEMAKER_MULTI_MODEL="true",
-        SERVE_MODELS_ROOT=str(folder / "models"),
+        SERVE_MODEL_REPOSITORY=str(folder / "models"),
         SERVE_MANAGEMENT_SECRET=f"{KEY}={SECRET}",
     ).wait_ready()
     load = {"model_name": "opaque", "url": str(folder / "models/abc/model")}

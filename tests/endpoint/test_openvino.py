@@ -31,7 +31,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, repository: Path, cache: Path) -> Server:
-    variables = {"SERVE_ENGINE_CACHE": str(cache), "SERVE_CPU_ENGINE": "openvino", "SERVE_LOG_LEVEL": "info"}
+    variables = {"TMPDIR": str(cache), "SERVE_CPU_ENGINE": "openvino", "SERVE_LOG_LEVEL": "info"}
     return Server(folder, repository, **variables).wait_ready()
 
 

@@ -56,7 +56,7 @@ def test_an_archive_with_a_plan_for_another_gpu_is_refused_with_both_remedies(
     on_gpu: dict[str, str], tmp_path: Path
 ) -> None:
     make_foreign(tmp_path / "archives/id", "model")
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(tmp_path / "archives")}
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(tmp_path / "archives")}
     server = start(tmp_path / "serve", tmp_path / "unused", **on_gpu, **variables).wait_ready()
     body = {"model_name": "id", "url": str(tmp_path / "archives/id/model")}
     refused = server.post("/models", json=body, headers={TARGET: "id.tar.gz"})

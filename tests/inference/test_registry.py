@@ -57,7 +57,7 @@ def model(folder: Path, name: str = "mine", **parameters: str) -> Model:
 
 def test_a_folder_s_own_client_is_taken(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(OWN)
-    client = make_client(model(tmp_path), own_clients=True)
+    client = make_client(model(tmp_path))
     assert isinstance(client, ModelClient)
     assert client.postprocess({}, {}, [1], {}) == [1]
 
@@ -66,37 +66,32 @@ def test_two_folders_with_a_client_each_keep_their_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "client.py").write_text(OWN.replace("list(instances)", f"[{name!r}]"))
-    clients = [make_client(model(tmp_path / name, name), own_clients=True) for name in ("a", "b")]
+    clients = [make_client(model(tmp_path / name, name)) for name in ("a", "b")]
     assert [client.postprocess({}, {}, [1], {}) for client in clients if client] == [["a"], ["b"]]
 
 
-def test_own_clients_are_ignored_when_they_are_off(tmp_path: Path) -> None:
-    (tmp_path / "client.py").write_text("raise SystemExit")
-    assert make_client(model(tmp_path), own_clients=False) is None
-
-
 def test_the_parameter_names_a_family_and_else_the_model_s_name_does(tmp_path: Path) -> None:
-    named = make_client(model(tmp_path, client="resnet"), own_clients=True)
-    alike = make_client(model(tmp_path, name="resnet"), own_clients=True)
-    called = make_client(model(tmp_path, client="image-classification"), own_clients=True)
+    named = make_client(model(tmp_path, client="resnet"))
+    alike = make_client(model(tmp_path, name="resnet"))
+    called = make_client(model(tmp_path, client="image-classification"))
     assert type(named) is type(alike) is type(called) is not None
-    assert make_client(model(tmp_path), own_clients=True) is None
+    assert make_client(model(tmp_path)) is None
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="resnext"):
-        make_client(model(tmp_path, client="resnext"), own_clients=True)
+        make_client(model(tmp_path, client="resnext"))
 
 
 def test_a_client_file_without_a_client_is_refused(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text("Client = 3\n")
     with pytest.raises(InvalidRequest):
-        make_client(model(tmp_path), own_clients=True)
+        make_client(model(tmp_path))
 
 
 def test_a_wrong_value_in_the_folder_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="top_k"):
-        make_client(model(tmp_path, client="resnet", top_k="0"), own_clients=True)
+        make_client(model(tmp_path, client="resnet", top_k="0"))
 
 
 def test_the_families_are_the_modules_with_a_client() -> None:
@@ -110,7 +105,7 @@ def test_an_ensemble_of_folders_that_change_is_refused_with_its_parts_however_de
     live, crashes = LiveModels(tmp_path / "live"), Crashes(tmp_path / "crashes")
     # Triton loads no circle, and the table may say that there is one.
     live.begin(folders, {}, {"outer": ["chain", "scale"], "chain": ["ends", "outer"]})
-    registry = LiveRegistry(TritonGateway("127.0.0.1:1", 1), live, "", True, crashes)
+    registry = LiveRegistry(TritonGateway("127.0.0.1:1", 1), live, "", crashes)
     crashes.set(Trouble("ends", "its process died", until=time.monotonic() + 60))
     for name in ("outer", "chain", "ends"):
         assert isinstance(registry.trouble(name), ModelRefused)
@@ -133,7 +128,7 @@ def test_a_call_of_a_warm_model_does_not_wait_while_another_model_s_client_is_ma
     live = LiveModels(tmp_path / "live")
     live.begin(folders, {}, {})
     no_crashes = Crashes(None)
-    registry = LiveRegistry(Loaded(), live, "", True, no_crashes) if is_live else Registry(Loaded(), [tmp_path])
+    registry = LiveRegistry(Loaded(), live, "", no_crashes) if is_live else Registry(Loaded(), [tmp_path])
 
     def call(name: str) -> str:
         with registry.use(name) as served:

@@ -26,7 +26,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     root = folder / "models"
     for name in ("sound", "bad"):
         make_archive(root, name)
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODELS_ROOT": str(root), "SERVE_REQUEST_TIMEOUT": "5"}
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), "SERVE_REQUEST_TIMEOUT": "5"}
     server = Server(folder, folder / "none", SERVE_WORKERS="2", **variables).wait_ready()
     container = Container(server, root)
     for name in ("sound", "bad"):

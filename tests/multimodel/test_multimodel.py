@@ -171,7 +171,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     (root / "d1/model").mkdir(parents=True)
     link_model(ROOT / "model_repository/resnet", root / "d1/model")
     server = Server(
-        folder, folder / "none", SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root), SERVE_WORKERS="2"
+        folder, folder / "none", SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(root), SERVE_WORKERS="2"
     )
     server.wait_ready()
     container = Container(server, root)

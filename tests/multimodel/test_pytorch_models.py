@@ -66,7 +66,7 @@ def root(network: Logits, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("serve")
-    running = Server(folder, folder, SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root)).wait_ready()
+    running = Server(folder, folder, SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(root)).wait_ready()
     for number in range(2):
         body = {"model_name": f"id-{number}", "url": str(root / str(number) / "model")}
         loaded = running.post("/models", json=body, headers={TARGET: f"resnet_pt-{number}.tar.gz"})

@@ -48,7 +48,6 @@ def test_a_client_is_found_in_the_folder_or_by_the_model_s_name(tmp_path: Path) 
         write(tmp_path / name, ONNX)
     (tmp_path / "own/client.py").touch()
     assert {name for name, model in look(tmp_path).models.items() if model.client} == {"own", "bert"}
-    assert not look(tmp_path, SERVE_MODEL_CLIENTS="false").models["own"].client
 
 
 def test_it_is_the_same_behind_json(tmp_path: Path) -> None:

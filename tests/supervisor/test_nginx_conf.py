@@ -19,7 +19,6 @@ from typing import ClassVar
 import pytest
 import requests
 
-from serving import VERSION
 from serving.host.machine import Machine
 from serving.repository.facts import Facts, ModelFacts
 from serving.settings.table import Settings
@@ -404,16 +403,3 @@ def test_a_thousand_models_with_long_names_are_no_trouble_for_nginx(tmp_path: Pa
     (tmp_path / "nginx.conf").write_text(nginx_configuration(settings, models))
     command = [NGINX, "-t", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-e", "stderr"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def test_every_reply_says_the_version_where_that_is_wanted(upstream: Path, edge: Edge) -> None:
-    running = Edge(upstream, None, SERVE_SERVER_HEADER="true")
-    try:
-        asked = [("POST", "/invocations"), ("GET", "/ping"), ("GET", "/v2/nothing/here"), ("PUT", "/invocations")]
-        replies = [requests.request(method, running.url + path, timeout=PATIENCE) for method, path in asked]
-        assert [reply.headers.get("X-Server") for reply in replies] == [f"triton-multi-model/{VERSION}"] * len(asked)
-        text = (upstream / "nginx.conf").read_text()
-        assert text.count("add_header X-Server") == text.count("add_header X-Request-Id") + 1
-    finally:
-        running.stop()
-    assert "X-Server" not in requests.get(f"{edge.url}/ping", timeout=PATIENCE).headers

@@ -25,7 +25,7 @@ from PIL import Image
 
 from serving.host.ports import PortPicker
 from serving.repository.model_config import read_config
-from serving.settings.triton_sockets import TritonSockets
+from serving.settings.table import TritonSockets
 from tests.support.started import ends_with, starts_a_server
 
 ROOT = Path(__file__).resolve().parents[2]

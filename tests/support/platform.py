@@ -251,7 +251,7 @@ def container(folder: Path, **variables: str) -> Iterator[tuple[str, int]]:
             "SERVE_HOST": "127.0.0.1",
             "SERVE_RUN_DIR": str(folder / "run"),
             "SAGEMAKER_MULTI_MODEL": "true",
-            "SERVE_MODELS_ROOT": str(folder / "models"),
+            "SERVE_MODEL_REPOSITORY": str(folder / "models"),
             "SERVE_LOG_LEVEL": "warning",
         }
         | variables

@@ -134,7 +134,7 @@ def test_archives_are_loaded_and_answer_in_multi_model_mode(repository: Path, tm
     for number, path in enumerate(paths):
         with tarfile.open(path) as tar:
             tar.extractall(root / f"id{number}" / "model", filter="data")
-    server = Server(tmp_path, tmp_path, SAGEMAKER_MULTI_MODEL="true", SERVE_MODELS_ROOT=str(root)).wait_ready()
+    server = Server(tmp_path, tmp_path, SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(root)).wait_ready()
     try:
         for number, path in enumerate(paths):
             call = {"model_name": path.name, "url": f"{root}/id{number}/model"}
