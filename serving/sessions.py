@@ -1,10 +1,10 @@
 """Sticky sessions of SageMaker, mapped to the sequences of Triton's sequence batcher.
 
-    X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> an id is made, sequence_start goes to Triton
-    X-Amzn-SageMaker-Session-Id: ID           -> the sequence goes on; Triton refuses one that it does not know
-    the same and sequence_end=true            -> sequence_end goes to Triton
+    X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> a new id; Triton gets sequence_start
+    X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence
+    the same and sequence_end=true            -> Triton gets sequence_end
 
-Nothing is kept here: Triton knows its sequences, so any worker can take any request.
+No state is kept here: Triton knows its sequences, so any worker can take any request.
 """
 
 import secrets
@@ -18,22 +18,22 @@ from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 
 SEQUENCE_ID, SEQUENCE_END = "sequence_id", "sequence_end"
-UNKNOWN_SEQUENCE = "must specify the START flag"  # what Triton says of one that has not begun or is over
+UNKNOWN_SEQUENCE = "must specify the START flag"  # Triton's error for a sequence that has not begun or is over
 LONGEST_ID = 19  # digits of 2**63
 LONGEST_NAME = 128  # bytes of an id that is a string (correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, for gRPC has no unsigned parameters
+BITS = {"UINT64": 63, "INT64": 63, "UINT32": 31, "INT32": 31}  # signed, because gRPC has no unsigned parameters
 
 
 @dataclass(frozen=True)
 class Sequencing:
-    """How a model's sequences are known: the datatype of their ids, and the seconds after which an idle one ends."""
+    """A model's sequences: the datatype of their ids, and the seconds after which an idle one ends."""
 
     id_type: str
     idle_seconds: float
 
     def new_id(self) -> str:
-        """One that nobody can guess, as far as its datatype allows; never 0, which means none."""
+        """Return a new id, as hard to guess as its datatype allows, and never 0, which means no sequence."""
         bits = BITS.get(self.id_type)
         return uuid.uuid4().hex if bits is None else str(1 + secrets.randbelow(2**bits - 1))
 
@@ -57,7 +57,7 @@ def check_id(sequence_id: str) -> None:
 
 @dataclass(frozen=True)
 class Session:
-    """One request's part of a session: `starts` it, `ends` it, or neither."""
+    """One request's part of a session: it `starts` the session, `ends` it, both or neither."""
 
     sequencing: Sequencing
     id: str
@@ -66,9 +66,9 @@ class Session:
 
     @classmethod
     def of(cls, sequencing: Sequencing | None, header: str, places: Iterable[Mapping[str, object]]) -> "Session | None":
-        """The session that a request's header names; None without a header and for a model without sequences.
-        `places` are where `sequence_end` may stand. Raises SessionNotFound or InvalidRequest."""
-        name = header.partition(";")[0].strip()  # the reply's header, Expires and all, may come back as it was
+        """Return the session that the header names, None without a header or for a model without sequences.
+        `places` are the objects that may have the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
+        name = header.partition(";")[0].strip()  # callers may send the reply's header back unchanged, with Expires
         ends = says_end(*places)
         if sequencing is None or not name:
             return None
@@ -79,11 +79,11 @@ class Session:
 
     @classmethod
     def of_one_request(cls, sequencing: Sequencing) -> "Session":
-        """For a request that names none: its instances are a whole sequence."""
+        """Return a session for a request that names none: its instances are a whole sequence."""
         return cls(sequencing, sequencing.new_id(), starts=True, ends=True)
 
     def parameters(self, first: bool = True, last: bool = True) -> dict[str, bool | int | float | str]:
-        """For Triton; `first` and `last` say where a step stands among those of the request."""
+        """Return Triton's parameters. `first` and `last` say whether a step is the request's first or last."""
         return {
             SEQUENCE_ID: self.sequencing.read_id(self.id),
             "sequence_start": self.starts and first,
@@ -91,20 +91,20 @@ class Session:
         }
 
     def headers(self) -> dict[str, str]:
-        """Of the reply. Expires never says more than is true: the time is cut to whole seconds."""
+        """Return the reply's headers. Expires is cut to whole seconds, so it is never too late."""
         expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
         begun = {SESSION_ID: f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"} if self.starts else {}
         return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})
 
 
 def session_headers(session: Session | None) -> dict[str, str]:
-    """Of a reply, which may be part of none."""
+    """Return the headers of a reply, none if it is not part of a session."""
     return session.headers() if session else {}
 
 
 @contextmanager
 def session_errors(session: Session | None) -> Iterator[None]:
-    """Turns what Triton says of an unknown sequence into SessionNotFound."""
+    """Turn Triton's error for an unknown sequence into SessionNotFound."""
     try:
         yield
     except InvalidRequest as err:
@@ -118,7 +118,7 @@ def _word(value: object) -> bool | None:
 
 
 def says_end(*places: Mapping[str, object]) -> bool:
-    """Whether one of them has sequence_end; raises InvalidRequest when it is not true or false."""
+    """Return whether one of the objects says sequence_end. Raise InvalidRequest if one is neither true nor false."""
     given = [_word(place[SEQUENCE_END]) for place in places if SEQUENCE_END in place]
     if None in given:
         raise InvalidRequest(f"'{SEQUENCE_END}' must be true or false")

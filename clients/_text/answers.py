@@ -60,7 +60,7 @@ class QuestionAnswering(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Logits of starts and ends -> the best answers from all of a context's windows."""
+        """Make the best answers of the logits of starts and ends, from all windows of each context."""
         starts, ends = self._logits(outputs)
         rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
         predictions = []
@@ -70,7 +70,7 @@ class QuestionAnswering(Task):
         return predictions
 
     def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
-        """Two outputs [rows, sequence], or one [rows, sequence, 2]."""
+        """Return the logits of starts and of ends: two outputs [rows, sequence], or one [rows, sequence, 2]."""
         if self.outputs == APART:
             starts, ends = (outputs[name].astype(np.float32, copy=False) for name in APART)
             return starts, ends
@@ -95,7 +95,8 @@ class QuestionAnswering(Task):
         return sorted(found, key=lambda answer: -float(answer["score"]))[:top_k]
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
-        """Of each of the window's tokens to be the first, and the last; of the context's tokens and [CLS] only."""
+        """Return the probability of each token to be the first, and to be the last. Tokens that are neither of the
+        context nor [CLS] have 0."""
         possible = np.array(encoding.sequence_ids) == 1
         possible |= np.array(encoding.ids) == self.cls_id
         size = len(possible)
@@ -104,7 +105,7 @@ class QuestionAnswering(Task):
 
 
 def _spans(starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]) -> list[tuple[int, int, float]]:
-    """(first, last token, score) of the best spans."""
+    """Return (first token, last token, score) of the best spans."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
     scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
@@ -113,7 +114,7 @@ def _spans(starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]
 
 
 def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
-    """Where these tokens, or the words that they are of, stand in the context."""
+    """Return the characters of the context, from and to, of these tokens or of their words."""
     begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
     if aligned:
         words = [encoding.token_to_word(token) for token in (first, last)]

@@ -37,7 +37,7 @@ class TextClassification(Task):
         self.function = self._function()
 
     def _function(self) -> str:
-        """The rule of transformers' text-classification pipeline."""
+        """Choose the function as transformers' text-classification pipeline does."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         problem = self.tokenizer.config.get("problem_type")
@@ -52,7 +52,7 @@ class TextClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Logits [n, labels] -> the likeliest classes."""
+        """Make the likeliest classes of logits [n, labels]."""
         asked = parameters["function_to_apply"]
         scores = ACTIVATIONS[self.function if asked == "auto" else asked](self.read(outputs))
         return [

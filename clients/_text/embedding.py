@@ -60,7 +60,7 @@ class Embedding(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """[n, sequence, hidden] -> vectors; a model that pools itself gives [n, hidden]."""
+        """Make vectors of [n, sequence, hidden], or of [n, hidden] if the model pools itself."""
         values = self.read(outputs)
         if values.ndim == 3:
             values = self._pooled(values, inputs["attention_mask"])

@@ -62,7 +62,7 @@ class TokenClassification(Task):
         return 1 + len(instance) // (4 * self.tokenizer.max_length)
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        """Also the rows' `encodings` and their `owners`."""
+        """Return also the rows' `encodings` and `owners`."""
         length, stride = self.tokenizer.max_length, parameters["stride"]
         return cut_into_windows(
             self.tokenizer, instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
@@ -71,7 +71,7 @@ class TokenClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Logits [rows, sequence, labels] -> the entities of each text."""
+        """Make each text's entities of logits [rows, sequence, labels]."""
         scores = softmax(self.read(outputs))
         found: list[list[list[Entity]]] = [[] for _ in instances]
         for owner, encoding, row in zip(inputs["owners"].tolist(), inputs["encodings"], scores, strict=True):
@@ -90,7 +90,7 @@ class TokenClassification(Task):
         return [entity for entity in found if entity["label"] not in ignored]
 
     def _tokens(self, text: str, encoding: Encoding, scores: Array) -> Iterable[Token]:
-        """Those of the text, without the tokenizer's marks."""
+        """Yield the tokens of the text, without the tokenizer's special tokens."""
         pieces = zip(encoding.tokens, encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
         for (piece, number, (start, end), special), row in zip(pieces, scores, strict=False):
             if special:
@@ -108,7 +108,7 @@ class TokenClassification(Task):
         return Token(text, scores, label(self.names, best), float(scores[best]), start, end, continues)
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
-        """The tokens of a word as one, with the scores of one of them or their mean."""
+        """Join the tokens of a word, with the scores of one of them or their mean."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":
@@ -139,7 +139,7 @@ def _words(tokens: Iterable[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: Iterable[Token]) -> list[list[Token]]:
-    """Neighbours of one kind; B- begins another group."""
+    """Group neighbours of one kind. B- begins a new group."""
     groups: list[list[Token]] = []
     for token in tokens:
         if groups and not token.tag.startswith("B-") and _kind(token.tag) == _kind(groups[-1][-1].tag):
@@ -154,7 +154,7 @@ def _kind(tag: str) -> str:
 
 
 def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
-    """Those of all windows; of two that overlap the longer, else the surer one."""
+    """Join the entities of all windows. Of two that overlap, keep the longer, or else the one with the higher score."""
     if len(windows) < 2:
         return windows[0]
     merged: list[Entity] = []

@@ -1,4 +1,4 @@
-"""Instances that are more than one text: objects whose keys are known."""
+"""Instances of more than one text: objects with known keys."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from serving.named_value import unknown
 
 
 class Fields(Codec):
-    """An object of strings under `required` and `optional` keys, and of lists of strings under `lists`; where "text" is
-    all that is required, also a string, which it then gives."""
+    """An object with strings under the `required` and `optional` keys, and lists of strings under those in `lists`. If
+    only "text" is required, the instance may also be a string."""
 
     name = "text"
     media_types = ("text/plain",)
@@ -26,7 +26,7 @@ class Fields(Codec):
         self.expected = f"{{{shown}}}" if not self.plain else f"a string, or {{{shown}}}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """A text, or where a text is not enough, and for a file that holds such an object, JSON."""
+        """Return a text, or the object if the bytes are JSON of one or if a text is not enough."""
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as err:
@@ -37,7 +37,7 @@ class Fields(Codec):
         return self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """A string, or a dict of the known keys that are there."""
+        """Return a string, or a dict with the known keys that the value has."""
         if self.plain and isinstance(value, str):
             return value
         if not isinstance(value, dict) or not set(self.required) <= value.keys():
@@ -57,7 +57,7 @@ class Fields(Codec):
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """The JSON object of these bytes; empty where they are none."""
+    """Return the JSON object of these bytes, an empty one if they are not an object."""
     if not data.lstrip().startswith(b"{"):
         return {}
     try:
@@ -68,7 +68,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:
-    """A text, or the pair of a text and its `text_pair`."""
+    """Return a text, or the pair of a text and its `text_pair`."""
     if isinstance(instance, str):
         return instance
     return (instance["text"], instance["text_pair"]) if "text_pair" in instance else instance["text"]

@@ -35,7 +35,7 @@ class FillMask(Task):
         self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
-        """Also masked_lm_positions [n, most masks]. Raises DecodingError for a text without a mask."""
+        """Return also masked_lm_positions [n, most masks]. Raise DecodingError for a text without a mask."""
         tensors = super().tokens(instances, parameters)
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
@@ -52,13 +52,13 @@ class FillMask(Task):
     def _missing_mask(self, text: str) -> str:
         mask = self.tokenizer.mask
         if mask in text:
-            return f"its {mask} lies beyond the model's limit of {self.tokenizer.max_length} tokens"
+            return f"its {mask} is beyond the model's limit of {self.tokenizer.max_length} tokens"
         return f"there is nothing to fill in; write {mask} in place of a token"
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Logits [n, sequence, vocabulary] or [n, masks, vocabulary] -> the likeliest tokens for each mask."""
+        """Make the likeliest tokens for each mask of logits [n, sequence, vocabulary] or [n, masks, vocabulary]."""
         targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
         predictions = []
         for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
@@ -74,7 +74,8 @@ class FillMask(Task):
         return predictions
 
     def _targets(self, words: Sequence[str]) -> Array | None:
-        """The tokens' ids; None for all of the vocabulary. Raises InvalidRequest for a word that is no token."""
+        """Return the ids of the words, None for the whole vocabulary. Raise InvalidRequest for a word that is not a
+        token."""
         ids = {word: self.tokenizer.tokenizer.token_to_id(word) for word in words}
         if strange := [word for word, token in ids.items() if token is None]:
             raise InvalidRequest(f"parameter 'targets': '{strange[0]}' is no token of the vocabulary")
@@ -96,7 +97,7 @@ class FillMask(Task):
         ]
 
     def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
-        """The text with that token. If it has other masks, they stay, and so do [CLS] and [SEP], as in transformers."""
+        """Return the text with that token. Other masks stay, and then also [CLS] and [SEP], as in transformers."""
         filled = ids.copy()
         filled[position] = token
         kept = filled[filled != self.tokenizer.pad_id].tolist()

@@ -1,4 +1,4 @@
-"""Documents by how well they answer a query, scored in pairs (a cross-encoder)."""
+"""Ranks documents by how well they answer a query, in pairs (a cross-encoder)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ class TextRanking(Task):
         self.activation = ACTIVATIONS[self._activation()]
 
     def _activation(self) -> str:
-        """As sentence-transformers' CrossEncoder: what it wrote into config.json, else the sigmoid."""
+        """Choose the function as sentence-transformers' CrossEncoder does: the one in config.json, else the sigmoid."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         config = self.tokenizer.config
@@ -45,7 +45,7 @@ class TextRanking(Task):
         return len(instance["documents"])
 
     def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]) -> Tensors:
-        """A row for each document of each instance; `owners` [rows] are the instances' numbers."""
+        """Return a row for each document of each instance; `owners` [rows] has the instance of each row."""
         for index, each in enumerate(instances):
             self._check(index, each)
         pairs = [(each["query"], document) for each in instances for document in each["documents"]]
@@ -62,7 +62,7 @@ class TextRanking(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Logits [rows, 1] -> the ranking of each instance's documents."""
+        """Make the ranking of each instance's documents of logits [rows, 1]."""
         scores = self.activation(self.read(outputs)[:, 0])
         predictions = []
         for index, instance in enumerate(instances):

@@ -1,4 +1,4 @@
-"""Logits as scores, and the best of them."""
+"""Turns logits into scores, and finds the best."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """(index, score) of the `count` highest scores of a vector, highest first."""
+    """Return (index, score) of the `count` highest scores of a vector, highest first."""
     if count < len(scores):
         candidates = np.argpartition(scores, -count)[-count:]
     else:

@@ -1,4 +1,4 @@
-"""What a task of the text client is: data and two functions, as a client's."""
+"""The base of the text client's tasks: data and two functions, like a client."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """One for each model; it keeps no request's state. `truncation` says which text of a pair is shortened, `fields`
-    what a prediction consists of."""
+    """The task of one model, without any request's state. `truncation` says which text of a pair is shortened; `fields`
+    are those of a prediction."""
 
     codec: ClassVar[Codec] = TEXT
     settings: ClassVar[tuple[Parameter, ...]] = ()
@@ -26,31 +26,31 @@ class Task(ABC):
     fields: ClassVar[Mapping[str, Schema]] = {}
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
-        """`options` are the values of the client's settings; raises InvalidRequest when they do not fit the model."""
+        """Take the values of the client's settings as `options`. Raise InvalidRequest if they do not fit the model."""
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # that are read
 
     def rows(self, instance: Any) -> int:
-        """About how many rows `tokens` makes of it."""
+        """Return about how many rows `tokens` makes of an instance."""
         return 1
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """The model's inputs, one row or several for each instance; `num_tokens` [n instances], before truncation, and
-        where it is not all that are more than the model takes, `truncated` [n instances]."""
+        """Return the model's inputs, one row or more for each instance, and `num_tokens` [n instances] before
+        truncation. `truncated` [n instances] is there if more tokens than the model takes need not mean truncation."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
 
     @abstractmethod
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """A prediction for each instance; `inputs` is what `tokens` made."""
+        """Return a prediction for each instance. `inputs` is what `tokens` returned."""
 
     def read(self, outputs: Tensors) -> Array:
-        """The output that is read, in FP32."""
+        """Return the first output that is read, as FP32."""
         return outputs[self.outputs[0]].astype(np.float32, copy=False)
 
     def labels(self) -> list[str]:
-        """Those of the setting's file, else of config.json, by class id."""
+        """Return the labels of the setting's file, else of config.json, by class id."""
         if self.options["labels"]:
             return read_labels(self.model, self.options["labels"])
         named = self.tokenizer.config.get("id2label", {})
@@ -58,5 +58,5 @@ class Task(ABC):
 
 
 def label(labels: Sequence[str], index: int) -> str:
-    """transformers' own word for a class that has no label."""
+    """Return a class's label, or transformers' name for a class without one."""
     return labels[index] if index < len(labels) else f"LABEL_{index}"

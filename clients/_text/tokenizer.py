@@ -1,4 +1,4 @@
-"""A tokenizer's folder, read once: texts and pairs of texts -> tokens, in rows of one length.
+"""Reads a tokenizer's folder once, and turns texts and pairs of texts into rows of tokens of one length.
 
 The folder holds the tokenizer's files and config.json as transformers saves them.
 """
@@ -19,21 +19,21 @@ from clients.base import Tensors
 from serving.errors import InvalidRequest
 
 Array = NDArray[Any]
-Text = str | tuple[str, str]  # a pair is one row: both texts, with the tokenizer's own marks between them
+Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
 
 UNLIMITED = 10**6  # transformers writes 1e30 for a tokenizer without a limit
-# Characters of a text that are read, for each token that the model takes: WordPiece makes one [UNK] of a longer word
-# (max_input_chars_per_word), so only a text of such words, or of nothing but spaces, loses tokens by it.
+# A text is cut to so many characters for each token that the model takes. WordPiece turns a longer word into one [UNK]
+# (max_input_chars_per_word), so only a text of such words, or of spaces, loses tokens.
 LONGEST_TOKEN = 100
-LONGEST_TEXT = 10**6  # the same for a model whose tokenizer names no limit
-PORTION = 2**18  # characters that are tokenized together: they take some 300 bytes each until they are truncated
+LONGEST_TEXT = 10**6  # for a model whose tokenizer names no limit
+PORTION = 2**18  # characters that are tokenized together: each takes some 300 bytes until truncation
 POSITIONS_FROM_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}
-WORD_PIECES = {"", "bert", "distilbert", "electra", "mobilebert"}  # whose vocab.txt is all that their tokenizer is
+WORD_PIECES = {"", "bert", "distilbert", "electra", "mobilebert"}  # whose tokenizer is just a vocab.txt
 
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens of a text or pair, truncated, and how many there were."""
+    """The tokens of a text or pair, truncated, and their number before that."""
 
     ids: list[int]
     attention_mask: list[int]
@@ -42,12 +42,12 @@ class Row:
 
 
 class TextTokenizer:
-    """The tokenizer of a folder, read once. Worker threads share it; only `windows` changes it, for its own time, so a
-    client uses either `windows` or `encode`."""
+    """The tokenizer of a folder. Worker threads share it. `windows` changes its truncation, so a client uses either
+    `windows` or `encode`."""
 
     def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
-        """`max_length` 0 means the model's own limit; `strategy` says which text of a pair is truncated, as tokenizers
-        names it. Raises InvalidRequest when the folder holds no tokenizer."""
+        """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's name for which text
+        of a pair is truncated. Raise InvalidRequest if the folder has no tokenizer."""
         self.config = _read_json(folder / "config.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         self.tokenizer = _load(folder, self.settings, str(self.config.get("model_type", "")))
@@ -61,7 +61,7 @@ class TextTokenizer:
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
-        """The smaller limit of tokenizer and position table, which begins after the pad id where positions do."""
+        """Return the smaller limit of the tokenizer and the position table. Some tables begin after the pad id."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
         if self.config.get("model_type") in POSITIONS_FROM_PADDING:
             positions -= int(self.config.get("pad_token_id", 1)) + 1
@@ -69,22 +69,22 @@ class TextTokenizer:
         return min(positions, stated, UNLIMITED)
 
     def special(self, key: str, default: str) -> tuple[str, int | None]:
-        """A special token and its id, None where the vocabulary has it not."""
+        """Return a special token and its id, None if the vocabulary does not have it."""
         token = self.settings.get(key) or default
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)
 
     def encode(self, texts: Sequence[Text], multiple: int) -> Tensors:
-        """n texts or pairs -> INT64 [n, longest rounded up to `multiple`], padded on the right.
+        """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the right.
 
-        `num_tokens` [n] counts the tokens before truncation, including [CLS] and [SEP]; of a text that was cut to
-        LONGEST_TOKEN characters per token before, those that were read, and more than max_length.
+        `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that was cut to
+        LONGEST_TOKEN characters per token it counts the tokens that were read, and is more than max_length.
         """
         rows = [row for part in self._portions(texts) for row in self._rows(part)]
         return self.padded(rows, multiple) | {"num_tokens": np.array([row.count for row in rows], np.int64)}
 
     def padded(self, rows: Sequence[Any], multiple: int, limit: int = 0) -> Tensors:
-        """The inputs that rows, or encodings, make; no longer than `limit`, 0 for the model's own."""
+        """Return the inputs of rows or encodings, at most `limit` tokens long (0: the model's own limit)."""
         longest = max(len(row.ids) for row in rows)
         width = min(-(-longest // multiple) * multiple, limit or self.max_length)
         return {
@@ -94,7 +94,7 @@ class TextTokenizer:
         }
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[list[Text]]:
-        """The texts, so many together as have about PORTION characters that are read."""
+        """Yield the texts in portions of about PORTION characters that are read."""
         portion: list[Text] = []
         characters = 0
         for text in texts:
@@ -125,8 +125,8 @@ class TextTokenizer:
         return max(count, self.max_length + 1) if is_cut else count
 
     def windows(self, text: Text, max_length: int, stride: int, most: int) -> list[Encoding]:
-        """A text, or a pair's second, in windows of `max_length` tokens, the pair's first in each; neighbours share
-        `stride` tokens. Raises ValueError where a window has no room or there are more than `most`."""
+        """Cut a text, or a pair's second text, into windows of `max_length` tokens, each with the pair's first text.
+        Neighbours share `stride` tokens. Raise ValueError if a window has no room or there are more than `most`."""
         texts = [text] if isinstance(text, str) else list(text)
         is_pair = len(texts) > 1
         with self._windows:
@@ -140,11 +140,11 @@ class TextTokenizer:
         return [whole, *whole.overflowing]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text of tokens."""
+        """Return the text of token ids."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def joined(self, tokens: Sequence[str]) -> str:
-        """The text of tokens that are given as the vocabulary has them."""
+        """Return the text of tokens as the vocabulary writes them."""
         decoder = self.tokenizer.decoder
         return str(decoder.decode(list(tokens))) if decoder else " ".join(tokens)
 
@@ -154,11 +154,13 @@ def _head(text: Text, length: int) -> Text:
 
 
 def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if the windows have no room or are too many."""
     if tokens <= room:
         return
     if room <= stride:
-        raise ValueError(f"a window has room for {max(room, 0)} of its tokens, and neighbours are to share {stride}")
+        raise ValueError(
+            f"a window has room for {max(room, 0)} of its tokens, but neighbours share {stride}: use a smaller stride"
+        )
     if (count := 1 + -(-(tokens - room) // (room - stride))) > most:
         raise ValueError(f"it makes {count} windows, at most {most} are read: send it in parts")
 
@@ -168,7 +170,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load(folder: Path, settings: Mapping[str, Any], model_type: str) -> Tokenizer:
-    """tokenizer.json, or BERT's vocab.txt with the settings beside it."""
+    """Read tokenizer.json, or BERT's vocab.txt with the settings beside it."""
     if (folder / "tokenizer.json").exists():
         return _load_json(folder / "tokenizer.json")
     if not (folder / "vocab.txt").exists() or model_type not in WORD_PIECES:
@@ -194,7 +196,7 @@ def _load_json(path: Path) -> Tokenizer:
 
 
 def padded(rows: Sequence[Sequence[int]], width: int, value: int) -> Array:
-    """Rows of different lengths as INT64 [n, width]."""
+    """Return rows of different lengths as INT64 [n, width]."""
     filled = np.full((len(rows), width), value, np.int64)
     for target, row in zip(filled, rows, strict=True):
         target[: len(row)] = row

@@ -1,4 +1,4 @@
-"""Long texts in windows that a model can take, each a row."""
+"""Cuts long texts into windows that a model can take, each a row."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from serving.errors import DecodingError
 def cut_into_windows(
     tokenizer: TextTokenizer, texts: Sequence[Text], length: int, stride: int, multiple: int, every: bool = True
 ) -> Tensors:
-    """The rows of all windows, or where not `every` window is wanted, of each text's first.
+    """Return the rows of all windows, or only of each text's first if not `every` window is wanted.
 
     Besides the inputs: `encodings` [rows], `owners` [rows], the number of each row's text, `num_tokens` and `truncated`
     [n texts]. Raises DecodingError for a text that is too long.
@@ -53,7 +53,7 @@ def _windows(tokenizer: TextTokenizer, index: int, text: Text, length: int, stri
 
 
 def _count(windows: Sequence[Encoding], stride: int, tokenizer: TextTokenizer, is_pair: bool) -> int:
-    """The tokens of the whole text, each counted once."""
+    """Count the tokens of the whole text, each once."""
     special = tokenizer.tokenizer.num_special_tokens_to_add(is_pair)
     if is_pair:
         first = sum(each == 0 for each in windows[0].sequence_ids)

@@ -1,5 +1,5 @@
-"""Classes that the caller names: how far a text entails that it is about each, by a model of natural language
-inference (Yin et al. 2019, arXiv:1909.00161)."""
+"""Classes that the caller names. A model of natural language inference says how far the text entails that it is about
+each (Yin et al. 2019, arXiv:1909.00161)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -59,7 +59,8 @@ class ZeroShotClassification(Task):
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """A row for each label of each instance; `owners` [rows] are the instances' numbers."""
+        """Return a row for each label of each instance; `owners` [rows] has the instance of each row. Raise
+        PayloadTooLarge."""
         named = [self._labels(index, each, parameters) for index, each in enumerate(instances)]
         template = parameters["hypothesis_template"]
         made = sum(len(template) + len(one) for labels in named for one in labels)
@@ -72,7 +73,7 @@ class ZeroShotClassification(Task):
         return per_instance(self.encoded(pairs), owners, self.tokenizer.max_length)
 
     def encoded(self, pairs: Sequence[tuple[str, str]]) -> Tensors:
-        """Raises InvalidRequest where a label alone is longer than the model takes."""
+        """Return the tokens of the pairs. Raise InvalidRequest if a label alone is longer than the model takes."""
         try:
             return self.tokenizer.encode(pairs, self.options["pad_to_multiple_of"])
         except Exception as err:  # the tokenizer raises no narrower class
@@ -90,7 +91,7 @@ class ZeroShotClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Logits [rows, 3] -> the labels of each instance."""
+        """Make each instance's labels of logits [rows, 3]."""
         logits = self.read(outputs)
         predictions = []
         for index, instance in enumerate(instances):
@@ -107,7 +108,7 @@ class ZeroShotClassification(Task):
 
 
 def per_instance(tensors: Tensors, owners: Array, limit: int) -> Tensors:
-    """Those of `encode` with several rows for an instance: `num_tokens` of its longest row, and `owners`."""
+    """Return what `encode` made of several rows for an instance, with `num_tokens` of its longest row and `owners`."""
     counts = np.zeros(int(owners.max()) + 1, np.int64)
     np.maximum.at(counts, owners, tensors["num_tokens"])
     return tensors | {"num_tokens": counts, "truncated": counts > limit, "owners": owners}

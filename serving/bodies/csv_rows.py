@@ -1,6 +1,6 @@
 """CSV: each row is an instance of a model that takes rows; the first may be a header.
 
-The rows are kept as bytes, and read as their turn comes: as cells they take several times the memory.
+Rows are kept as bytes until it is their turn, because their cells take several times the memory.
 """
 
 import csv
@@ -31,7 +31,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class CsvItem(Item):
-    """One row; with a header its cells are an object, by `columns`."""
+    """One row. If the body has a header, its cells become an object whose keys are `columns`."""
 
     columns: Sequence[str] = ()
 
@@ -47,17 +47,17 @@ class CsvItem(Item):
 
 @dataclass(frozen=True)
 class CsvBody(Body):
-    """`header` says whether the first row is one, None where the model's columns tell."""
+    """A table. `header` says whether the first row is a header, None if the model's columns decide."""
 
     data: bytes
     header: bool | None = None
 
     def by_line(self, accept: str) -> bool:
-        """As batch transform asks for it; else the reply is in one piece, as JSON or as CSV."""
+        """Return whether Accept asks for JSON lines, as batch transform does. Other replies are in one piece."""
         return preferred(accept, CSV, JSON_LINES) == JSON_LINES
 
     def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
-        """The rows, one after the other. Raises InvalidRequest, DecodingError, TooLate and others."""
+        """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
         check_media_type(client, CSV)
         rows = in_time(_rows(self.data.removeprefix(BOM)), deadline)
         first = next(rows, None)
@@ -70,7 +70,7 @@ class CsvBody(Body):
             yield CsvItem("", raw=row, columns=columns or ())
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
-        """None where the first row is no header; () where its names do not matter."""
+        """Return the columns that the first row names, None if it is not a header, () if its names do not matter."""
         if self.header is False:
             return None
         try:
@@ -111,14 +111,14 @@ class CsvBody(Body):
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:
-    """The body; `header` is the media type's parameter, "" without one. Raises InvalidRequest."""
+    """Return the body. `header` is the media type's parameter, "" without one. Raise InvalidRequest."""
     if header and header not in HEADER:
         raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
     return CsvBody(data, HEADER.get(header))
 
 
 def _rows(data: bytes) -> Iterator[bytes]:
-    """The lines, those that a quoted cell goes on in together. Empty ones are skipped."""
+    """Yield the rows, of several lines if a quoted cell has line ends. Empty lines are skipped."""
     row, quoted = bytearray(), False
     for line in io.BytesIO(data):
         row += line
@@ -132,7 +132,7 @@ def _rows(data: bytes) -> Iterator[bytes]:
 
 
 def as_csv(predictions: Sequence[Any]) -> bytes:
-    """A line for each: its values in their order, those of a list or an object one after the other."""
+    """Return a line for each prediction: its values in order, those of lists and objects side by side."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(list(_cells(each)) for each in predictions)
     return text.getvalue().encode()

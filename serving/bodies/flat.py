@@ -1,8 +1,8 @@
-"""The flat JSON of Triton's generate extension: inputs by their names, what is no input is a parameter.
+"""The flat JSON of Triton's generate extension: inputs by their names; every other key is a parameter.
 
 {"text_input": "…", "max_tokens": 8}
 
-Which kind a flat object is, the model decides: for one with a client it is an instance, {"text": "…"}, or holds
+The model decides what a flat object is: if the model has a client, the object is an instance, {"text": "…"}, or holds
 instances as Hugging Face's toolkit takes them, {"inputs": "…"}.
 """
 
@@ -41,7 +41,8 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody(Body):
-    """`generates` says whether an answer in one piece is wanted too (SAGEMAKER_TRITON_INFERENCE_TYPE, …/generate)."""
+    """A flat object. `generates` says whether it may be answered in one piece (SAGEMAKER_TRITON_INFERENCE_TYPE,
+    …/generate), not only by a stream."""
 
     document: Mapping[str, Any]
     generates: bool = False
@@ -55,8 +56,8 @@ class FlatBody(Body):
         return [self.document, an_object(self.document, "parameters")]
 
     def meant_for(self, served: ServedModel) -> Body:
-        """Instances, where the model has a client and the object is an instance, or holds some as Hugging Face's
-        toolkit takes them: {"inputs": …, "parameters": {…}}."""
+        """Return Instances if the model has a client and the object is an instance, or holds some as Hugging Face's
+        toolkit takes them: {"inputs": …, "parameters": {…}}. Otherwise return this body."""
         client = served.client
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
@@ -77,7 +78,7 @@ class FlatBody(Body):
     def batches(
         self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
     ) -> Iterator[Batch]:
-        """As Triton's generate reads it (http_server.cc): each input is one value or a list of them, and one row."""
+        """Yield one call. Each input is a value or a list and makes one row, as in Triton's generate."""
         _request_id(self.document)
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
         given = {key: value for key, value in self.document.items() if key not in reserved}
@@ -97,7 +98,7 @@ class FlatBody(Body):
         return Reply(self.line(served, request, result), version=result.version)
 
     def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
-        """As Triton's generate writes it: one value, or a flat list, per output; keys in their order."""
+        """Return the reply as Triton's generate writes it: a value or a flat list for each output, with sorted keys."""
         request.budget.check_output(sum(map(json_length, result.outputs)))
         fields = {tensor.name: _value(tensor) for tensor in result.outputs}
         fields |= {"model_name": served.name, "model_version": result.version, **result.parameters}
@@ -112,7 +113,7 @@ def _request_id(document: Mapping[str, Any]) -> str:
 
 
 def _items(given: Mapping[str, Any]) -> list[Item]:
-    """One for each of `inputs`, which is an instance or a list of them."""
+    """Return an item for each instance in `inputs`, which is an instance or a list of them."""
     known = ("inputs", "parameters", *RESERVED)
     check_keys(given, known, "the body with 'inputs' (a model's parameters stand in 'parameters')")
     values = given["inputs"]
@@ -120,7 +121,7 @@ def _items(given: Mapping[str, Any]) -> list[Item]:
 
 
 def _tensor(spec: TensorSpec, value: Any, batched: bool, deadline: Deadline) -> Tensor:
-    """A value with as many elements as the declared shape takes that shape, another one is a flat list."""
+    """Return an input in its declared shape if the value has as many elements, else as a flat list."""
     flat = flat_array(spec.name, spec.datatype, value, deadline)
     shape = filled(spec.shape, flat.size) or (flat.size,)
     return Tensor(spec.name, spec.datatype, (1, *shape) if batched else shape, to_raw(flat, spec.datatype))

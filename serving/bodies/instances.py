@@ -39,8 +39,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Predictions:
-    """One prediction per instance of a batch, the number of its first instance, and the version that answered; for a
-    picture the instances too, which would else keep all of a request's images in memory."""
+    """One prediction for each instance of a batch, the index of its first instance, and the version that answered.
+    `instances` are kept only to draw on them: otherwise all images of a request would stay in memory."""
 
     first: int
     version: str
@@ -50,8 +50,8 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Instances(Body):
-    """`sample_shape` asks for {"modelname", "result"} as a reply; `media_type` is what a raw body said it is, "" when
-    that said nothing; `named` the model that the JSON or the form around them names."""
+    """Instances as they came. `sample_shape` asks for the reply {"modelname", "result"}; `media_type` is that of a raw
+    body, "" if it has none; `named` is the model that the JSON or the form around the instances names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +66,8 @@ class Instances(Body):
         return [self.parameters]
 
     def given(self, served: ServedModel, request: Request) -> dict[str, Any]:
-        """The parameters of the client: the body's, the query's, and of the attributes those that it knows."""
+        """Return the client's parameters: those of the attributes that it knows, the query's and the body's. The last
+        one counts."""
         given = served.known_parameters(request.attributes) | dict(request.parameters) | dict(self.parameters)
         given.pop(SEQUENCE_END, None)
         return given
@@ -74,7 +75,7 @@ class Instances(Body):
     def batches(
         self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
     ) -> Iterator[Batch]:
-        """In a session one by one, each after the answer to the one before."""
+        """Yield the calls. In a session each has one instance and waits for the previous answer."""
         client = served.require_client()
         check_media_type(client, self.media_type)
         self._check_not_json(client)
@@ -97,7 +98,7 @@ class Instances(Body):
             first = behind
 
     def _check_not_json(self, client: ModelClient) -> None:
-        """A body that does not say what it is, and is JSON without being one of our objects, is no text."""
+        """Refuse a body that is JSON but not one of our objects, and has no media type: it is probably not a text."""
         raw = self.items[0].raw
         if raw is None or self.media_type not in UNDECLARED or JSON_TYPE in client.codec.media_types:
             return
@@ -113,7 +114,8 @@ class Instances(Body):
             raise NotAcceptable(f"Accept: {picture} takes one image at a time, got {len(self.items)} instances")
 
     def reply(self, served: ServedModel, request: Request, results: Iterator[Predictions]) -> Reply:
-        """Written as the results come: as Python objects all of them would take several times the memory."""
+        """Return the reply, written batch by batch: as Python objects all predictions would take several times the
+        memory."""
         written, version = bytearray(), ""
         for result in results:
             if picture := wanted_picture(request):
@@ -125,7 +127,7 @@ class Instances(Body):
         return Reply(self.document(served, bytes(written), version), version=version)
 
     def document(self, served: ServedModel, items: bytes, version: str) -> bytes:
-        """The reply's JSON, of what `as_items` wrote."""
+        """Return the reply's JSON around what `as_items` wrote."""
         if self.sample_shape:
             return orjson.dumps({"modelname": served.name, "result": orjson.Fragment(items)})
         about = {"model_name": served.name, "model_version": version}
@@ -144,14 +146,14 @@ def _is_json(data: bytes) -> bool:
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:
-    """A list's JSON without its brackets."""
+    """Return a list's JSON without its brackets."""
     return orjson.dumps(predictions)[1:-1]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A client's two functions on one batch; `first` is the number of its first instance, `keeps` says that the
-    prediction is drawn on it."""
+    """A client's two functions on one batch. `first` is the index of its first instance; `keeps` says that the
+    prediction is drawn on the instance."""
 
     client: ModelClient
     timings: Timings
@@ -160,14 +162,14 @@ class _Run:
     keeps: bool
 
     def fitting(self, instances: Sequence[Any], size: int) -> list[Any]:
-        """As many of the instances, at least one, as make together about `size` rows."""
+        """Return the first instances, at least one, that together make about `size` rows."""
         rows = accumulate(self.client.rows(instance) for instance in instances)
         return list(instances[: max(1, sum(total <= size for total in rows))])
 
     def calls(
         self, tensors: Tensors, instances: list[Any], session: Session | None, starts: bool, goes_on: bool
     ) -> Iterator[Batch]:
-        """The rows, in calls of as many as the model takes; the last one's answer makes the predictions."""
+        """Yield calls of as many rows as the model takes. The answer to the last makes the predictions."""
         size = self.client.model.max_batch_size or 1
         parts = list(_parts(self.client, tensors, size))
         replies: list[InferReply] = []
@@ -186,7 +188,7 @@ class _Run:
     def _read(
         self, replies: list[InferReply], tensors: Tensors, instances: list[Any], last: bool, reply: InferReply
     ) -> Predictions | None:
-        """None until the answer to the last of the calls is there, of which a stream has several."""
+        """Return the predictions after the answer to the last call, None after the others."""
         if last:
             return self.postprocess(tensors, instances, [*replies, reply])
         replies.append(reply)
@@ -196,7 +198,7 @@ class _Run:
         with self.timings.stage("preprocess"):
             try:
                 return self._call("preprocess", lambda: self.client.prepare(instances, self.parameters))
-            except DecodingError as err:  # a client counts within its batch, the caller within the request
+            except DecodingError as err:  # the client counts within its batch, the caller within the request
                 raise err.at(self.first + (err.instance or 0)) from err
 
     def postprocess(self, tensors: Tensors, instances: list[Any], replies: Sequence[InferReply]) -> Predictions:
@@ -213,7 +215,7 @@ class _Run:
         return Predictions(self.first, replies[-1].version, list(predictions), instances if self.keeps else ())
 
     def _outputs(self, replies: Sequence[InferReply]) -> Tensors:
-        """Those of all calls, a row each."""
+        """Return the outputs of all calls, joined by rows."""
         arrays = [reply.arrays() for reply in replies]
         if not self.client.model.max_batch_size:
             arrays = [{name: np.expand_dims(array, 0) for name, array in each.items()} for each in arrays]
@@ -234,7 +236,7 @@ class _Run:
 
 
 def _parts(client: ModelClient, tensors: Tensors, size: int) -> Iterator[list[Tensor]]:
-    """Those of the client's arrays that are inputs of the model, `size` rows at a time."""
+    """Yield the arrays that are inputs of the model, `size` rows at a time."""
     names = {spec.name for spec in client.model.inputs}
     batched = client.model.max_batch_size > 0
     inputs = {name: array for name, array in tensors.items() if name in names}
@@ -245,13 +247,13 @@ def _parts(client: ModelClient, tensors: Tensors, size: int) -> Iterator[list[Te
 
 
 def wanted_picture(request: Request) -> str | None:
-    """image/jpeg or image/png when Accept asks for a picture and not for JSON."""
+    """Return image/jpeg or image/png if Accept asks for a picture rather than JSON."""
     best = preferred(request.accept, *PICTURES)
     return best if best in PICTURES else None
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:
-    """Raises UnsupportedMediaType for a raw body that says it is something the model does not take."""
+    """Raise UnsupportedMediaType for a raw body of a type that the model does not take."""
     allowed = client.codec.media_types
     if kind in UNDECLARED or kind in allowed or kind.partition("/")[0] + "/*" in allowed:
         return
@@ -261,7 +263,7 @@ def check_media_type(client: ModelClient, kind: str) -> None:
 
 
 def listed_items(values: Any, field: str) -> list[Item]:
-    """An item for each of a list of instances; raises InvalidRequest, PayloadTooLarge."""
+    """Return an item for each instance of a list. Raise InvalidRequest or PayloadTooLarge."""
     if not isinstance(values, list) or not values:
         raise InvalidRequest(f"'{field}' must be a list of at least one instance, got {describe(values)}")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
@@ -269,5 +271,5 @@ def listed_items(values: Any, field: str) -> list[Item]:
 
 
 def joined(bodies: Sequence[Instances]) -> Instances:
-    """All as one request."""
+    """Return all bodies as one."""
     return replace(bodies[0], items=[item for body in bodies for item in body.items])

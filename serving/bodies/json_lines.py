@@ -1,6 +1,6 @@
 """JSON lines: each is a request of its own, or an instance.
 
-A line that is wrong gives {"error", "code"} in its place and spoils no other (serving/inference/batch_transform.py).
+A wrong line gives {"error", "code"} in its place; the others are answered (serving/inference/batch_transform.py).
 """
 
 import io
@@ -17,7 +17,7 @@ LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
 
 @dataclass(frozen=True)
 class JsonLines(Body):
-    """The lines; `generates` as a FlatBody has it."""
+    """Lines of JSON; `generates` is that of a FlatBody."""
 
     data: bytes
     generates: bool = False
@@ -26,5 +26,5 @@ class JsonLines(Body):
         return True
 
     def lines(self, deadline: Deadline) -> Iterator[bytes]:
-        """One after the other: a large body is not held a second time. Empty ones are skipped. Raises TooLate."""
+        """Yield the lines that are not empty, so that a large body is not held twice. Raise TooLate."""
         return (line for line in in_time(io.BytesIO(self.data), deadline) if not line.isspace())

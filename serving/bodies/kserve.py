@@ -3,7 +3,7 @@
     {"inputs": [{"name", "shape", "datatype", "data"}], "outputs": [{"name"}], "parameters": {…}, "id": "…"}
     {"inputs": [{"name", "shape", "datatype", "parameters": {"binary_data_size": N}}]}BYTES…
 
-A header of no bytes is raw input: all bytes are those of the model's only input.
+A header of 0 bytes means raw input: the whole body is the data of the model's only input.
 """
 
 import math
@@ -46,9 +46,11 @@ HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how
 
 @dataclass(frozen=True)
 class TensorBody(Body):
-    """`document` is the JSON, None for raw input; `binary` the bytes behind it; `length` those of the whole body.
+    """A request of tensors. `document` is its JSON, None for raw input; `binary` are the bytes behind the JSON;
+    `length` is that of the whole body.
 
-    `is_kserve`: it came by KServe's own route, whose replies say the header's length in a header of their own.
+    `is_kserve` says that the request came by KServe's own route, whose replies give the length of their JSON in the
+    header HEADER_LENGTH.
     """
 
     document: Mapping[str, Any] | None
@@ -74,7 +76,7 @@ class TensorBody(Body):
                 raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
             yield Batch([raw_input(served, self.binary)])
             return
-        misspelt = {key: None for key in self.document if nearest(key, KEYS)}  # others Triton passes over
+        misspelt = {key: None for key in self.document if nearest(key, KEYS)}  # Triton ignores any other
         check_keys(misspelt, KEYS, "the body with 'inputs'")
         request_id(self.document)
         parameters = dict(an_object(self.document, "parameters"))
@@ -134,7 +136,7 @@ class TensorBody(Body):
 def json_data(
     name: str, datatype: str, shape: tuple[int, ...], data: Any, deadline: Deadline = NEVER
 ) -> bytes | memoryview:
-    """JSON's values as they travel; raises InvalidRequest where they do not fill the shape."""
+    """Return the values of a JSON body as Triton takes them. Raise InvalidRequest if they do not fill the shape."""
     flat = flat_array(name, datatype, data, deadline)
     if flat.size != math.prod(shape):
         raise InvalidRequest(f"input '{name}': its shape {list(shape)} does not fit the {flat.size} values in its data")
@@ -144,8 +146,8 @@ def json_data(
 def write_reply(
     served: ServedModel, reply: InferReply, budget: Budget, own_id: str = "", binary: Collection[str] = ()
 ) -> bytes:
-    """The JSON of a KServe v2 reply; `binary` outputs say how many bytes follow instead of their data. Raises
-    PayloadTooLarge before it writes."""
+    """Return the JSON of a KServe v2 reply. Outputs in `binary` have the size of their data in place of the data. Raise
+    PayloadTooLarge before anything is written."""
     budget.check_output(sum(json_length(tensor) for tensor in reply.outputs if tensor.name not in binary))
     outputs = [
         {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
@@ -163,8 +165,8 @@ def write_reply(
 
 
 def raw_input(served: ServedModel, data: memoryview) -> Tensor:
-    """The model's only input of those bytes, as Triton deduces it (infer_request.cc): a dimension of -1 takes what
-    the others leave, a string is one. Raises InvalidRequest."""
+    """Return the model's only input, made of the whole body as Triton does it (infer_request.cc): a dimension of -1 is
+    computed from the others, and a string input is one string. Raise InvalidRequest."""
     model = served.model
     if len(model.inputs) != 1:
         raise InvalidRequest(f"raw binary input is one tensor, and model '{model.name}' has {len(model.inputs)} inputs")
@@ -184,7 +186,7 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
 
 
 def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """The shape with `count` elements, its only -1 settled; None where there is no such."""
+    """Return the shape with its only -1 replaced so that it has `count` elements, None if that is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
     if list(shape).count(-1) > 1 or not fixed or count % fixed:
         return None
@@ -197,7 +199,7 @@ def _counted(data: memoryview) -> bytes:
 
 
 def _described(given: Mapping[str, Any], left: int) -> tuple[str, str, int | None]:
-    """(name, datatype, bytes of binary data) of an input; raises InvalidRequest."""
+    """Return an input's name, datatype and size of binary data, None for data in JSON. Raise InvalidRequest."""
     name, datatype = given.get("name"), given.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise InvalidRequest(f"an input needs name, shape and datatype; got {describe(dict(given))}")
@@ -210,7 +212,7 @@ def _described(given: Mapping[str, Any], left: int) -> tuple[str, str, int | Non
 
 
 def _check_size(name: str, datatype: str, shape: tuple[int, ...], size: int) -> None:
-    """Triton looks whether BYTES hold as many strings."""
+    """Raise InvalidRequest if `size` bytes do not fill the shape. Triton counts the strings of BYTES itself."""
     if datatype == "BYTES":
         check_count(math.prod(shape), MOST_STRINGS, "strings")
     if datatype in SIZES and math.prod(shape) * SIZES[datatype] != size:
@@ -220,7 +222,7 @@ def _check_size(name: str, datatype: str, shape: tuple[int, ...], size: int) -> 
 
 
 def request_id(document: Mapping[str, Any]) -> str:
-    """The caller's own, which the reply repeats; raises InvalidRequest."""
+    """Return the caller's `id`, which the reply repeats. Raise InvalidRequest."""
     given = document.get("id", "")
     if not isinstance(given, str):
         raise InvalidRequest(f"'id' must be a string, got {describe(given)}")
@@ -228,7 +230,8 @@ def request_id(document: Mapping[str, Any]) -> str:
 
 
 def _own_parameters(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of an input or an output. The shared memory that Triton knows is not the caller's."""
+    """Return the parameters of an input or an output. Raise InvalidRequest for shared memory, which a caller cannot
+    have: Triton's regions are ours."""
     parameters = an_object(tensor, "parameters")
     if "shared_memory_region" in parameters:
         raise InvalidRequest(
@@ -251,7 +254,8 @@ def _wanted(document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _binary(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Those of the outputs whose data are binary in the reply; the first of two that the request names alike counts."""
+    """Return the names of the outputs whose data are binary in the reply. If the request names an output twice, the
+    first entry counts."""
     default = an_object(document, "parameters").get("binary_data_output", False)
     asked = {
         output.get("name"): an_object(output, "parameters").get("binary_data", default)
@@ -261,7 +265,7 @@ def _binary(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
 
 
 def require_json(reply: Reply) -> Reply:
-    """For a place where no bytes can stand; raises NotAcceptable."""
+    """Return the reply. Raise NotAcceptable if it is binary, which a line of JSON cannot hold."""
     if reply.content_type != "application/json":
         raise NotAcceptable("binary outputs cannot stand in a line: ask for outputs without binary_data")
     return reply

@@ -23,13 +23,13 @@ from serving.triton.tensors import InferReply, Tensor, numpy_dtype
 
 NPY_TYPE = "application/x-npy"
 NPY_MAGIC, ZIP = b"\x93NUMPY", b"PK"
-KINDS = "biufSU"  # of numpy's dtypes: booleans, numbers, strings
+KINDS = "biufSU"  # of dtypes: booleans, numbers, strings
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class NpyBody(Body):
-    """The file's bytes."""
+    """An npy file's bytes."""
 
     data: bytes
 
@@ -60,8 +60,8 @@ class NpyBody(Body):
 
 
 def read_npy(data: bytes) -> Array:
-    """The array in these bytes, not copied; raises DecodingError. The file's header is not believed: numpy would make
-    room for it first."""
+    """Return the array in these bytes, without a copy. Raise DecodingError. The header is checked against the bytes,
+    because numpy would allocate whatever it claims."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
@@ -107,7 +107,7 @@ def _encoded(array: Array) -> Array:
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:
-    """The array as an npy file; strings become bytes, each as wide as the longest. Raises PayloadTooLarge."""
+    """Return the array as an npy file. Strings become bytes, each as wide as the longest. Raise PayloadTooLarge."""
     if array.dtype == np.object_:
         budget.check_output(array.size * max(map(len, array.flat), default=0))
     buffer = io.BytesIO()

@@ -1,6 +1,6 @@
-"""A request's body, unpacked, and which kind it has: by its Content-Type and its first bytes.
+"""Unpacks a request's body and finds its kind by its Content-Type and its first bytes.
 
-JSON is recognised by looking at it: curl and AWS's notebooks send it with any Content-Type.
+JSON is recognised by its first byte, because curl and AWS's notebooks send it with any Content-Type.
 """
 
 import re
@@ -29,9 +29,9 @@ from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from serving.request import RESERVED, Body, Target
 
 PACKED = ("gzip", "x-gzip", "deflate")
-DETECT = zlib.MAX_WBITS | 32  # gzip's header or zlib's
+DETECT = zlib.MAX_WBITS | 32  # accepts the header of gzip or zlib
 NOTHING = memoryview(b"")
-PIECE = 64 * 1024  # of packed data, in bytes
+PIECE = 64 * 1024  # bytes of packed data
 INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
 OBJECT = re.compile(rb"\s*\{")
 LONGEST_NUMBER = 10  # digits of a length
@@ -40,9 +40,9 @@ LARGE = 16 * 1024  # bytes of JSON, from which making no object of a number save
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """The body as it was before that Content-Encoding ("" or identity: as it is), at most `limit` bytes.
+    """Return the body without its Content-Encoding ("" or identity: unchanged), at most `limit` bytes.
 
-    Raises UnsupportedMediaType, PayloadTooLarge, or InvalidRequest when it is cut short or no such data.
+    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data are cut short or not of that encoding.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -56,7 +56,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _inflated(body: bytes, limit: int) -> bytes:
-    """gzip's data may be several members, one after the other."""
+    """Return what all gzip members of the body hold."""
     rest, made, members = memoryview(body), bytearray(), 0
     while rest:
         members += 1
@@ -66,7 +66,8 @@ def _inflated(body: bytes, limit: int) -> bytes:
 
 
 def _inflate_member(packed: memoryview, made: bytearray, limit: int) -> int:
-    """Adds what the first member holds; its length. zlib copies what lies behind a member, so it gets pieces."""
+    """Append the content of the first member to `made`, and return the member's packed length. zlib copies the data
+    behind a member, so it gets the data in pieces."""
     member, end = zlib.decompressobj(DETECT), 0
     while not member.eof:
         piece = packed[end : end + PIECE]
@@ -80,14 +81,14 @@ def _inflate_member(packed: memoryview, made: bytearray, limit: int) -> int:
 
 
 def read_attributes(header: str) -> dict[str, str]:
-    """`model_name=resnet;model_version=1` (also `,` between) -> its pairs; what is no pair is not ours."""
+    """Return the pairs of `model_name=resnet;model_version=1` (or `,`). Anything else is the caller's own."""
     pairs = (part.partition("=") for part in header.replace(",", ";").split(";"))
     return {name.strip(): value.strip() for name, separator, value in pairs if separator and name.strip()}
 
 
 @lru_cache(maxsize=256)
 def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
-    """A Content-Type's type in lower case and its parameters. Callers send few different ones."""
+    """Return a Content-Type's type in lower case, and its parameters. Callers send few different ones."""
     message = Message()
     message["content-type"] = content_type
     params = dict(message.get_params(failobj=[])[1:])
@@ -95,7 +96,7 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
 
 
 def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
-    """What a body holds; `generates`: a flat JSON object asks for an answer (FlatBody). Raises InvalidRequest."""
+    """Return the body. `generates` says that a flat JSON object asks for an answer (FlatBody). Raise InvalidRequest."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
         raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
@@ -121,9 +122,8 @@ def _parse_body(data: bytes) -> dict[str, Any]:
 
 
 def _parse_tensors(data: bytes) -> dict[str, Any] | None:
-    """A large document of KServe tensors, whose `data` stay simdjson's arrays: numbers become no Python objects.
-
-    None where it is something else, or nothing that simdjson reads: then orjson reads it, or says what is wrong.
+    """Return a large document of KServe tensors, with `data` as simdjson's arrays: their numbers do not become Python
+    objects. Return None for anything else: then orjson reads it, or says what is wrong.
     """
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
@@ -137,8 +137,8 @@ def _parse_tensors(data: bytes) -> dict[str, Any] | None:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Of an object. simdjson looks for each key from the start and finds the first of two: raises ValueError where they
-    are many or stand twice."""
+    """Return an object's members. Raise ValueError if they are many or a key is there twice: simdjson searches for each
+    key from the start and finds the first."""
     names = list(islice(value, MOST_KEYS + 1))
     if len(set(names)) < len(value):
         raise ValueError(names)
@@ -146,20 +146,20 @@ def _members(value: Any) -> dict[str, Any]:
 
 
 def _tensor(given: dict[str, Any]) -> dict[str, Any]:
-    """An input as orjson would have read it, but for an array of data."""
+    """Return an input as orjson reads it, but with an array of data unchanged."""
     is_array = isinstance(given.get("data"), simdjson.Array)
     return {key: value if key == "data" and is_array else _plain(value) for key, value in given.items()}
 
 
 def _plain(value: Any) -> Any:
-    """As orjson would have read it."""
+    """Return a value as orjson reads it."""
     if isinstance(value, simdjson.Object):
         return value.as_dict()
     return value.as_list() if isinstance(value, simdjson.Array) else value
 
 
 def _parse_text(data: bytes) -> dict[str, Any] | None:
-    """None where a text only looks like an object with one of our shapes."""
+    """Return the object that a text holds, None if it only looks like one of ours."""
     with suppress(InvalidRequest, PayloadTooLarge):
         document = parse_object(data, "the body")
         return document if {"instances", "inputs", "payload"} & document.keys() else None
@@ -167,7 +167,7 @@ def _parse_text(data: bytes) -> dict[str, Any] | None:
 
 
 def read_document(document: dict[str, Any], length: int, generates: bool = False) -> Body:
-    """What a JSON object holds that took `length` bytes. Raises InvalidRequest."""
+    """Return the body that a JSON object of `length` bytes is. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(document, NOTHING, length)
     if "instances" in document or "payload" in document:
@@ -176,7 +176,7 @@ def read_document(document: dict[str, Any], length: int, generates: bool = False
 
 
 def read_binary(header_length: str, place: str, data: bytes, is_kserve: bool = False) -> TensorBody:
-    """A JSON header and binary data, or raw input; raises InvalidRequest."""
+    """Return a body of a JSON header and binary data, or of raw input. Raise InvalidRequest."""
     digits = header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
     if not digits or int(header_length) > len(data):
         raise InvalidRequest(
@@ -189,7 +189,7 @@ def read_binary(header_length: str, place: str, data: bytes, is_kserve: bool = F
 
 
 def _are_tensors(inputs: Any) -> bool:
-    """An `inputs` of another kind is an input of that name, or instances, of a flat body."""
+    """Return whether `inputs` are KServe's. Others are an input of that name, or instances, of a flat body."""
     return isinstance(inputs, list) and all(isinstance(each, dict) and _is_tensor(each) for each in inputs)
 
 
@@ -198,7 +198,7 @@ def _is_tensor(value: dict[str, Any]) -> bool:
 
 
 def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
-    """The JSON object that these bytes hold; raises InvalidRequest, PayloadTooLarge."""
+    """Return the JSON object that these bytes hold. Raise InvalidRequest or PayloadTooLarge."""
     try:
         document = read_json(data)
     except orjson.JSONDecodeError as err:
@@ -209,7 +209,7 @@ def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
 
 
 def _instances(document: Mapping[str, Any]) -> Instances:
-    """One of the two: a body with both has a key too many."""
+    """Return the instances of a body with `instances` or `payload`; both at once are an unknown key."""
     shape = "instances" if "instances" in document else "payload"
     known = (shape, "parameters", *RESERVED)
     check_keys(document, known, f"the body with '{shape}' (a model's parameters stand in 'parameters')")

@@ -1,4 +1,4 @@
-"""JSON's values as tensors, and tensors as JSON's values. What was checked here is what is sent on."""
+"""JSON values as tensors, and tensors as JSON values. What is checked here is what Triton gets."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ def check_datatype(name: str, datatype: str) -> None:
 
 
 def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) -> NDArray[Any]:
-    """JSON's values, nested or flat, as a flat array of the datatype (BF16: of float32); raises InvalidRequest,
-    PayloadTooLarge, TooLate."""
+    """Return JSON values, nested or flat, as a flat array of the datatype (float32 for BF16). Raise InvalidRequest,
+    PayloadTooLarge or TooLate."""
     check_datatype(name, datatype)
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
@@ -50,7 +50,7 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
     return _numbers(name, datatype, values, dtype)
 
 
-# What simdjson copies an array of numbers to, by the kind of the dtype that they become.
+# The type to which simdjson copies numbers, by the kind of dtype that they become.
 COPIES: dict[str, tuple[Literal["d", "i", "u"], type[np.generic]]] = {
     "f": ("d", np.float64),
     "i": ("i", np.int64),
@@ -59,7 +59,7 @@ COPIES: dict[str, tuple[Literal["d", "i", "u"], type[np.generic]]] = {
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Its numbers, nested or flat; None where one is no number of the dtype."""
+    """Return the numbers of an array, nested or flat, None if one of them does not fit the dtype."""
     if dtype.kind not in COPIES:
         return None
     kind, wide = COPIES[dtype.kind]
@@ -83,7 +83,7 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
 
 
 def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:
-    """The values level by level, and their types. Each level copies what is flat already."""
+    """Return the values without their nesting, and their types. Each pass removes one level."""
     for _ in range(MOST_DIMENSIONS):
         deadline.left()
         if list not in (types := set(map(type, values))):
@@ -92,18 +92,18 @@ def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], 
     raise InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
-# Characters of the longest number, and its comma.
+# The characters of the longest number of each datatype, with its comma.
 WIDTHS = {"BOOL": 6, "INT8": 5, "UINT8": 4, "INT16": 7, "UINT16": 6, "INT32": 12, "UINT32": 11, "INT64": 21}
 WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
 def json_length(tensor: Tensor) -> int:
-    """Bytes that its elements have in JSON at most; strings, whose escapes count as one, about."""
+    """Return the most bytes that a tensor's elements take in JSON. Strings may take more: escapes are not counted."""
     return WIDTHS[tensor.datatype] * math.prod(tensor.shape) if tensor.datatype in WIDTHS else len(tensor.data)
 
 
 def json_values(tensor: Tensor) -> Any:
-    """Its elements, flat, as orjson takes them: an array, or a list of strings. Raises PayloadTooLarge."""
+    """Return a tensor's elements, flat, as orjson takes them: an array, or a list of strings. Raise PayloadTooLarge."""
     if tensor.datatype == "BYTES":
         check_count(math.prod(tensor.shape), MOST_STRINGS, f"strings of output '{tensor.name}'", "ask for binary data")
     array = tensor.array().reshape(-1)
@@ -113,7 +113,8 @@ def json_values(tensor: Tensor) -> Any:
 
 
 def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
-    """A shape that a body of `length` bytes can hold, every element taking one at least; raises InvalidRequest."""
+    """Return a shape that a body of `length` bytes can hold, because each element takes at least one. Raise
+    InvalidRequest."""
     if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
         raise InvalidRequest(f"input '{name}': its shape has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
@@ -128,7 +129,7 @@ def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
 
 
 def request_parameters(given: Mapping[str, Any]) -> Parameters:
-    """A request's parameters for Triton; raises InvalidRequest, PayloadTooLarge."""
+    """Return a request's parameters for Triton. Raise InvalidRequest or PayloadTooLarge."""
     check_count(len(given), MOST_NAMED, "parameters")
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
@@ -141,13 +142,14 @@ def request_parameters(given: Mapping[str, Any]) -> Parameters:
 
 
 def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
-    """Raises InvalidRequest where `what` has a key that nothing would read."""
+    """Raise InvalidRequest if `what` has a key that is not known, and so would be ignored."""
     if strange := sorted(given.keys() - set(known)):
         raise InvalidRequest(f"{what}: {unknown('key', strange[0], known)}")
 
 
 def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]:
-    """A field that is a list of objects, empty where it is missing; raises InvalidRequest, PayloadTooLarge."""
+    """Return a field that is a list of objects, an empty list if it is missing. Raise InvalidRequest or
+    PayloadTooLarge."""
     value = document.get(field, [])
     if isinstance(value, list):
         check_count(len(value), MOST_NAMED, field)
@@ -160,7 +162,7 @@ def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]
 
 
 def an_object(document: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A field that is an object, empty where it is missing or null; raises InvalidRequest."""
+    """Return a field that is an object, an empty one if it is missing or null. Raise InvalidRequest."""
     value = document.get(field)
     if value is None:
         return {}

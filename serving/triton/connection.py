@@ -1,4 +1,4 @@
-"""The gRPC channel to one tritonserver: made at first use, that is after gunicorn's fork, and kept."""
+"""The gRPC channel to one tritonserver. It is opened at first use, which is after gunicorn's fork, and kept."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from tritonclient.grpc import service_pb2_grpc
 from serving.triton.errors import never_sent, serving_errors
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
-PROBE_SECONDS = 1.2  # on busy processors tritonserver has taken 0.7; nginx waits 2 s for /ping
+PROBE_SECONDS = 1.2  # on busy processors tritonserver took 0.7 s; nginx waits 2 s for /ping
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # a Triton that was started again is found at once
+    ("grpc.initial_reconnect_backoff_ms", 100),  # finds a restarted Triton at once
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
@@ -23,7 +23,7 @@ CHANNEL_OPTIONS = [
 
 
 class Connection:
-    """To a target of gRPC's, "unix:PATH" or "host:port". Safe to share between threads."""
+    """A channel to a gRPC target, "unix:PATH" or "host:port". Safe to share between threads."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -37,8 +37,8 @@ class Connection:
         return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def call(self, first: Callable[[], Any], again: Callable[[], Any]) -> Any:
-        """`first`, and `again` when it could not be sent: after an attempt to connect that failed gRPC pauses and
-        fails all calls meanwhile, though Triton may just have come up. Raises a ServingError."""
+        """Call `first`, then `again` if `first` could not be sent. After a failed attempt to connect gRPC pauses, and
+        fails all calls in between, although Triton may just have come up. Raise a ServingError."""
         with serving_errors():
             try:
                 return first()
@@ -50,7 +50,7 @@ class Connection:
             return again()
 
     def probe(self, method: str, request: Any, timeout: float = PROBE_SECONDS) -> Any:
-        """A quick call that is not an inference."""
+        """Make a quick call that is not an inference."""
         call = partial(getattr(self.stub, method), request, timeout=timeout)
         return self.call(call, call)
 

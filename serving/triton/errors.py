@@ -1,4 +1,4 @@
-"""Triton's errors, from gRPC and streams, made ours."""
+"""Translates Triton's errors, from gRPC and from streams, into ours."""
 
 import http.client
 import re
@@ -27,11 +27,11 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
-    grpc.StatusCode.NOT_FOUND: ModelNotReady,  # the registry knew the model: it has just been unloaded
+    grpc.StatusCode.NOT_FOUND: ModelNotReady,  # the registry knew the model, so it has just been unloaded
     grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
-    grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels what it has when it is stopped
+    grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it is stopped
     grpc.StatusCode.ABORTED: TritonUnavailable,
     grpc.StatusCode.UNKNOWN: InferenceFailed,
     grpc.StatusCode.INTERNAL: InferenceFailed,
@@ -40,14 +40,15 @@ ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.PERMISSION_DENIED: InferenceFailed,
     grpc.StatusCode.UNAUTHENTICATED: InferenceFailed,
 }
-# The whole of the text: a caller can have any words of his own in one, as the name of an input. A process that died
-# while it held a lock, on which the request waits, is not named (python_be.cc, SendMessageToStub).
+# Matched against the whole text, because a caller can put any words into one, such as the name of an input. A process
+# that died while it held the lock for which the request waits is not named (python_be.cc, SendMessageToStub).
 BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
 DEAD_BACKEND = re.compile(
     BEFORE + r"(Stub process '[^']*' is not healthy|Stub process is not healthy|Failed to obtain the health mutex)\.?"
 )
-# Of UNAVAILABLE, which an error within a stream does not say: it is stopped (server.cc, sequence_batch_scheduler.cc,
-# dynamic_batch_scheduler.cc), or the queue policy of the model's config.pbtxt refuses (scheduler_utils.cc).
+# The texts of UNAVAILABLE, because an error in a stream has no status: Triton is being stopped (server.cc,
+# sequence_batch_scheduler.cc, dynamic_batch_scheduler.cc), or the queue policy in config.pbtxt refuses the request
+# (scheduler_utils.cc).
 STOPPING = re.compile(
     BEFORE
     + r"(?:Server not ready|Server is stopping, scheduler for model has stopped accepting new inference requests)\.?"
@@ -69,8 +70,8 @@ ONLY_STREAMS = (
     "the model gives any number of responses to a request (it is decoupled): ask for them with "
     "Accept: text/event-stream or Accept: application/jsonlines"
 )
-# An error within a stream comes as a text without its status: asked for the status (triton_grpc_error), Triton
-# 24.10 crashes. These are the texts of infer_request.cc about a request that is wrong.
+# An error in a stream is a text without a status; Triton 24.10 crashes if asked for the status (triton_grpc_error).
+# These are the texts of infer_request.cc about wrong requests.
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 MISTAKES = re.compile(r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) |input ')")
 NOT_ANSWERING = "tritonserver is not answering; it is being started (again): try again shortly"
@@ -78,7 +79,7 @@ TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIM
 
 
 def to_serving_error(err: grpc.RpcError) -> ServingError:
-    """One of ours for any gRPC error."""
+    """Return our error for any gRPC error."""
     code, details = err.code(), without_trace(err.details() or "")
     if known := _by_text(details):
         return known
@@ -94,13 +95,13 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
 
 
 def to_stream_error(message: str) -> ServingError:
-    """One of ours for an error within a stream."""
+    """Return our error for an error in a stream."""
     details = without_trace(message)
     return _by_text(details) or _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, details)
 
 
 def _by_text(details: str) -> ServingError | None:
-    """What comes with several statuses, and in streams with none."""
+    """Return our error for texts that come with several statuses, and in streams with none."""
     if details.startswith(UNKNOWN_MODEL):
         return ModelNotReady(details)
     if dead := DEAD_BACKEND.fullmatch(details):
@@ -113,8 +114,8 @@ def _by_text(details: str) -> ServingError | None:
 
 
 def _of_kind(kind: type[ServingError], message: str) -> ServingError:
-    """That error, unless it is one of the model whose text says that memory, or /dev/shm, was short, or that the
-    request's tensors do not fit the model."""
+    """Return an error of that kind. If the model failed, the text may say that memory or /dev/shm was short, or that
+    the request's tensors do not fit."""
     if kind is InferenceFailed and is_out_of_memory(message):
         return OutOfMemory(message)
     if kind is InferenceFailed and WRONG_SIZES.search(message):
@@ -123,13 +124,12 @@ def _of_kind(kind: type[ServingError], message: str) -> ServingError:
 
 
 def without_trace(message: str) -> str:
-    """Triton begins its messages with the request's id, its python backend ends them with a traceback; callers need
-    neither."""
+    """Return a message of Triton's without the request's id in front and the python backend's traceback at the end."""
     return REQUEST_ID.sub("", message.split("\n\nAt:\n")[0]).strip()
 
 
 def never_sent(err: grpc.RpcError) -> bool:
-    """Whether no connection was there to send it on."""
+    """Return whether the call failed because there was no connection."""
     return err.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in (err.details() or "").lower()
 
 
@@ -143,7 +143,7 @@ def serving_errors() -> Iterator[None]:
 
 @contextmanager
 def http_errors() -> Iterator[None]:
-    """A connection that cannot be made in time counts as none, an answer that does not come as one that is late."""
+    """Translate a failed connection into TritonUnavailable, and a missing answer into TritonTimeout."""
     try:
         yield
     except TimeoutError as err:

@@ -1,4 +1,4 @@
-"""The gateway, and its calls on their way: an inference, a stream of responses."""
+"""The gateway to Triton, and its calls: an inference, a stream of responses."""
 
 import contextlib
 from collections import deque
@@ -43,14 +43,14 @@ class IndexEntry:
 
     @property
     def has_failed(self) -> bool:
-        """Triton gave it up; what nobody loaded has no reason."""
+        """Return whether the load failed. A model that was never loaded has no reason."""
         return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
 
 
 class Call:
-    """An inference: `send` puts it on its way, so that something else can be done meanwhile; `result` waits for it.
+    """An inference. `send` starts it without waiting; `result` waits for the reply.
 
-    To wait without `send` is cheaper: gRPC starts a thread for each call that is sent before it is waited for.
+    `result` without `send` is cheaper, because gRPC starts a thread for each call that is sent first.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Call:
         self._future = infer.future(self._message, timeout=self._left(), metadata=metadata)
 
     def result(self) -> InferReply:
-        """The reply; sends first what has not been sent. Raises a ServingError."""
+        """Return the reply. Send the call first if that was not done. Raise a ServingError."""
         try:
             message = self._answer()
         except ServingError:
@@ -77,7 +77,7 @@ class Call:
         return InferReply.of(message)
 
     def _give(self, back: Callable[[Iterable[Region]], None]) -> None:
-        """Once: a region that two calls have is the end of right answers."""
+        """Release the regions at most once: two calls that share a region would corrupt each other's answers."""
         regions, self._regions = self._regions, {}
         back(regions.values())
 
@@ -97,16 +97,16 @@ class Call:
         return self._deadline.left(self._timeout)
 
     def cancel(self) -> None:
-        """Tells Triton that nobody waits any more."""
+        """Cancel the call in Triton: nobody waits for it any more."""
         if self._future:
             self._future.cancel()
         self._give(self._memory.give_up)
 
 
 class Responses:
-    """The responses to one request, each as it comes; `cancel`, from any thread, or `close` ends them early.
+    """The responses to one request, as they come. `cancel`, from any thread, or `close` ends them early.
 
-    After an error nothing is cancelled but waited for: a cancellation on its heels can crash Triton 24.10.
+    After an error the stream is read to its end and not cancelled: a cancellation then can crash Triton 24.10.
     """
 
     def __init__(self, connection: Connection, send: Callable[[], Any]) -> None:
@@ -134,12 +134,12 @@ class Responses:
         return next(self._call)
 
     def cancel(self) -> None:
-        """Tells Triton that nobody waits any more."""
+        """Cancel the call in Triton: nobody waits for it any more."""
         if not self._failed:
             self._call.cancel()
 
     def close(self) -> None:
-        """The same, by the thread that read; after an error it reads on to the end."""
+        """Cancel, in the thread that reads. After an error, read on to the end."""
         self.cancel()
         if self._failed:
             with contextlib.suppress(grpc.RpcError):
@@ -150,8 +150,8 @@ class TritonGateway:
     """Calls to one tritonserver; safe to share between threads.
 
     `grpc_address` is a target of gRPC's, "unix:PATH" or "host:port"; `timeout` and `stream_timeout` bound an inference
-    and a stream of responses, in seconds, where the request's deadline does not end before. Large inputs go through
-    files of /dev/shm whose names begin with `shared_prefix`, `shared_limit` bytes of them at most.
+    and a stream of responses, in seconds, if the request's deadline is not earlier. Large inputs go through files in
+    /dev/shm whose names begin with `shared_prefix`, at most `shared_limit` bytes.
     """
 
     def __init__(
@@ -171,15 +171,15 @@ class TritonGateway:
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
     def close(self) -> None:
-        """Closes what was opened."""
+        """Close the connection."""
         self._connection.close()
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Call:
-        """A call that is not sent yet."""
+        """Return a call that is not sent yet."""
         return Call(self._connection, self.shared_memory, request, deadline, self.timeout)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> Responses:
-        """The same for a model that gives any number of responses."""
+        """Return the responses of a model that gives any number of them."""
         message, stub = request.message({}), self._connection.stub
         # The stream of requests ends after this one, so that of the responses ends after its last.
         return Responses(
@@ -190,12 +190,12 @@ class TritonGateway:
         )
 
     def _register(self, name: str, size: int) -> None:
-        """Has Triton map a file of /dev/shm."""
+        """Make Triton map a file of /dev/shm."""
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size)
         self._connection.probe("SystemSharedMemoryRegister", request)
 
     def metrics(self) -> bytes:
-        """Triton's own metrics in Prometheus' text format; raises TritonUnavailable or TritonTimeout."""
+        """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or TritonTimeout."""
         with closing(LocalConnection(self.metrics_socket, METRICS_SECONDS)) as connection, http_errors():
             connection.request("GET", "/metrics")
             reply = connection.getresponse()
@@ -205,49 +205,48 @@ class TritonGateway:
         return text
 
     def is_live(self) -> bool:
-        """Whether Triton says that it is live; raises TritonUnavailable or TritonTimeout."""
+        """Return whether Triton is live. Raise TritonUnavailable or TritonTimeout."""
         return bool(self._connection.probe("ServerLive", service_pb2.ServerLiveRequest()).live)
 
     def is_ready(self, deadline: Deadline = NEVER) -> bool:
-        """Whether Triton says that it is ready; raises TritonUnavailable, TritonTimeout or TooLate."""
+        """Return whether Triton is ready. Raise TritonUnavailable, TritonTimeout or TooLate."""
         timeout = deadline.left(PROBE_SECONDS)
         return bool(self._connection.probe("ServerReady", service_pb2.ServerReadyRequest(), timeout).ready)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Whether it is loaded, "" any version of it."""
+        """Return whether the model is loaded; `version` "" means any."""
         request = service_pb2.ModelReadyRequest(name=model, version=version)
         try:
             return bool(self._connection.probe("ModelReady", request).ready)
-        except (InvalidRequest, ModelNotReady, InferenceFailed):  # how Triton says that it knows no such model
+        except (InvalidRequest, ModelNotReady, InferenceFailed):  # how Triton says that it does not know the model
             return False
 
     def index(self) -> list[IndexEntry]:
-        """Every version of every model that Triton knows."""
+        """Return every version of every model that Triton knows."""
         reply = self._connection.probe("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         return [IndexEntry(m.name, m.version, m.state, without_trace(m.reason)) for m in reply.models]
 
     def config(self, model: str) -> Any:
-        """The model's configuration as Triton completed it (the ModelConfig protobuf)."""
+        """Return the model's configuration as Triton completed it (the ModelConfig protobuf)."""
         request = service_pb2.ModelConfigRequest(name=model)
         return self._connection.probe("ModelConfig", request, PROBE_SECONDS * 2).config
 
     def load_repository(self, identifier: str, url: str, model: str, timeout: float) -> RepositoryCall:
-        """Has Triton's SageMaker endpoint register the repository at `url` and load its model, as `model`."""
+        """Make Triton's SageMaker endpoint register the repository at `url` and load its model, as `model`."""
         body = orjson.dumps({"model_name": identifier, "url": url})
         return RepositoryCall(self.sagemaker_socket, "POST", "/models", body, model, timeout)
 
     def unload_repository(self, identifier: str, model: str, timeout: float) -> RepositoryCall:
-        """Has Triton's SageMaker endpoint unload the model, and forget its repository."""
+        """Make Triton's SageMaker endpoint unload the model and forget its repository."""
         return RepositoryCall(self.sagemaker_socket, "DELETE", f"/models/{identifier}", None, model, timeout)
 
     def unload(self, model: str) -> None:
-        """Has Triton begin to unload a model, and its parts; `index` says when it has ended."""
+        """Make Triton begin to unload a model and its parts; `index` says when that has ended."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
         self._connection.probe("RepositoryModelUnload", request, self.timeout)
 
     def load(self, model: str, timeout: float) -> None:
-        """Has Triton load a model whose repository it knows, and its parts; returns when it has, raises a
-        ServingError."""
+        """Make Triton load a model whose repository it knows, and its parts, and wait for it. Raise a ServingError."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
         self._connection.probe("RepositoryModelLoad", request, timeout)

@@ -1,4 +1,4 @@
-"""A load or an unload by Triton's SageMaker endpoint, on its way."""
+"""A load or an unload by Triton's SageMaker endpoint, in progress."""
 
 import contextlib
 import select
@@ -11,11 +11,11 @@ from serving.errors import TritonUnavailable
 from serving.host.http import LocalConnection
 from serving.triton.errors import NOT_ANSWERING, http_errors, without_trace
 
-SAGEMAKER_SECONDS = 3.0  # from Triton's being live to its SageMaker endpoint's being up
+SAGEMAKER_SECONDS = 3.0  # Triton's SageMaker endpoint comes up so much later than gRPC
 
 
 class RepositoryCall:
-    """A call to Triton's SageMaker endpoint, sent over a connection of its own; `result` waits for the answer."""
+    """A call to Triton's SageMaker endpoint, on its own connection. `result` waits for the answer."""
 
     def __init__(self, endpoint: Path, method: str, path: str, body: bytes | None, model: str, timeout: float) -> None:
         self._connection = LocalConnection(endpoint, timeout)
@@ -25,7 +25,7 @@ class RepositoryCall:
             self._connection.request(method, path, body=body, headers=headers)
 
     def _connect(self) -> None:
-        """The endpoint comes up a little later than gRPC."""
+        """Connect, and wait for an endpoint that is still coming up."""
         deadline = time.monotonic() + SAGEMAKER_SECONDS
         while True:
             try:
@@ -36,12 +36,12 @@ class RepositoryCall:
                 time.sleep(0.05)
 
     def has_reply(self, seconds: float) -> bool:
-        """Whether `result` would return at once, after that time at the latest."""
+        """Return whether `result` would return at once. Wait for that up to `seconds`."""
         connected = self._connection.sock
         return connected is None or bool(select.select([connected], [], [], seconds)[0])
 
     def result(self) -> tuple[int, str]:
-        """The status and, of an error, the message; raises TritonTimeout or TritonUnavailable."""
+        """Return the status and the message of an error. Raise TritonTimeout or TritonUnavailable."""
         with contextlib.closing(self._connection), http_errors():
             reply = self._connection.getresponse()
             body = reply.read()

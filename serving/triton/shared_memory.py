@@ -1,10 +1,10 @@
-"""Large inputs through /dev/shm: Triton reads them where a worker wrote them, instead of taking them through gRPC.
+"""Large inputs in /dev/shm: Triton reads them where a worker wrote them, and not from gRPC.
 
     free --write--> lent --give_back--> free --trim--> free, its pages back with the system
 
-A region is a file that is registered with Triton before its first use, and never unregistered: Triton 24.10 unmaps
-one under a request that reads it. Its name is never used twice, so that a region of a Triton that is gone cannot be
-taken for one of the next. `serve` removes the files when that Triton has ended.
+A region is a file that is registered with Triton before its first use and never unregistered: Triton 24.10 unmaps a
+region even while a request reads it. Names are never used twice, so a region of a Triton that has ended cannot be
+mistaken for one of the next. `serve` removes the files when Triton ends.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ class Input(Protocol):
 
 @dataclass(eq=False)
 class Region:
-    """A file of `size` bytes, of which the first `backed` have pages; `late`: a call that was given up may still
-    read it."""
+    """A file of `size` bytes, of which the first `backed` have pages. `late` says that an abandoned call may still read
+    it."""
 
     name: str
     size: int
@@ -56,8 +56,8 @@ class Region:
 class SharedMemory:
     """A worker's regions, with at most `limit` bytes of pages; safe to share between threads.
 
-    `prefix` begins the files' names ("": none are made); `register` tells Triton of a file, by its name and size, or
-    raises a ServingError.
+    The files' names begin with `prefix`; with "" none are made. `register` registers a file, by its name and size, with
+    Triton, or raises a ServingError.
     """
 
     def __init__(self, prefix: str, limit: int, register: Callable[[str, int], None]) -> None:
@@ -67,7 +67,7 @@ class SharedMemory:
         self._free: list[Region] = []
 
     def write(self, inputs: Sequence[Input]) -> dict[str, Region]:
-        """Those of the inputs that are large, each in a region of its own, as far as there is room; by their names."""
+        """Write each large input into a region, as far as there is room. Return the regions by the inputs' names."""
         written = {}
         for each in inputs:
             if len(each.data) >= LEAST and (region := self._lend(len(each.data))):
@@ -76,40 +76,40 @@ class SharedMemory:
         return written
 
     def give_back(self, regions: Iterable[Region]) -> None:
-        """After the answer: other calls may have them."""
+        """Free the regions for other calls, after the answer."""
         with self._lock:
             self._free += self._known.intersection(regions)
 
     def give_up(self, regions: Iterable[Region]) -> None:
-        """Without an answer: other calls may have them, for nobody gets what Triton makes of them now. Their pages
-        stay: reading on without them would be Triton's end where /dev/shm is full."""
+        """Free the regions for other calls, without an answer: nobody gets what Triton still makes of them. Their pages
+        stay, because Triton would die if it read on without them and /dev/shm were full."""
         for region in regions:
             region.late = True
         self.give_back(regions)
 
     def forget(self, regions: Iterable[Region]) -> None:
-        """All, as Triton does not know these: it is another one than it was."""
+        """Drop all regions. Triton does not know the given ones, so it was restarted."""
         with self._lock:
             if not self._known.isdisjoint(regions):
                 self._known.clear()
                 self._free.clear()
 
     def trim(self) -> None:
-        """Gives the pages of free regions back to the system."""
+        """Return the pages of free regions to the system."""
         with self._lock:
             for region in self._free:
                 if not region.late:
                     region.empty()
 
     def remove_files(self, pid: int | str = "*") -> None:
-        """Removes the files of a worker that has ended. Triton still maps them, so their pages are freed first."""
+        """Remove the files of a worker that has ended. Triton still maps them, so free their pages first."""
         for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)
             path.unlink(missing_ok=True)
 
     def _lend(self, size: int) -> Region | None:
-        """None where there is no room for so many bytes, or no Triton."""
+        """Return a region for `size` bytes, None if there is no room or no Triton."""
         try:
             return self._reuse(size) or self._make(size)
         except FileNotFoundError:  # Triton has ended, and `serve` has removed its files
@@ -147,7 +147,7 @@ class SharedMemory:
         return region
 
     def _back(self, region: Region, size: int) -> None:
-        """Has the file system keep pages for so many bytes; to write without them could be the end (SIGBUS)."""
+        """Reserve pages for `size` bytes. Writing without them could end the process (SIGBUS)."""
         if size <= region.backed:
             return
         if sum(each.backed for each in self._known) - region.backed + size > self._limit:

@@ -1,4 +1,4 @@
-"""Tensors as they travel over gRPC: raw bytes beside their names, datatypes and shapes."""
+"""Tensors as gRPC carries them: raw bytes with a name, a datatype and a shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, ser
 from serving.triton.shared_memory import Region
 
 Array = NDArray[Any]
-Regions = Mapping[str, Region]  # input name -> where the input lies
+Regions = Mapping[str, Region]  # input name -> the region that holds the input
 Parameters = Mapping[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output: `data` holds its numbers, little-endian, or its strings each with its length before it."""
+    """One input or output. `data` holds its numbers, little-endian, or its strings, each after its length."""
 
     name: str
     datatype: str
@@ -27,11 +27,11 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """An array in the dtype of its datatype, which is told by the dtype but for BF16 (of a float32 array)."""
+        """Return an array as a tensor. Its dtype gives the datatype, except BF16, whose array is float32."""
         return cls(name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype))
 
     def array(self) -> Array:
-        """In numpy's dtype: BYTES as objects, BF16 as float32."""
+        """Return the data as an array: BYTES as objects, BF16 as float32."""
         if self.datatype == "BYTES":
             flat = deserialize_bytes_tensor(bytes(self.data))
         elif self.datatype == "BF16":
@@ -44,8 +44,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """What Triton is asked: `version` "" is the latest; no `outputs` means all of them;
-    `traceparent` goes with the call, as gRPC's metadata."""
+    """A call to Triton. `version` "" is the latest; no `outputs` means all of them; `traceparent` is sent as gRPC's
+    metadata."""
 
     model: str
     version: str
@@ -60,7 +60,7 @@ class InferRequest:
         return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def message(self, regions: Regions) -> Any:
-        """The protobuf; Triton reads the inputs that `regions` names in shared memory."""
+        """Return the protobuf. Triton reads the inputs in `regions` from shared memory."""
         message = service_pb2.ModelInferRequest(model_name=self.model, model_version=self.version, id=self.id)
         for tensor in self.inputs:
             added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -107,7 +107,7 @@ def _set(message: Any, parameters: Parameters) -> None:
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """As it travels; the array's own memory where it can be."""
+    """Return an array's data for gRPC, without a copy if possible."""
     if datatype == "BF16":
         return float32_to_bf16(array)
     if array.dtype.kind in "OSU":
@@ -117,16 +117,16 @@ def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
 
 
 def bf16_to_float32(raw: bytes | memoryview) -> NDArray[np.float32]:
-    """bfloat16 is the upper half of a float32; numpy has no such type."""
+    """Return bfloat16 as float32, whose upper half it is; numpy has no such type."""
     return (np.frombuffer(raw, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def float32_to_bf16(array: NDArray[np.float32]) -> bytes:
-    """Rounded to the nearest, ties to even, as the hardware does."""
+    """Return bfloat16, rounded to the nearest, ties to even, as hardware does."""
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
     return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes())
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """Triton's spelling -> numpy's dtype (BYTES: object)."""
+    """Return the dtype of a datatype (BYTES: object)."""
     return np.dtype(triton_to_np_dtype(datatype))

@@ -129,7 +129,7 @@ def test_a_text_without_a_mask_is_refused_by_its_number(tmp_path: Path) -> None:
     client = serve(tmp_path, "fill-mask").client
     with pytest.raises(DecodingError, match=r"instance 1: .*write \[MASK\]"):
         client.preprocess(["the [MASK]", "the cat"])
-    with pytest.raises(DecodingError, match=r"instance 0: its \[MASK\] lies beyond .* 24 tokens"):
+    with pytest.raises(DecodingError, match=r"instance 0: its \[MASK\] is beyond .* 24 tokens"):
         client.preprocess(["cat " * 50 + "[MASK]"])
 
 

@@ -73,7 +73,7 @@ def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) ->
     theirs = pipeline("fill-mask", checkpoint)(text, targets=targets)
     assert [t["token"] for t in ours] == [t["token_str"] for t in theirs]
     np.testing.assert_allclose([t["score"] for t in ours], [t["score"] for t in theirs], atol=1e-4)
-    with pytest.raises(InvalidRequest, match="'targets': 'catamaran' is no token"):
+    with pytest.raises(InvalidRequest, match="'catamaran'"):
         served.predict([text], targets=["cat", "catamaran"])
 
 
@@ -146,11 +146,11 @@ def test_a_long_text_is_read_in_windows_where_a_stride_says_so(stride: int, serv
 
 def test_windows_that_share_all_their_tokens_are_refused(served_with: Serve) -> None:
     served, _ = served_with("token-classification", "bert", **named(LABELS))
-    with pytest.raises(DecodingError, match="instance 0: a window has room for 22 of its tokens"):
+    with pytest.raises(DecodingError, match="instance 0"):
         served.predict([LONG], stride=22)
-    with pytest.raises(DecodingError, match="instance 1: it has 300000 characters, at most 262144"):
+    with pytest.raises(DecodingError, match=r"instance 1: .*300000"):
         served.predict(["a", "a" * 300_000], stride=2)
-    with pytest.raises(DecodingError, match="it makes 3979 windows, at most 1000"):
+    with pytest.raises(DecodingError, match="3979"):
         served.predict(["a " * 4_000], stride=21)
 
 
@@ -174,9 +174,9 @@ def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
     ours = served.predict([own, TEXTS[0]], candidate_labels=["cat", "dog", "fox"])
     assert [{c["label"] for c in p["classes"]} for p in ours] == [{"moon", "sun"}, {"cat", "dog", "fox"}]
     assert ours[0] == served.predict([TEXTS[0]], candidate_labels=["moon", "sun"])[0]
-    with pytest.raises(DecodingError, match="instance 1: it has no labels"):
+    with pytest.raises(DecodingError, match="instance 1"):
         served.predict([own, TEXTS[0]])
-    with pytest.raises(DecodingError, match="instance 0: it has 101 labels"):
+    with pytest.raises(DecodingError, match=r"instance 0: .*101"):
         served.predict([TEXTS[0]], candidate_labels=["cat"] * 101)
 
 
@@ -237,7 +237,7 @@ def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Pat
 
 
 def test_a_model_that_infers_nothing_is_no_zero_shot_classifier(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"none of its labels \(bad, good\) begins with 'entail'"):
+    with pytest.raises(InvalidRequest, match="'entail'"):
         serve(tmp_path, "zero-shot-classification", named({0: "bad", 1: "good"}))
 
 
@@ -258,7 +258,7 @@ def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve)
 
 def test_more_documents_than_are_ranked_are_refused(served_with: Serve) -> None:
     served, _ = served_with("text-ranking", "bert", num_labels=1)
-    with pytest.raises(DecodingError, match="instance 1: it has 1001 documents, at most 1000"):
+    with pytest.raises(DecodingError, match=r"instance 1: .*1001"):
         served.predict([{"query": "a", "documents": ["b"]}, {"query": "a", "documents": ["b"] * 1001}])
 
 
@@ -315,9 +315,9 @@ def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(serv
     np.testing.assert_allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
     np.testing.assert_allclose(prompted, whole, atol=1e-6)
     np.testing.assert_allclose(named_prompt, whole, atol=1e-6)
-    with pytest.raises(InvalidRequest, match=r"'prompt_name': .* has no 'passage'; it has: query"):
+    with pytest.raises(InvalidRequest, match=r"'prompt_name': .*'passage'"):
         served.predict(["a"], prompt_name="passage")
-    with pytest.raises(InvalidRequest, match="'dimensions': the embedding has 32, not 33"):
+    with pytest.raises(InvalidRequest, match="'dimensions'"):
         served.predict(["a"], dimensions=33)
 
 
@@ -432,5 +432,5 @@ def test_an_answer_need_not_be_of_whole_words(served_with: Serve) -> None:
 
 def test_a_question_that_leaves_no_room_for_its_context_is_refused(served_with: Serve) -> None:
     served, _ = served_with("question-answering", "bert")
-    with pytest.raises(DecodingError, match=r"instance 0: a window has room for 7 of its tokens, .* to share 12"):
+    with pytest.raises(DecodingError, match="instance 0"):
         served.predict([{"question": "the cat " * 7, "context": CONTEXT}])
