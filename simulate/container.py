@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import urllib3
 
-from serving.host.process_memory import used_by
+from serving.host.processes import used_by
 from simulate.inplace import make_removable
 from simulate.inside import Client, listening_ports
 from simulate.journal import Journal

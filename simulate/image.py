@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from serving.host.ports import PortPicker
+from serving.host.network import PortPicker
 from simulate.inplace import output_of
 from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, host_variables
 

@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from serving.host.ports import PortPicker
-from serving.host.process_memory import tree
+from serving.host.network import PortPicker
+from serving.host.processes import tree
 from simulate.runner import MODEL, MODELS, PORT, CannotStart, Handle, Launch, host_variables
 
 SCRIPT = Path(__file__).with_name("namespaces.sh")

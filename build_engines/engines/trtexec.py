@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.host.machine import dying_with_us
+from serving.host.processes import dying_with_us
 
 FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"  # where NVIDIA's images of TensorRT and of PyTorch have it
 HELP_SECONDS = 60.0  # its libraries are gigabytes, read from a cold disk

@@ -7,7 +7,6 @@ Every function takes the file system's root, so that tests can lay out a machine
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,10 +116,3 @@ def _cgroup_path(root: Path, controller: str) -> str:
 def _total_memory(root: Path) -> int:
     lines = (root / "proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
-
-
-def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """What stands before a command whose process the kernel sends that signal when ours ends, however it ends; nothing
-    where util-linux is missing. A function between fork and exec (preexec_fn) would do it too, but is not safe beside
-    threads."""
-    return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()

@@ -23,8 +23,8 @@ from typing import Protocol
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.files import replace_file, try_lock
+from serving.host.processes import Death, Stub, Stubs
 from serving.host.status import read_tritonserver
-from serving.host.stubs import Death, Stub, Stubs
 from serving.inference.crashes import Crashes, Report, Trouble
 from serving.triton.gateway import TritonGateway
 

@@ -34,8 +34,7 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.host.files import digest
-from serving.host.process_memory import used_by
-from serving.host.stubs import Stub, Stubs
+from serving.host.processes import Stub, Stubs, used_by
 from serving.inference.registry import Registry
 from serving.multimodel import memory
 from serving.multimodel.memory import ModelMemory

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from serving.host.machine import memory_limit
-from serving.host.process_memory import used_by
+from serving.host.processes import used_by
 from serving.inference.keeper import Tritonserver
 from serving.multimodel import memory
 from serving.multimodel.memory import ModelMemory

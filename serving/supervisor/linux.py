@@ -15,7 +15,8 @@ from pathlib import Path
 
 from serving.errors import ModelFailed
 from serving.host import machine
-from serving.host.http import Address, get
+from serving.host.network import Address, get
+from serving.host.processes import dying_with_us
 from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.supervisor.signs import Signs, groups
 from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process
@@ -55,7 +56,7 @@ class LinuxSystem:
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
         self._full: list[str] = []
-        self._prefix = machine.dying_with_us("TERM")  # nginx, gunicorn and Triton end their own children then
+        self._prefix = dying_with_us("TERM")  # nginx, gunicorn and Triton end their own children then
         self._had_terminal = has_terminal()
 
     def catch_signals(self) -> None:

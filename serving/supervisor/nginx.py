@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serving import VERSION
-from serving.host.address import bracketed
 from serving.host.machine import cpu_quota
+from serving.host.network import bracketed
 from serving.repository.facts import ModelFacts
 from serving.settings.table import Settings
-from serving.supervisor.descriptors import FILES_PER_REQUEST, OWN_FILES, hard_limit, nginx_connections
+from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, hard_limit, nginx_connections
 
 HERE = Path(__file__).resolve().parents[2]
 TEMPLATE = HERE / "nginx.conf"

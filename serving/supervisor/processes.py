@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.host import tritonserver
-from serving.host.address import bracketed, reached
 from serving.host.files import replace_file
+from serving.host.network import bracketed, reached
 from serving.repository.facts import Facts
 from serving.repository.layout import LayoutError, arranged, config_name
 from serving.repository.links import arrange
 from serving.settings.table import SECRETS, Settings
-from serving.supervisor import cloudwatch, shared_memory, triton_options
+from serving.supervisor import cloudwatch, triton_options
 from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
+from serving.supervisor.resources import new_prefix
 from serving.supervisor.system import Process
 
 HERE = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
     """Its shared memory has a name of its own, so that what a killed one leaves there can be removed."""
     sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
     sockets.folder.mkdir(mode=0o700, exist_ok=True)
-    prefix = shared_memory.new_prefix()
+    prefix = new_prefix()
     replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
     flags = {
         "backend-directory": backends,

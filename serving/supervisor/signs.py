@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from serving.host.http import Address, get
+from serving.host.network import Address, get
 from serving.supervisor.system import Process
 
 ATTEMPTS = 3  # that fail one after the other, before a server counts as hung

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.host.exits import describe_exit
+from serving.host.processes import describe_exit
 from serving.host.status import ProcessStatus, write_status
 from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process, System
 

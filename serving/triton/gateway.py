@@ -21,7 +21,7 @@ from serving.errors import (
     ServingError,
     TritonUnavailable,
 )
-from serving.host.http import LocalConnection
+from serving.host.network import LocalConnection
 from serving.triton.connection import PROBE_SECONDS, Connection
 from serving.triton.errors import http_errors, serving_errors, to_stream_error, without_trace
 from serving.triton.repository_call import RepositoryCall

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 
 from serving.errors import TritonUnavailable
-from serving.host.http import LocalConnection
+from serving.host.network import LocalConnection
 from serving.triton.errors import NOT_ANSWERING, http_errors, without_trace
 
 SAGEMAKER_SECONDS = 3.0  # Triton's SageMaker endpoint comes up so much later than gRPC

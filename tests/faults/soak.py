@@ -12,7 +12,7 @@ from pathlib import Path
 
 import requests
 
-from serving.host.process_memory import tree
+from serving.host.processes import tree
 from tests.support.platform import Platform, container, make_archive, usage
 
 SHARE = 0.7

@@ -17,8 +17,8 @@ from serving.errors import (
     ServingError,
     TritonTimeout,
 )
+from serving.host.processes import Stub
 from serving.host.status import ProcessStatus, write_status
-from serving.host.stubs import Stub
 from serving.inference.crashes import Crashes, Trouble
 from serving.inference.keeper import CRASHES_ALLOWED, MOST_RELOADS, Keeper, Tritonserver
 from tests.support.harness import wait_until

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.host.process_memory import tree, used_by
+from serving.host.processes import tree, used_by
 from serving.multimodel.memory import ModelMemory, estimate
 from serving.triton.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 

@@ -12,7 +12,7 @@ import requests
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from serving.host.process_memory import tree
+from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.harness import ROOT, Server, link_model, wait_until
 from tests.support.platform import Platform, container, cycle, drive, make_archive, numbers, share_for, usage

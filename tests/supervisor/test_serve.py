@@ -137,7 +137,7 @@ def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
 def test_a_port_in_use_is_a_settings_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = replace(Settings(), host="127.0.0.1", port=taken.getsockname()[1])
-        with pytest.raises(SettingsError, match="cannot listen there"), serve.listening(settings):
+        with pytest.raises(SettingsError, match="SERVE_HOST"), serve.resources.listening(settings):
             pass
 
 

@@ -10,7 +10,7 @@ from socketserver import BaseServer, ThreadingUnixStreamServer
 
 import pytest
 
-from serving.host.http import Address
+from serving.host.network import Address
 from serving.supervisor.signs import Signs, groups
 from serving.supervisor.system import Process
 from tests.support.harness import wait_until

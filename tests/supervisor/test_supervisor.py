@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.host.exits import describe_exit
+from serving.host.processes import describe_exit
 from serving.supervisor.supervisor import Supervisor
 from serving.supervisor.system import Hopeless, Process
 

@@ -16,12 +16,12 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from serving.host.machine import gpu_count
-from serving.host.ports import PortPicker
+from serving.host.network import PortPicker
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
 from serving.supervisor import triton_options
-from serving.supervisor.ports import listening
+from serving.supervisor.resources import listening
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import PATIENCE, Server, free_port, make_scale
 

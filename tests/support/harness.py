@@ -23,7 +23,7 @@ from onnx import TensorProto as Type
 from onnx import helper
 from PIL import Image
 
-from serving.host.ports import PortPicker
+from serving.host.network import PortPicker
 from serving.repository.model_config import read_config
 from serving.settings.table import TritonSockets
 from tests.support.started import ends_with, starts_a_server

@@ -16,7 +16,7 @@ from pathlib import Path
 import requests
 
 from serving.host.machine import memory_limit
-from serving.host.process_memory import tree, used_by
+from serving.host.processes import tree, used_by
 from tests.support.harness import ROOT, free_port
 
 PER_MODEL = 19 * 2**20  # measured memory of one of these models

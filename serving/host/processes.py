@@ -1,19 +1,71 @@
-"""The processes of Triton's Python backends: which model each is of, and which have died.
+"""Processes of this machine: how they ended, the memory that they take, and those of Triton's Python backends.
 
-tritonserver reaps a process that it has ended itself. One that dies otherwise stays a zombie until tritonserver's end.
+tritonserver reaps a stub that it has ended itself. One that dies otherwise stays a zombie until tritonserver's end.
 """
 
 import os
+import shutil
+import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.host.exits import describe_exit
-from serving.host.process_memory import tree
-
+MEANINGS: dict[int, str] = {signal.SIGSEGV: "a crash in native code", signal.SIGABRT: "it gave up"}
 PROGRAM = "triton_python_backend_stub"
 FILE, INSTANCE = 1, -2  # of its command line: the model's file, and the instance as Triton's messages name it
 EXIT_CODE = 49  # of /proc/PID/stat, counted from the state; as waitpid has it
+
+
+def dying_with_us(signal_name: str) -> tuple[str, ...]:
+    """What stands before a command whose process the kernel sends that signal when ours ends, however it ends; nothing
+    where util-linux is missing. A function between fork and exec (preexec_fn) would do it too, but is not safe beside
+    threads."""
+    return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
+
+
+def describe_exit(code: int, meaning: str = "") -> str:
+    """What an exit code as subprocess has it (negative: a signal's number) means."""
+    if code >= 0:
+        return f"exited with status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    meaning = meaning or MEANINGS.get(-code, "")
+    return f"was killed by {name}{f' ({meaning})' if meaning else ''}"
+
+
+def used_by(pid: int, proc: Path = Path("/proc")) -> int:
+    """Bytes of memory of a process and all below it that the kernel cannot take back: their own pages, and what
+    the topmost shares with the others. 0 when the process is gone."""
+    return sum(_bytes(proc, each, "RssAnon") for each in tree(pid, proc)) + _bytes(proc, pid, "RssShmem")
+
+
+def tree(pid: int, proc: Path = Path("/proc")) -> Iterator[int]:
+    """A process and all below it."""
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)):
+            children.setdefault(parent, []).append(int(entry.name))
+    waiting = [pid]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting += children.get(each, [])
+
+
+def _parent(entry: Path) -> int:
+    """From /proc/PID/stat, where the program's name in brackets may hold anything."""
+    try:
+        return int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _bytes(proc: Path, pid: int, field: str, file: str = "status") -> int:
+    try:
+        with (proc / str(pid) / file).open() as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True)

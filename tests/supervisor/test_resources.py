@@ -1,12 +1,16 @@
-"""What a killed `serve` has left in /dev/shm goes when the next one starts; what a living one has stays."""
+"""What a start takes from the machine: open files, and names in /dev/shm that a killed `serve` leaves."""
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serving.supervisor.shared_memory import FOLDER, held, new_prefix
+from serving.settings.setting import SettingsError
+from serving.settings.table import Settings
+from serving.supervisor import resources
+from serving.supervisor.resources import SHARED_MEMORY, held, new_prefix
 from tests.support.harness import ROOT, Server, make_sleeper
 from tests.support.started import ends_with, kill
 
@@ -14,12 +18,59 @@ FIRST, SECOND, THIRD = new_prefix(), new_prefix(), new_prefix()
 HOLD = """
 import sys
 from pathlib import Path
-from serving.supervisor.shared_memory import held
+from serving.supervisor.resources import held
 with held(sys.argv[1], Path(sys.argv[2])):
     Path(sys.argv[2], sys.argv[1] + "-region").touch()
     print("held", flush=True)
     sys.stdin.read()
 """
+SETTINGS = replace(Settings(), workers=2, max_concurrency=128)
+
+
+@pytest.fixture(params=[128, 256, 1024, 65536])
+def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(resources, "hard_limit", lambda: request.param)
+    return int(request.param)
+
+
+def test_all_requests_in_work_and_the_process_s_own_files_fit(limit: int) -> None:
+    concurrency = resources.fitted(SETTINGS).max_concurrency
+    assert 0 < concurrency <= 128
+    assert resources.OWN_FILES + resources.FILES_PER_REQUEST * concurrency <= limit
+    assert resources.nginx_connections(concurrency, limit) >= resources.FILES_PER_REQUEST * concurrency
+
+
+def test_a_lower_limit_is_said_with_what_would_do(limit: int) -> None:
+    said = resources.shortage(SETTINGS)
+    lowered = resources.fitted(SETTINGS).max_concurrency < 128
+    assert lowered == (limit < 448)
+    assert bool(said) == lowered
+    if lowered:
+        assert f" {limit} " in said and "--ulimit nofile=448" in said
+
+
+def test_nginx_has_connections_for_twice_the_requests_that_may_be_in_work() -> None:
+    assert resources.nginx_connections(128, 65536) == 4096
+    assert resources.nginx_connections(4000, 65536) == 2 * 3 * 4000
+
+
+def test_a_limit_too_low_to_serve_stops_the_start_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "hard_limit", lambda: 100)
+    with pytest.raises(SettingsError, match=r"\b100\b.*\b128\b"):
+        resources.fitted(SETTINGS)
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    script = """
+import resource
+from serving.supervisor.resources import raise_soft_limit
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, min(hard, 500)))
+raise_soft_limit()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "500\n"
 
 
 def holder(prefix: str, folder: Path) -> "subprocess.Popen[bytes]":
@@ -71,8 +122,8 @@ def test_the_next_serve_removes_what_a_killed_one_and_its_processes_left(tmp_pat
     second.mkdir()
     server = Server(first, tmp_path / "models").wait_ready()
     prefix = (server.triton_sockets.folder / "shared-memory").read_text()
-    assert list(FOLDER.glob(f"{prefix}*"))
+    assert list(SHARED_MEMORY.glob(f"{prefix}*"))
     server.kill_all()
     server = Server(second, tmp_path / "models").wait_ready()
-    assert list(FOLDER.glob(f"*{prefix}*")) == []
+    assert list(SHARED_MEMORY.glob(f"*{prefix}*")) == []
     assert server.stop() == 0
