@@ -22,7 +22,7 @@ def test_list_names_every_model_and_its_weights(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["build", "nonsense"], 2, "'nonsense' is not known; the models are resnet,"),
+        (["build", "nonsense"], 2, "'nonsense' is not known; the models are efficientnet,"),
         (["build", "resnet", "--weights", "absent"], 2, "there is no such file; it takes pretrained, train, a PATH"),
         (["build", "../resnet"], 2, "cannot be the name of a model's folder"),
         (["build", "resnet", "--name", "a/b"], 2, "cannot be the name of a model's folder"),
