@@ -101,8 +101,8 @@ def _add_client(group: argparse._ArgumentGroup) -> None:
     add(
         "--client",
         default="",
-        help="for your own model: image-classification (resnet), image-embedding, semantic-segmentation, detr, yolov5, "
-        "bert, table; default: none, it takes tensors",
+        help="for your own model: image-classification (resnet), image-embedding, semantic-segmentation, "
+        "object-detection (yolov5), detr, bert, table; default: none, it takes tensors",
     )
     add("--task", default="", help="for texts, where config.json does not decide: one of those in docs/models.md")
     add("--tokenizer", type=Path, metavar="FOLDER", help="for an ONNX file of texts: its tokenizer's files")

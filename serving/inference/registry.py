@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 OWN_CLIENT = "_model_client_"
 NO_CRASHES = Crashes(None)
-ALSO_CALLED = {"image-classification": "resnet"}  # the client, by what it does
+ALSO_CALLED = {"image-classification": "resnet", "object-detection": "yolov5"}  # the client, by what it does
 
 
 class Registry:

@@ -13,7 +13,7 @@ from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelRefused
 from serving.inference.crashes import Crashes, Trouble
 from serving.inference.live_registry import LiveRegistry
-from serving.inference.registry import Registry, families, make_client
+from serving.inference.registry import Registry, families, family_name, make_client
 from serving.repository.live import LiveModels
 from serving.triton.gateway import IndexEntry, TritonGateway
 from tests.support.harness import PATIENCE
@@ -76,6 +76,10 @@ def test_the_parameter_names_a_family_and_else_the_model_s_name_does(tmp_path: P
     called = make_client(model(tmp_path, client="image-classification"))
     assert type(named) is type(alike) is type(called) is not None
     assert make_client(model(tmp_path)) is None
+
+
+def test_a_detector_s_client_is_also_called_object_detection() -> None:
+    assert family_name("object-detection") == "yolov5"
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
