@@ -111,7 +111,7 @@ def test_any_user_will_do(start: Start) -> None:
 def test_a_wrong_argument_is_told_with_the_right_ones(start: Start, arguments: tuple[str, ...]) -> None:
     code, said = ended(start(arguments=arguments))
     assert code == 2
-    assert f"unknown arguments: {' '.join(arguments)}" in said
+    assert " ".join(arguments) in said
     assert "--check" in said
 
 

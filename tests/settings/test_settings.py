@@ -114,7 +114,7 @@ def test_all_mistakes_are_reported_together() -> None:
     "variables", [{"SAGEMAKER_MULTI_MODEL": "true"}, {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode=poll"}]
 )
 def test_where_models_are_loaded_otherwise_folders_are_not_looked_at(variables: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match=f"SERVE_RELOAD=true does not go with .*{next(iter(variables))}"):
+    with pytest.raises(SettingsError, match=f"SERVE_RELOAD.*{next(iter(variables))}"):
         read(SERVE_RELOAD="true", **variables)
     assert not read(SERVE_RELOAD="auto", **variables).reloads
     assert read(SERVE_RELOAD="auto").reloads

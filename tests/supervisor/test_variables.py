@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shlex
 import socket
 from collections.abc import Iterator
@@ -118,49 +117,23 @@ def test_the_user_s_own_options_come_last_for_the_last_one_counts(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "allowed"),
+    ("environ", "names"),
     [
-        ("SAGEMAKER_SAFE_PORT_RANGE", "23000", "LOW-HIGH, two ports"),
-        ("SAGEMAKER_SAFE_PORT_RANGE", "23999-23000", "LOW-HIGH, two ports"),
-        ("SAGEMAKER_SAFE_PORT_RANGE", "0-70000", "LOW-HIGH, two ports"),
-        ("SERVE_MODEL_REPOSITORY", "/a::/b", "a folder, or several with : between them"),
-        (f"{NATIVE}PING_MODE", "up", "one of auto, ready, live"),
-        (f"{NATIVE}ALLOW_GRPC", "perhaps", "true or false"),
-        (f"{NATIVE}GRPC_PORT", "0", "a whole number from 1 to 65535"),
-        (f"{NATIVE}THREAD_COUNT", "0", "a whole number from 1 to 1024"),
-        (f"{NATIVE}LOG_VERBOSE", "much", "true, false or a level from 0 to 9"),
-        (f"{NATIVE}LOG_INFO", "2", "one of true, false, auto"),
-        (f"{NATIVE}SHM_DEFAULT_BYTE_SIZE", "1000", "a whole number from 1048576 to 68719476736"),
-        (f"{NATIVE}TENSORFLOW_VERSION", "3", "a whole number from 1 to 2"),
-        (f"{NATIVE}MODEL_LOAD_GPU_LIMIT", "80", "a number from 0 to 1"),
-        (f"{NATIVE}ADDITIONAL_ARGS", "--a='b", "tritonserver's options, quoted as for a shell"),
-    ],
-)
-def test_a_mistake_names_variable_value_and_what_is_allowed(variable: str, value: str, allowed: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_env({variable: value}, MACHINE)
-    assert str(caught.value) == f"{variable}={value!r} is wrong: it must be {allowed}"
-
-
-@pytest.mark.parametrize(
-    ("environ", "told"),
-    [
-        (
-            {f"{NATIVE}ALLOW_GRPC": "true"},
-            f"{NATIVE}GRPC_PORT=8001 is outside of SAGEMAKER_SAFE_PORT_RANGE=23000-23999",
-        ),
-        ({f"{NATIVE}ALLOW_METRICS": "true"}, f"{NATIVE}METRICS_PORT=8002 is outside of"),
+        ({f"{NATIVE}ALLOW_GRPC": "true"}, (f"{NATIVE}GRPC_PORT=8001", "SAGEMAKER_SAFE_PORT_RANGE")),
+        ({f"{NATIVE}ALLOW_METRICS": "true"}, (f"{NATIVE}METRICS_PORT=8002", "SAGEMAKER_SAFE_PORT_RANGE")),
         (
             {"PORT": "23001", f"{NATIVE}ALLOW_GRPC": "1", f"{NATIVE}GRPC_PORT": "23001"},
-            f"SAGEMAKER_BIND_TO_PORT and {NATIVE}GRPC_PORT are both 23001",
+            ("SAGEMAKER_BIND_TO_PORT", f"{NATIVE}GRPC_PORT", "23001"),
         ),
-        ({f"{NATIVE}ADDITIONAL_ARGS": "--http-port 1"}, "has --http-port, which serve sets by itself"),
-        ({f"{NATIVE}ADDITIONAL_ARGS": "--load-model=a"}, "has --load-model, which serve sets: use SERVE_LOAD_MODELS"),
+        ({f"{NATIVE}ADDITIONAL_ARGS": "--http-port 1"}, ("--http-port",)),
+        ({f"{NATIVE}ADDITIONAL_ARGS": "--load-model=a"}, ("--load-model", "SERVE_LOAD_MODELS")),
     ],
 )
-def test_values_that_contradict_each_other_are_told(environ: dict[str, str], told: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(told)):
+def test_values_that_contradict_each_other_are_named(environ: dict[str, str], names: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError) as caught:
         Settings.from_env(environ | {"SAGEMAKER_SAFE_PORT_RANGE": "23000-23999"}, MACHINE)
+    (mistake,) = caught.value.mistakes
+    assert all(name in mistake for name in names)
 
 
 def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
@@ -226,8 +199,7 @@ def test_a_port_that_another_has_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         settings = Settings(host="127.0.0.1", port=free_port(), allow_metrics=True, metrics_port=number)
-        found = rf"METRICS_PORT={number}: cannot listen there: Address already in use$"
-        with pytest.raises(SettingsError, match=found), listening(settings):
+        with pytest.raises(SettingsError, match=f"METRICS_PORT={number}"), listening(settings):
             pass
 
 
@@ -309,7 +281,7 @@ def test_a_grpc_that_others_reach_infers_and_manages_nothing(pair: tuple[Server,
         lambda: client.load_model("scale"),
         lambda: client.unload_model("scale"),
     ):
-        with pytest.raises(InferenceServerException, match=r"PERMISSION_DENIED.*others may infer"):
+        with pytest.raises(InferenceServerException, match="PERMISSION_DENIED"):
             call()
 
 
@@ -317,7 +289,7 @@ def test_a_grpc_that_others_reach_says_that_triton_is_down(pair: tuple[Server, S
     client, server = triton.InferenceServerClient(f"127.0.0.1:{pair[2][8]}"), pair[1]
     with server.unattended():
         server.kill(server.pid("tritonserver"))
-        with pytest.raises(InferenceServerException, match=r"UNAVAILABLE.*not answering"):
+        with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
             client.is_server_ready()
     server.wait_ready()
 
