@@ -27,61 +27,30 @@ def _row(variable: str, option: str, default: Any, meaning: str, **more: Any) ->
 
 LOG: dict[str, Any] = {"parser": parse_switch, "choices": ("true", "false", "auto")}
 VERBOSITY: dict[str, Any] = {"parser": parse_verbosity, "form": "true, false or a level"}
-SHM = "--backend-config={},shm-"
+SHM: dict[str, Any] = {"each": "python backend"}
+# fmt: off
 HANDED_ON = (
     _row("THREAD_COUNT", "--http-thread-count=", 8, "threads of Triton's HTTP endpoint", within=(1, 1024)),
-    _row(
-        "BUFFER_MANAGER_THREAD_COUNT",
-        "--buffer-manager-thread-count=",
-        0,
-        "threads with which Triton copies tensors",
-        within=(0, 1024),
-    ),
+    _row("BUFFER_MANAGER_THREAD_COUNT", "--buffer-manager-thread-count=", 0, within=(0, 1024),
+        meaning="threads with which Triton copies tensors"),
     _row("LOG_VERBOSE", "--log-verbose=", 0, "Triton's log of each request", within=(0, 9), **VERBOSITY),
     _row("LOG_INFO", "--log-info=", "auto", "Triton's log of what it does; auto: as SERVE_LOG_LEVEL says", **LOG),
     _row("LOG_WARNING", "--log-warning=", "auto", "Triton's log of warnings; auto: as SERVE_LOG_LEVEL says", **LOG),
-    _row(
-        "DISABLE_MODEL_NAMESPACING",
-        "--model-namespacing=",
-        True,
-        "in multi-model mode, the value of --model-namespacing (the variable's name says the opposite); true: archives "
-        "may hold models of the same name",
-        each="multi-model server",
-    ),
+    _row("DISABLE_MODEL_NAMESPACING", "--model-namespacing=", True, each="multi-model server",
+        meaning="in multi-model mode, the value of --model-namespacing (the variable's name says the opposite); "
+                "true: archives may hold models of the same name"),
     _row("LOG_ERROR", "--log-error=", True, "Triton's log of errors"),
-    _row(
-        "SHM_DEFAULT_BYTE_SIZE",
-        SHM + "default-byte-size=",
-        MEGABYTE,
-        "bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in NVIDIA's image)",
-        within=(MEGABYTE, 2**36),
-        each="python backend",
-    ),
-    _row(
-        "SHM_GROWTH_BYTE_SIZE",
-        SHM + "growth-byte-size=",
-        MEGABYTE,
-        "bytes by which that grows",
-        within=(4096, 2**36),
-        each="python backend",
-    ),
-    _row(
-        "TENSORFLOW_VERSION",
-        "--backend-config={},version=",
-        2,
-        "TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)",
-        within=(1, 2),
-        each="tensorflow backend",
-    ),
-    _row(
-        "MODEL_LOAD_GPU_LIMIT",
-        "--model-load-gpu-limit={}:",
-        0.0,
-        "share of each GPU's memory above which no model is loaded any more; 0: no limit",
-        within=(0, 1),
-        each="gpu",
-    ),
+    _row("SHM_DEFAULT_BYTE_SIZE", "--backend-config={},shm-default-byte-size=", MEGABYTE, **SHM,
+        within=(MEGABYTE, 2**36), meaning="bytes of /dev/shm that an instance of a Python-based backend takes at its "
+                                          "start (16777216 in NVIDIA's image)"),
+    _row("SHM_GROWTH_BYTE_SIZE", "--backend-config={},shm-growth-byte-size=", MEGABYTE, within=(4096, 2**36), **SHM,
+        meaning="bytes by which that grows"),
+    _row("TENSORFLOW_VERSION", "--backend-config={},version=", 2, within=(1, 2), each="tensorflow backend",
+        meaning="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)"),
+    _row("MODEL_LOAD_GPU_LIMIT", "--model-load-gpu-limit={}:", 0.0, within=(0, 1), each="gpu",
+        meaning="share of each GPU's memory above which no model is loaded any more; 0: no limit"),
 )
+# fmt: on
 
 
 def _agent_row(variable: str, meaning: str) -> Setting:

@@ -11,7 +11,6 @@ another. Another process that finds one broken though it runs asks for a restart
 What ends everything, with its reason in the log:
 - more than five deaths of one process in a minute, or more than ten restarts that were asked for. Processes that the
   kernel kills because memory is short are not counted: they are sound, and their callers ask too much;
-- a process that says that another try would not help (EX_CONFIG of sysexits.h);
 - a start that is not ready in time, or whose /ping says that no waiting helps.
 
 The policy touches the world only through a System (system.py) and two files, so tests replay histories with a fake of
@@ -19,7 +18,6 @@ it.
 """
 
 import math
-import os
 import signal
 from collections import deque
 from collections.abc import Sequence
@@ -165,9 +163,7 @@ class Supervisor:
             recent.times.append(now)
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
-        if code == os.EX_CONFIG:
-            self._give_up(child, f"{name} cannot serve: {self._system.last_error(child.process) or 'the log says why'}")
-        elif len(recent.times) > recent.allowed:
+        if len(recent.times) > recent.allowed:
             what = "had to be restarted" if requested else "died"
             often = f"{name} {what} {len(recent.times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
             error = "" if requested else self._system.last_error(child.process)

@@ -1,7 +1,6 @@
 """The supervisor's policy, replayed against a world in which nothing is real but its files."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM, Signals
@@ -210,13 +209,6 @@ def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
     assert supervisor.run() == 1
     assert system.stops() == IN_ORDER[:2]
     assert system.told_last("tritonserver", "6 times", "SIGKILL", "tritonserver's last words")
-
-
-def test_one_that_says_that_it_cannot_serve_is_not_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.at(1.0, system.die("tritonserver", os.EX_CONFIG))
-    assert supervisor.run() == 1
-    assert len(system.starts("tritonserver")) == 1
-    assert system.told_last("tritonserver's last words")
 
 
 def test_who_runs_out_of_memory_is_started_again_however_often(supervisor: Supervisor, system: FakeSystem) -> None:
