@@ -1,6 +1,8 @@
 """python -m simulate: SageMaker on your desk."""
 
+import argparse
 import os
+import re
 import signal
 import stat
 import sys
@@ -9,28 +11,85 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
+from serving.host.machine import memory_limit
 from simulate.api import Api, Server
-from simulate.archives import BadArchive, unpack
 from simulate.asynchronous import Queue
-from simulate.chaos import Chaos
 from simulate.endpoint import Endpoint
-from simulate.image import Image, find_engine
-from simulate.inplace import InPlace, can_isolate
-from simulate.instance import Plan
+from simulate.files import BadArchive, unpack
 from simulate.journal import Journal
-from simulate.options import AUTO, Options, parse
-from simulate.page import ON
-from simulate.runner import CannotStart, Runner
-from simulate.s3 import Folder
+from simulate.rules import RULES, with_limits
+from simulate.runner import CannotStart, Launch, find_engine
 
+SERVE = Path(__file__).resolve().parents[1] / "serve"
+UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 TICK = 0.2
 FAILED, RULE_BROKEN = 1, 3  # exit codes
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m simulate",
+        description="Run the container as SageMaker would, and offer the sagemaker-runtime API to boto3.",
+        epilog="rules: " + ", ".join(RULES),
+    )
+    add = made.add_argument
+    add("--image", default="", help="an image, run with podman or docker; default: ./serve as a plain process")
+    add("--engine", default="", choices=("podman", "docker"), help="default: the first one installed")
+    add("--serve", type=Path, default=SERVE, metavar="PROGRAM", help="the program to run as a plain process")
+    data = made.add_mutually_exclusive_group()
+    data.add_argument("--model-data", type=existing, metavar="FOLDER|TAR", help="becomes /opt/ml/model")
+    data.add_argument("--models", type=existing, metavar="FOLDER", help="multi-model: its .tar.gz files")
+    add("--env", type=pair, action="append", default=[], metavar="NAME=VALUE", help="for the container; repeatable")
+    add("--memory", type=size, default=memory_limit(), metavar="4g", help="memory of the instance")
+    add("--endpoint-name", default="", help="the endpoint's name; default: calls may use any name")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, choices=range(65536), default=8081, metavar="PORT", help="0 chooses a free one")
+    add("--s3", type=Path, metavar="FOLDER", help="stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY")
+    add("--async-output", type=prefix, default="s3://simulate/async", metavar="S3URI", help="S3OutputPath")
+    add("--limit", type=limit, action="append", default=[], metavar="RULE=NUMBER", help="change a limit; repeatable")
+    add("--strict", action="store_true", help="exit code 3 if a rule was broken")
+    return made
+
+
+def existing(text: str) -> Path:
+    if not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return Path(text)
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text} must be NAME=VALUE")
+    return name, value
+
+
+def size(text: str) -> int:
+    match = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text} must be a number of bytes, or a number and k, m or g, like 4g")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def prefix(text: str) -> str:
+    if not re.fullmatch(r"s3://[^/]+/.+", text):
+        raise argparse.ArgumentTypeError(f"{text} must be s3://BUCKET/PREFIX")
+    return text
+
+
+def limit(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    if name not in RULES or not RULES[name].limit:
+        raise argparse.ArgumentTypeError(f"{name!r} is not a rule with a limit")
+    if not re.fullmatch(r"\d*\.?\d+", number) or not float(number):
+        raise argparse.ArgumentTypeError(f"{text}: the limit must be a number above 0")
+    return name, float(number)
+
+
 def main(arguments: list[str]) -> int:
-    """The exit code: 0; 1 after a failure, 2 for wrong arguments, 3 with --strict when a rule was broken."""
-    options = parse(arguments)
-    journal = Journal(options.rules, _print)
+    """Return the exit code: 0; 1 after a failure, 2 for wrong arguments, 3 with --strict if a rule was broken."""
+    options = parser().parse_args(arguments)
+    journal = Journal(with_limits(dict(options.limit)), _print)
     try:
         with tempfile.TemporaryDirectory(prefix="sim-", ignore_cleanup_errors=True) as folder:
             return run(options, journal, Path(folder))
@@ -39,18 +98,23 @@ def main(arguments: list[str]) -> int:
         return FAILED
 
 
-def run(options: Options, journal: Journal, folder: Path) -> int:
-    """Runs until a signal, or until the endpoint fails. Raises CannotStart, BadArchive."""
-    endpoint = make_endpoint(options, journal, folder)
-    queue = Queue(endpoint, Folder(options.s3 or folder / "s3"), options.async_output, options.instances)
+def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
+    """Run until a signal, or until the endpoint fails. Raise CannotStart, BadArchive."""
+    launch = make_launch(options, journal, folder)
+    endpoint = Endpoint(options.endpoint_name, launch, options.models, journal)
+    queue = Queue(endpoint, options.s3 or folder / "s3", options.async_output)
     stop = catch_signals(endpoint)
     with ExitStack() as stack:
-        server = _listen(options, endpoint, queue)
-        stack.callback(endpoint.stop)
         stack.callback(queue.close)
+        server = _listen(options, Api(endpoint, queue))
         stack.callback(server.close)
         endpoint.start()
-        await_service(endpoint, stop, f"http://{options.host}:{server.port}", journal)
+        stack.callback(endpoint.stop)
+        while not (endpoint.settled.is_set() or stop.wait(TICK)):
+            pass
+        if not (endpoint.failure or stop.is_set()):
+            url = f"http://{options.host}:{server.port}"
+            journal.say(f"in service: {url} (EndpointName={endpoint.name or 'any-name'}); Ctrl-C ends it")
         while not (stop.wait(TICK) or endpoint.failure):
             pass
         journal.say("stopping …")
@@ -61,44 +125,30 @@ def run(options: Options, journal: Journal, folder: Path) -> int:
     return RULE_BROKEN if options.strict and journal.complaints else 0
 
 
-def make_endpoint(options: Options, journal: Journal, folder: Path) -> Endpoint:
-    """Raises CannotStart, BadArchive."""
-    runner = make_runner(options)
-    journal.say(f"runs {runner.describe()}")
-    model = _model_folder(options.model_data, folder) if options.model_data else None
-    if model and options.image and not others_can_read(model):
+def make_launch(options: argparse.Namespace, journal: Journal, folder: Path) -> Launch:
+    """Raise CannotStart, BadArchive. An archive is unpacked as the platform does."""
+    engine = find_engine(options.engine) if options.image else ""
+    model = options.model_data
+    if model and not model.is_dir():
+        unpack(model, folder / "data")
+        model = folder / "data"
+    needed = stat.S_IROTH | stat.S_IXOTH
+    if model and options.image and model.stat().st_mode & needed != needed:
         journal.say(f"note: only its owner can read {model}, and the image may have another user: chmod o+rx {model}")
-    plan = Plan(
-        endpoint=options.endpoint_name,
-        runner=runner,
-        environment={**({} if options.models else ON), **options.environment},
-        folder=folder,
+    journal.say(f"runs {options.image or options.serve}")
+    return Launch(
+        folder=folder / "containers",
+        environment=dict(options.env),
         memory=options.memory,
+        program=options.serve,
+        engine=engine,
+        image=options.image,
         model=model,
-        store=options.models,
     )
-    return Endpoint(
-        plan, instances=options.instances, routing=options.routing, journal=journal, chaos=Chaos(options.chaos)
-    )
-
-
-def make_runner(options: Options) -> Runner:
-    if options.image:
-        return Image(find_engine(options.engine), options.image, options.memory)
-    return InPlace(options.serve, options.isolation == AUTO and can_isolate())
-
-
-def await_service(endpoint: Endpoint, stop: threading.Event, url: str, journal: Journal) -> None:
-    """Waits until every instance is in service; returns earlier when one fails, or at a signal."""
-    while not (endpoint.settled() or stop.wait(TICK)):
-        pass
-    if not (endpoint.failure or stop.is_set()):
-        name = endpoint.name or "any-name"
-        journal.say(f"in service: {url} (EndpointName={name}); Ctrl-C ends it")
 
 
 def catch_signals(endpoint: Endpoint) -> threading.Event:
-    """An event that the first SIGINT or SIGTERM sets. The second signal kills all containers."""
+    """Return an event that the first SIGINT or SIGTERM sets. The second signal kills the container."""
     stop = threading.Event()
 
     def caught(*_: object) -> None:
@@ -111,31 +161,17 @@ def catch_signals(endpoint: Endpoint) -> threading.Event:
     return stop
 
 
-def _listen(options: Options, endpoint: Endpoint, queue: Queue) -> Server:
+def _listen(options: argparse.Namespace, api: Api) -> Server:
     try:
-        return Server(options.host, options.port, Api(endpoint, queue).app())
+        return Server(options.host, options.port, api.app())
     except OSError as err:
-        queue.close()
         raise CannotStart(
             f"cannot listen on {options.host}:{options.port}: {os.strerror(err.errno or 0)}; give another --port"
         ) from err
 
 
-def _model_folder(data: Path, folder: Path) -> Path:
-    """The folder that becomes /opt/ml/model; unpacks an archive as the platform does."""
-    if data.is_dir():
-        return data
-    unpack(data, folder / "data")
-    return folder / "data"
-
-
-def others_can_read(folder: Path) -> bool:
-    needed = stat.S_IROTH | stat.S_IXOTH
-    return folder.stat().st_mode & needed == needed
-
-
 def _print(text: str) -> None:
-    """Prints to stdout. When its reader has gone, the simulator ends as with Ctrl-C."""
+    """Print to stdout. If its reader has gone, the simulator ends as with Ctrl-C."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The sagemaker-runtime API over HTTP for boto3 and the sagemaker SDK, and DescribeEndpoint for their waiters.
+"""The sagemaker-runtime API over HTTP, for boto3.
 
 POST /endpoints/NAME/invocations                  InvokeEndpoint
 POST /endpoints/NAME/invocations-response-stream  InvokeEndpointWithResponseStream
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from typing import Any
 
 import urllib3
 from flask import Flask, Response, jsonify, request
@@ -21,11 +21,9 @@ from simulate import eventstream, service_model
 from simulate.asynchronous import Queue
 from simulate.calls import Call, Exchange
 from simulate.endpoint import VARIANT, Endpoint
-from simulate.errors import ACCOUNT, REGION, NoSuchEndpoint, PlatformError, ValidationError
-from simulate.page import add_page
+from simulate.errors import PlatformError, ValidationError
 from simulate.service_model import ASYNC, INVOKE, PASSED_ON, STREAM
 
-DESCRIBE = "SageMaker.DescribeEndpoint"
 CHUNK = 1024 * 1024
 TICK = 0.05  # seconds until a server notices a stop
 
@@ -42,8 +40,6 @@ class Api:
         app.add_url_rule("/endpoints/<name>/invocations", view_func=self.invoke, methods=["POST"])
         app.add_url_rule("/endpoints/<name>/invocations-response-stream", view_func=self.stream, methods=["POST"])
         app.add_url_rule("/endpoints/<name>/async-invocations", view_func=self.invoke_async, methods=["POST"])
-        app.add_url_rule("/", view_func=self.describe, methods=["POST"])
-        add_page(app, self._endpoint)
         app.register_error_handler(PlatformError, self._failed)
         app.register_error_handler(404, _unknown)
         app.register_error_handler(405, _unknown)
@@ -67,35 +63,15 @@ class Api:
 
     def invoke_async(self, name: str) -> Response:
         members, body = self._read(ASYNC, name)
-        if self._endpoint.multi_model:
-            raise ValidationError("InvokeEndpointAsync has no TargetModel, so it cannot call a multi-model endpoint")
-        accepted = self._queue.put(name, members, passed_on(members), body)
-        reply = jsonify({"InferenceId": accepted.inference_id})
+        job = self._queue.put(name, members, passed_on(members), body)
+        reply = jsonify({"InferenceId": job.inference_id})
         reply.status_code = 202
-        reply.headers["X-Amzn-SageMaker-OutputLocation"] = accepted.output
-        reply.headers["X-Amzn-SageMaker-FailureLocation"] = accepted.failure
+        reply.headers["X-Amzn-SageMaker-OutputLocation"] = job.output
+        reply.headers["X-Amzn-SageMaker-FailureLocation"] = job.failure
         return reply
 
-    def describe(self) -> Response:
-        """DescribeEndpoint, the only operation of the sagemaker API that clients of an endpoint call."""
-        if request.headers.get("X-Amz-Target") != DESCRIBE:
-            return _unknown(None)
-        name = str((request.get_json(force=True, silent=True) or {}).get("EndpointName", ""))
-        if self._endpoint.name and name != self._endpoint.name:
-            raise NoSuchEndpoint(f"Could not find endpoint {name!r}")
-        now = datetime.now(UTC).timestamp()
-        document = {
-            "EndpointName": name,
-            "EndpointArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:endpoint/{name.lower()}",
-            "EndpointConfigName": name,
-            "EndpointStatus": self._endpoint.status,
-            "CreationTime": now,
-            "LastModifiedTime": now,
-        }
-        return jsonify(document | ({"FailureReason": self._endpoint.failure} if self._endpoint.failure else {}))
-
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
-        """The request's members and its body; raises ValidationError."""
+        """Return the request's members and its body; raise ValidationError."""
         body = self._body()
         headers = {header.lower(): value for header, value in request.headers}
         for header in service_model.dropped(operation, headers):
@@ -108,7 +84,7 @@ class Api:
         return members, body
 
     def _body(self) -> bytes:
-        """The body. A too large one is read to its end too, or the caller would see a broken connection."""
+        """Return the body. A too large one is read to its end too, or the caller would see a broken connection."""
         most, parts, size = self._rules["body"].limit, [], 0
         while part := request.stream.read(CHUNK):
             size += len(part)
@@ -123,15 +99,16 @@ class Api:
         return b"".join(parts)
 
     def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
-        if members.get("TargetVariant", VARIANT) != VARIANT:
-            raise ValidationError(
-                f"Variant {members['TargetVariant']} was not found for endpoint {name}; it has {VARIANT}"
-            )
-        if "TargetModel" in members and not self._endpoint.multi_model:
+        multi_model = self._endpoint.store is not None
+        if (variant := members.get("TargetVariant", VARIANT)) != VARIANT:
+            raise ValidationError(f"Variant {variant} was not found for endpoint {name}; it has {VARIANT}")
+        if "TargetModel" in members and not multi_model:
             raise ValidationError(
                 f"Endpoint {name} is not a multi-model endpoint and does not support target model header."
             )
-        if self._endpoint.multi_model and "TargetModel" not in members and operation != ASYNC:
+        if multi_model and operation == ASYNC:
+            raise ValidationError("InvokeEndpointAsync has no TargetModel, so it cannot call a multi-model endpoint")
+        if multi_model and "TargetModel" not in members:
             raise ValidationError(f"Endpoint {name} is a multi-model endpoint: a TargetModel is needed")
         for member in ("TargetContainerHostname", "InferenceComponentName"):
             if member in members:
@@ -139,73 +116,61 @@ class Api:
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
         deadline = time.monotonic() + self._rules[rule].limit
-        return Call(
-            endpoint=name,
-            body=body,
-            headers=passed_on(members),
-            deadline=deadline,
-            rule=rule,
-            target=members.get("TargetModel", ""),
-            session=members.get("SessionId", ""),
-        )
+        target, session = members.get("TargetModel", ""), members.get("SessionId", "")
+        return Call(name, body, passed_on(members), deadline, rule, target, session)
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
-        """The headers of the API's reply, made from the container's."""
+        """Return the headers of the API's reply, made from the container's."""
+        attributes, session = reply.get(ATTRIBUTES, ""), reply.get(SESSION_ID, "")
+        if len(attributes) > self._rules["attributes"].limit or not (attributes.isascii() and attributes.isprintable()):
+            self._journal.complain("attributes", f"the reply has {len(attributes)} characters of Custom-Attributes")
+            attributes = ""
+        if session and not service_model.is_new_session(session):
+            self._journal.complain("session", f"the container answered {session!r}")
         found = {
             "InvokedProductionVariant": VARIANT,
             "ContentType": reply.get("Content-Type", ""),
-            "CustomAttributes": self._attributes(reply.get(ATTRIBUTES, "")),
-            "NewSessionId": self._session(reply.get(SESSION_ID, "")),
+            "CustomAttributes": attributes,
+            "NewSessionId": session,
             "ClosedSessionId": reply.get(CLOSED_SESSION_ID, ""),
         }
         names = service_model.reply_headers(operation)
         return {names[member]: value for member, value in found.items() if value and member in names}
 
-    def _attributes(self, value: str) -> str:
-        most = self._rules["attributes"].limit
-        if len(value) <= most and value.isascii() and value.isprintable():
-            return value
-        self._journal.complain("attributes", f"the container's reply has {len(value)} characters of Custom-Attributes")
-        return ""
-
-    def _session(self, value: str) -> str:
-        if value and not service_model.is_new_session(value):
-            self._journal.complain("session", f"the container answered {value!r}")
-        return value
-
     def _parts(self, exchange: Exchange) -> Iterator[bytes]:
-        """The container's reply as event-stream messages; an error becomes the last message, an exception."""
+        """Yield the reply as event-stream messages; an error becomes the last message, an exception."""
         yield b""
         try:
             for part in exchange.parts():
                 yield eventstream.part(part)
             self._journal.count("streams answered")
         except urllib3.exceptions.ReadTimeoutError:
-            self._journal.complain("stream-time", f"{exchange.container.name} was still sending")
+            self._journal.complain("stream-time", "the container was still sending")
             yield eventstream.failure(
                 "ModelStreamError", "The model did not finish in time", "ModelInvocationTimeExceeded"
             )
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            self._journal.say_once(f"{exchange.container.name} broke off a stream: {err}")
+            self._journal.say_once(f"the container broke off a stream: {err}")
             yield eventstream.failure("ModelStreamError", "The container broke off the stream", "StreamBroken")
 
     def _failed(self, err: PlatformError) -> Response:
         self._journal.count(f"answers of {err.code}")
-        reply = jsonify(err.document() | {"__type": err.code})  # the sagemaker API has its code here
-        reply.status_code = err.status
-        reply.headers["x-amzn-ErrorType"] = err.code
-        return reply
+        return _error(err.status, err.code, err.document())
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """The request's members as the headers that the container gets."""
+    """Return the request's members as the headers that the container gets."""
     return {header: members[name] for name, header in PASSED_ON.items() if name in members}
 
 
 def _unknown(_: object) -> Response:
-    code = "UnknownOperationException"
-    reply = jsonify({"Message": f"the simulator has no {request.method} {request.path}", "__type": code})
-    reply.status_code = 404
+    document = {"Message": f"the simulator has no {request.method} {request.path}"}
+    return _error(404, "UnknownOperationException", document)
+
+
+def _error(status: int, code: str, document: Mapping[str, Any]) -> Response:
+    reply = jsonify(document)
+    reply.status_code = status
     reply.headers["x-amzn-ErrorType"] = code
     return reply
 
@@ -222,7 +187,7 @@ class Server:
     """Serves the API in its own threads."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
-        """Raises OSError when it cannot listen there."""
+        """Raise OSError when it cannot listen there."""
         with socket.create_server((host, port), backlog=256) as listener:
             self._server: BaseWSGIServer = make_server(
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()

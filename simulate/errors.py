@@ -32,12 +32,6 @@ class ValidationError(PlatformError):
     status, code = 400, "ValidationError"
 
 
-class NoSuchEndpoint(ValidationError):
-    """The sagemaker API's error for an unknown endpoint; sagemaker-runtime has another code."""
-
-    code = "ValidationException"
-
-
 class ModelNotReady(PlatformError):
     """The model is still being loaded: the caller should try again."""
 

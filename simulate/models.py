@@ -1,4 +1,4 @@
-"""The models that one container of a multi-model endpoint has loaded.
+"""The models that the container of a multi-model endpoint has loaded.
 
     a call -> unpack the archive -> POST /models -> POST /models/HASH/invoke
     507, or too much memory in use -> DELETE /models/HASH of the least recently used models -> try again
@@ -22,10 +22,9 @@ from pathlib import Path
 import urllib3
 
 from serving.headers import TARGET_MODEL
-from simulate.archives import BadArchive, find, size_of, unpack
-from simulate.chaos import Chaos
 from simulate.container import Container
 from simulate.errors import InternalFailure, ModelError, ModelNotReady, PlatformError, ValidationError
+from simulate.files import BadArchive, find, size_of, unpack
 
 PAUSE = 0.1
 LOADS_AT_ONCE = 8
@@ -42,40 +41,31 @@ class Loaded:
     calls: int = 0
 
 
-class NoRoom(Exception):
-    """The container answered 507 with `body`."""
-
-    def __init__(self, body: bytes) -> None:
-        super().__init__(body)
-        self.body = body
-
-
 class Models:
     """Safe to share between threads. `store` stands for S3, `folder` is the container's /opt/ml/models, `memory` is
     the instance's memory in bytes."""
 
-    def __init__(
-        self, endpoint: str, container: Container, store: Path, folder: Path, memory: int, chaos: Chaos
-    ) -> None:
+    def __init__(self, endpoint: str, container: Container, store: Path, folder: Path, memory: int) -> None:
         self._endpoint, self._container, self._store, self._folder = endpoint or "NAME", container, store, folder
         self._journal, self._rules = container.journal, container.journal.rules
         self._most = memory * self._rules["memory-share"].limit
-        self._chaos = chaos
         self._lock = threading.Lock()
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least recently used first
         self._loading: dict[str, Future[None]] = {}
         self._threads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="load")
         self._closed = False
 
-    def has(self, target: str) -> bool:
-        with self._lock:
-            return target in self._loaded or target in self._loading
-
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """The model, loaded if need be and not unloaded inside the context. Raises PlatformError."""
+        """Yield the model, loaded if need be and not unloaded inside the context. Raise PlatformError."""
         while (model := self._take(target)) is None:
-            self._await(target, self._begin(target), deadline)
+            try:
+                self._begin(target).result(timeout=max(0.0, deadline - time.monotonic()))
+            except NotYet:
+                self._journal.count("answers of ModelNotReadyException")
+                raise ModelNotReady(f"The model {target} is still being loaded; try again") from None
+            except CancelledError:
+                raise InternalFailure(ENDED) from None
         try:
             yield model
         finally:
@@ -83,13 +73,13 @@ class Models:
                 model.calls -= 1
 
     def forget(self, model: Loaded) -> None:
-        """Drops a model that the container does not know any more."""
+        """Drop a model that the container does not know any more."""
         with self._lock:
             if self._loaded.get(model.target) is model:
                 del self._loaded[model.target]
 
     def evict(self) -> bool:
-        """Unloads the least recently used of the models that no call uses; False when there is none."""
+        """Unload the least recently used of the models that no call uses; return False if there is none."""
         with self._lock:
             victim = next((model for model in self._loaded.values() if not model.calls), None)
             if victim is None:
@@ -106,7 +96,7 @@ class Models:
         return True
 
     def close(self) -> None:
-        """The container is ending, and its files are removed: loads fail with InternalFailure from now on."""
+        """Fail loads with InternalFailure from now on: the container is ending, and its files are removed."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -120,7 +110,7 @@ class Models:
             return model
 
     def _begin(self, target: str) -> Future[None]:
-        """The current load or unload of the model; starts a load if there is none."""
+        """Return the current load or unload of the model; start a load if there is none."""
         with self._lock:
             if target not in self._loading:
                 if self._closed:
@@ -133,21 +123,13 @@ class Models:
                 self._loading[target] = self._threads.submit(self._load, target)
             return self._loading[target]
 
-    def _await(self, target: str, load: "Future[None]", deadline: float) -> None:
-        try:
-            load.result(timeout=max(0.0, deadline - time.monotonic()))
-        except NotYet:
-            self._journal.count("answers of ModelNotReadyException")
-            raise ModelNotReady(f"The model {target} is still being loaded; try again") from None
-        except CancelledError:
-            raise InternalFailure(ENDED) from None
-
     def _load(self, target: str) -> None:
         begun = time.monotonic()
         name = hashlib.sha256(f"{self._store}/{target}".encode()).hexdigest()[:32]
         try:
-            self._fetch(target, name)
-            self._make_room(size_of(self._folder / name))
+            self._fetch(target, self._folder / name)
+            while self._container.memory() + size_of(self._folder / name) > self._most and self.evict():
+                self._journal.count("evictions for the memory share")  # the platform does not ask the container
             self._hand_over(target, name, begun + self._rules["load-time"].limit)
             with self._lock:
                 self._loaded[target] = Loaded(target, name)
@@ -160,37 +142,37 @@ class Models:
             with self._lock:
                 del self._loading[target]
         self._journal.count("loads")
-        self._journal.say(f"{self._container.name}: loaded {target} in {time.monotonic() - begun:.1f} s")
+        self._journal.say(f"loaded {target} in {time.monotonic() - begun:.1f} s")
 
-    def _fetch(self, target: str, name: str) -> None:
-        self._chaos.wait_for_disk()
-        shutil.rmtree(self._folder / name, ignore_errors=True)
+    def _fetch(self, target: str, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
         archive = find(self._store, target)
         try:
             if archive is None:
                 raise BadArchive(f"{target} is gone")
-            unpack(archive, self._folder / name / "model")
+            unpack(archive, folder / "model")
         except BadArchive as err:
             if not self._closed:
                 self._journal.complain("archive", str(err))
             raise ValidationError(f"Failed to extract model data archive: {err}") from err
 
-    def _make_room(self, needed: int) -> None:
-        """Unloads models before a load, as the platform does, without asking the container about its memory."""
-        while self._container.memory() + needed > self._most and self.evict():
-            self._journal.count("evictions for the memory share")
-
     def _hand_over(self, target: str, name: str, deadline: float) -> None:
+        """Ask the container to load the model, again after each eviction. Raise PlatformError."""
+        document = {"model_name": name, "url": f"{self._container.process.models}/{name}/model"}
         while True:
-            try:
-                self._post(target, name, deadline)
-                return
-            except NoRoom as err:
-                if time.monotonic() > deadline or not self._evict_or_wait():
-                    raise ModelError(self._endpoint, NO_ROOM, err.body) from err
+            status, body = self._ask("POST", "/models", "load-time", deadline, target, json.dumps(document).encode())
+            if status != NO_ROOM:
+                break
+            self._journal.count("answers of 507")
+            if time.monotonic() > deadline or not self._evict_or_wait():
+                raise ModelError(self._endpoint, NO_ROOM, body)
+        if status not in (OK, CONFLICT):
+            if not 400 <= status < 500:
+                self._journal.complain("load-status", f"the container answered {status} to the load of {target}")
+            raise ModelError(self._endpoint, status, body)
 
     def _evict_or_wait(self) -> bool:
-        """Makes room or waits for others; False when no other model is loaded or loading."""
+        """Make room or wait for others; return False if no other model is loaded or loading."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True
@@ -199,53 +181,29 @@ class Models:
         time.sleep(PAUSE)
         return others
 
-    def _post(self, target: str, name: str, deadline: float) -> None:
-        """Asks the container to load the model. Raises NoRoom, PlatformError."""
-        if self._chaos.refuses_load():
-            self._journal.count("answers of 507 by --chaos")
-            raise NoRoom(b"made by --chaos 507")
-        document = {"model_name": name, "url": f"{self._container.handle.models}/{name}/model"}
-        headers = {"Content-Type": "application/json", TARGET_MODEL: target}
-        data = json.dumps(document).encode()
-        status, body = self._ask("POST", "/models", rule="load-time", deadline=deadline, body=data, headers=headers)
-        if status == NO_ROOM:
-            self._journal.count("answers of 507")
-            raise NoRoom(body)
-        if status not in (OK, CONFLICT):
-            if not 400 <= status < 500:
-                self._journal.complain(
-                    "load-status", f"{self._container.name} answered {status} to the load of {target}"
-                )
-            raise ModelError(self._endpoint, status, body)
-
     def _unload(self, model: Loaded) -> None:
-        """Unloads the model. After a failure it counts as unloaded too."""
+        """Unload the model. After a failure it counts as unloaded too."""
         deadline = time.monotonic() + self._rules["unload-time"].limit
         try:
-            status, _ = self._ask("DELETE", f"/models/{model.name}", rule="unload-time", deadline=deadline)
+            status, _ = self._ask("DELETE", f"/models/{model.name}", "unload-time", deadline, model.target)
         except PlatformError as err:
-            self._journal.say(f"{self._container.name}: cannot unload {model.target}: {err}")
+            self._journal.say(f"cannot unload {model.target}: {err}")
         else:
             if status not in (OK, NOT_FOUND):
-                self._journal.complain("unload-status", f"{self._container.name} answered {status} for {model.target}")
+                self._journal.complain("unload-status", f"the container answered {status} for {model.target}")
         self._journal.count("unloads")
         shutil.rmtree(self._folder / model.name, ignore_errors=True)
 
     def _ask(
-        self,
-        method: str,
-        path: str,
-        rule: str,
-        deadline: float,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
+        self, method: str, path: str, rule: str, deadline: float, target: str, body: bytes | None = None
     ) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
         try:
-            reply = self._container.client.send(method, path, body, headers or {}, deadline)
+            reply = self._container.send(method, path, body, headers, deadline)
             return reply.status, reply.read()
         except urllib3.exceptions.ReadTimeoutError as err:
             limit = self._rules[rule].limit
-            self._journal.complain(rule, f"{self._container.name}: {method} {path} was not answered within {limit:g} s")
+            self._journal.complain(rule, f"{method} {path} was not answered within {limit:g} s")
             raise ModelError(self._endpoint, 0, f"{method} {path} was not answered in time") from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
             raise InternalFailure(f"{method} {path} broke off: {err}") from err

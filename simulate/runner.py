@@ -1,16 +1,37 @@
-"""The interface that starts containers: `Runner.start(launch)` returns a Handle.
+"""Starts a container: a checkout's `serve` as a plain process, or an image with docker or podman.
 
-simulate/inplace.py runs a program in place, simulate/image.py an image.
+A plain process has this machine's network, and variables that point to a copy of /opt/ml/model. An image runs read-only
+and, as root, without a network: the simulator connects inside it. Without root its port is published on 127.0.0.1.
 """
 
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
-PORT = 8080
-SAFE_PORTS = "23000-23999"  # as seen on the platform
+import psutil
+import urllib3
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import NewConnectionError
+
+from serving.host.network import PortPicker
+
+PORT, SAFE_PORTS = 8080, "23000-23999"  # as seen on the platform
 MODEL, MODELS = "/opt/ml/model", "/opt/ml/models"
+START_SECONDS = 60.0
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+# Fewer rights than on the platform, so that what works here works there.
+RIGHTS = ["--read-only", "--tmpfs", "/tmp:rw,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+RIGHTS += ["--pids-limit", "4096", "--no-healthcheck"]
 
 
 class CannotStart(Exception):
@@ -20,50 +41,186 @@ class CannotStart(Exception):
 @dataclass(frozen=True)
 class Launch:
     """What to start. `folder` is an empty folder for this container's files. `model` becomes /opt/ml/model, `models`
-    becomes /opt/ml/models; both are read-only for the container."""
+    becomes /opt/ml/models; both are read-only for the container. `image` "" runs `program` as a plain process."""
 
-    name: str
     folder: Path
     environment: Mapping[str, str]
+    memory: int
+    program: Path
+    engine: str = ""
+    image: str = ""
     model: Path | None = None
     models: Path | None = None
 
 
-class Handle(Protocol):
-    """A started container.
+class Plain:
+    """A running program, in its own process group. `pid` is its first process, `models` where it finds MODELS."""
 
-    `pid` is its first process on this machine, `network` a process in the network of `port` (0: this machine's),
-    `models` the path of Launch.models inside the container, `output` its output.
-    """
+    connection: type[HTTPConnection] = HTTPConnection
 
-    pid: int
-    port: int
-    network: int
-    models: str
-    output: IO[bytes]
+    def __init__(self, launch: Launch) -> None:
+        if not os.access(launch.program, os.X_OK):
+            raise CannotStart(f"{launch.program} is not an executable file; give one with --serve, or --image IMAGE")
+        self._picker = PortPicker()
+        self.port, self.models = self._picker.pick(1)[0], str(launch.models or MODELS)
+        self._copy = launch.folder / "model"
+        own = {"SERVE_HOST": "127.0.0.1"} | ({"SERVE_MODEL_REPOSITORY": self.models} if launch.models else {})
+        if launch.model:
+            shutil.copytree(launch.model, self._copy)
+            own["SERVE_MODEL_REPOSITORY"] = str(self._copy)
+            for path in [self._copy, *self._copy.rglob("*")]:
+                path.chmod(0o555 if path.is_dir() else 0o444)
+        self._files = stamps(self._copy)
+        temporary = launch.folder / "tmp"
+        temporary.mkdir()
+        programs = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        base = {"PATH": programs, "HOME": str(temporary), "TMPDIR": str(temporary), "LANG": "C.UTF-8"}
+        environment = {**base, **own, **platform_variables(self.port), **launch.environment}
+        self._process = _start([str(launch.program.absolute()), "serve"], environment, launch.folder)
+        self.pid, self.output = self._process.pid, _output(self._process)
 
     def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        return self._process.poll()
 
     def terminate(self) -> None:
-        """Sends SIGTERM to its first process."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends SIGKILL to all its processes; returns when they have ended."""
+        """Kill the group and the processes that left it, as far as their parents still run."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._picker.close()
 
     def changed_files(self) -> list[str]:
-        """Files that the container changed in /opt/ml/model; empty if it could not write there."""
+        """Return the files that it changed in its copy of /opt/ml/model. Root can write there."""
+        now = stamps(self._copy)
+        return sorted(name for name in {*now, *self._files} if now.get(name) != self._files.get(name))
 
 
-class Runner(Protocol):
-    """`describe` says in one line what it runs and how that is isolated from the machine."""
+class Image:
+    """A running image. The engine's process runs as long as it, and passes on its output and its exit code."""
 
-    def describe(self) -> str: ...
+    models = MODELS
 
-    def start(self, launch: Launch) -> Handle:
-        """Raises CannotStart."""
+    def __init__(self, launch: Launch) -> None:
+        self._engine, self._name = launch.engine, f"sim-{os.getpid()}-{launch.folder.name}"
+        done = self._run("image", "inspect", launch.image)
+        if done.returncode:
+            raise CannotStart(f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}")
+        self._picker, self._alone = PortPicker(), os.geteuid() == 0
+        self.port = PORT if self._alone else self._picker.pick(1)[0]
+        self._process = _start(image_command(launch, self._name, 0 if self._alone else self.port), None, launch.folder)
+        self.output = _output(self._process)
+        self.pid = self._first_process()
+        self.connection = connection_in(self.pid) if self._alone else HTTPConnection
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([self._engine, *arguments], capture_output=True, text=True, check=False)
+
+    def _first_process(self) -> int:
+        deadline = time.monotonic() + START_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if pid := int(self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0):
+                return pid
+            time.sleep(0.05)
+        self.kill()
+        raise CannotStart(f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}")
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        self._run("kill", "--signal", "TERM", self._name)
+
+    def kill(self) -> None:
+        self._run("rm", "--force", self._name)
+        self._process.wait(timeout=START_SECONDS)
+        self._picker.close()
+
+    def changed_files(self) -> list[str]:
+        return []  # /opt/ml/model is mounted read-only
 
 
-def host_variables(port: int) -> dict[str, str]:
-    """The variables that the platform sets."""
+def start(launch: Launch) -> Plain | Image:
+    """Start it; raise CannotStart."""
+    return Image(launch) if launch.image else Plain(launch)
+
+
+def image_command(launch: Launch, name: str, port: int) -> list[str]:
+    """Return the engine's command line; `port` 0 gives the container no network."""
+    network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
+    memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
+    mounts = [(launch.model, MODEL), (launch.models, MODELS)]
+    volumes = [word for path, place in mounts if path for word in ("-v", f"{path.absolute()}:{place}:ro")]
+    environment = {**platform_variables(PORT), **launch.environment}
+    variables = [word for key, value in environment.items() for word in ("-e", f"{key}={value}")]
+    head = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
+    return [*head, "--shm-size", str(launch.memory // 2), *volumes, *variables, launch.image, "serve"]
+
+
+def find_engine(wanted: str = "") -> str:
+    """Return the wanted engine, or else podman or docker, whichever is installed; raise CannotStart."""
+    for name in [wanted] if wanted else ["podman", "docker"]:
+        if shutil.which(name):
+            return name
+    raise CannotStart(f"neither {wanted or 'podman nor docker'} is installed: run ./serve without --image")
+
+
+def platform_variables(port: int) -> dict[str, str]:
+    """Return the variables that the platform sets."""
     return {"SAGEMAKER_BIND_TO_PORT": str(port), "SAGEMAKER_SAFE_PORT_RANGE": SAFE_PORTS}
+
+
+def connection_in(pid: int) -> type[HTTPConnection]:
+    """Return connections in the network of that process: a socket belongs to the network in which it is created."""
+
+    def enter(network: int) -> None:
+        if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+    class Connection(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            try:
+                with Path("/proc/thread-self/ns/net").open() as own, Path(f"/proc/{pid}/ns/net").open() as theirs:
+                    enter(theirs.fileno())
+                    try:
+                        return super()._new_conn()
+                    finally:
+                        enter(own.fileno())
+            except FileNotFoundError as err:
+                raise NewConnectionError(self, f"the container is gone: {err}") from err
+
+    return Connection
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return {file: (size, time of its last change in nanoseconds)}."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def _start(command: list[str], environment: Mapping[str, str] | None, folder: Path) -> "subprocess.Popen[bytes]":
+    nothing, pipe, merged = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(
+        command, env=environment, cwd=folder, start_new_session=True, stdin=nothing, stdout=pipe, stderr=merged
+    )
+
+
+def _output(process: "subprocess.Popen[bytes]") -> IO[bytes]:
+    if process.stdout is None:
+        raise ValueError("the process was started without a pipe")
+    return process.stdout
+
+
+def pool(process: Plain | Image, connect_seconds: float) -> urllib3.HTTPConnectionPool:
+    """Return a pool of connections to the container."""
+    timeout = urllib3.Timeout(connect_seconds)
+    made = urllib3.HTTPConnectionPool("127.0.0.1", process.port, maxsize=256, timeout=timeout)
+    made.ConnectionCls = process.connection
+    return made

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import requests
 
-from serving.host.processes import tree
-from tests.support.platform import Platform, container, make_archive, usage
+from tests.support.archives import Loader, make_archive, usage
+from tests.support.harness import Server
 
 SHARE = 0.7
 ARCHIVES, LOADED = 8, 4
@@ -26,7 +26,7 @@ SAMPLE_SECONDS = 5.0
 class Steady:
     """Callers that ask so many times a second, together; `rate` 0: as often as they can."""
 
-    platform: Platform
+    loader: Loader
     rate: float = 0.0
     verdicts: Counter[str] = field(default_factory=Counter)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -52,7 +52,7 @@ class Steady:
 
     def _verdict(self, model: int, x: float) -> str:
         try:
-            reply = self.platform.invoke(model, x)
+            reply = self.loader.invoke(model, x)
             if reply.status_code != 200:
                 return f"{reply.status_code} {reply.json()['code']}"
             return "right" if reply.json()["outputs"][0]["data"] == [model * x] else "wrong"
@@ -74,25 +74,29 @@ def soak(minutes: float) -> str:
         folder = Path(name)
         for number in range(1, ARCHIVES + 1):
             make_archive(folder / "models", number)
-        with container(folder) as (url, pid):
-            platform = Platform(url, folder / "models")
+        own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_LOG_LEVEL": "warning"}
+        server = Server(folder, folder / "models", **own).wait_ready()
+        try:
+            loader = Loader(server.url, folder / "models")
             for number in range(1, ARCHIVES):
-                platform.load(number)
-            most = Steady(platform).run(10)
-            return _soak(platform, pid, folder / "run", minutes, most)
+                loader.load(number)
+            most = Steady(loader).run(10)
+            return _soak(loader, server.process.pid, server.run_dir, minutes, most)
+        finally:
+            server.stop()
 
 
-def _soak(platform: Platform, pid: int, run_dir: Path, minutes: float, most: float) -> str:
-    load = Steady(platform, SHARE * most)
+def _soak(loader: Loader, pid: int, run_dir: Path, minutes: float, most: float) -> str:
+    load = Steady(loader, SHARE * most)
     thread = threading.Thread(target=load.run, args=(60 * minutes,))
     thread.start()
-    samples = list(_samples(platform, pid, run_dir, thread))
+    samples = list(_samples(loader, pid, run_dir, thread))
     thread.join()
     kept = [sample for sample in samples if sample.minutes >= WARM * minutes]
     return _describe(load, kept, minutes, most)
 
 
-def _samples(platform: Platform, pid: int, run_dir: Path, running: threading.Thread) -> Iterator[Sample]:
+def _samples(loader: Loader, pid: int, run_dir: Path, running: threading.Thread) -> Iterator[Sample]:
     """Loads and unloads the archives that nobody calls, in turn, one a minute. Each sample has the same loaded."""
     begun, changes = time.monotonic(), 0
     while running.is_alive():
@@ -100,22 +104,10 @@ def _samples(platform: Platform, pid: int, run_dir: Path, running: threading.Thr
         passed = (time.monotonic() - begun) / 60
         if passed > changes + 1:
             changes += 1
-            (platform.load if changes % 2 else platform.unload)(ARCHIVES)
+            (loader.load if changes % 2 else loader.unload)(ARCHIVES)
         elif changes % 2 == 0 and running.is_alive():
             found = usage(pid, run_dir)
-            yield Sample(passed, found.memory / 2**20, found.descriptors, shared_mb(pid))
-
-
-def shared_mb(pid: int) -> float:
-    """MB of the files in /dev/shm that the processes map."""
-    files: set[str] = set()
-    for each in tree(pid):
-        try:
-            lines = Path(f"/proc/{each}/maps").read_text().splitlines()
-        except OSError:
-            continue
-        files |= {line.split(maxsplit=5)[5] for line in lines if " /dev/shm/" in line}
-    return sum(Path(file).stat().st_blocks for file in files if Path(file).exists()) * 512 / 2**20
+            yield Sample(passed, found.memory / 2**20, found.descriptors, found.shared / 2**20)
 
 
 def _describe(load: Steady, samples: list[Sample], minutes: float, most: float) -> str:

@@ -12,8 +12,8 @@ from tests.conftest import BUNDLED
 from tests.image.container import SUDO, podman, podman_environment
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of, make_tar
+from tests.support.archives import files_of
 from tests.support.harness import ROOT
-from tests.support.platform import CONFIG, MODEL
 
 OF_THE_IMAGE = (*BUNDLED, "efficientnet", "yolov4_tiny")
 Simulate = Callable[..., Command]
@@ -51,8 +51,7 @@ def test_every_bundled_model_answers(simulate: Simulate, repository: Path, data:
 
 def test_archives_are_loaded_and_evicted(simulate: Simulate, tmp_path: Path) -> None:
     for number in range(4):
-        files = {"multiply/config.pbtxt": CONFIG, "multiply/1/model.py": MODEL.replace("FACTOR", f"{number}.0")}
-        make_tar(tmp_path / f"models/{number}.tar.gz", files)
+        make_tar(tmp_path / f"models/{number}.tar.gz", files_of(number))
     arguments = ["--models", str(tmp_path / "models"), "--memory", "1g", "--limit", "memory-share=0.2"]
     command = simulate(*arguments)
     client = client_of(command.wait_ready())

@@ -14,9 +14,8 @@ from openapi_spec_validator import validate
 
 from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
+from tests.support.archives import Loader, make_archive, usage
 from tests.support.harness import ROOT, Server, link_model, wait_until
-from tests.support.platform import Platform, container, cycle, drive, make_archive, numbers, share_for, usage
-from tests.support.started import starts_a_server
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 MODEL = '''
@@ -453,12 +452,12 @@ def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Conta
     root = running.root
     for number in range(3):
         make_archive(root, number)
-    platform = Platform(running.server.url, root)
-    cycle(platform, range(3), 3)
+    loader = Loader(running.server.url, root)
+    loader.cycle(range(3))
     wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
     before = usage(running.server.process.pid, running.server.run_dir)
     for _ in range(3):  # one after the other: an archive is not loaded again before it is unloaded
-        cycle(platform, range(3), 3)
+        loader.cycle(range(3))
 
     def nothing_is_left() -> bool:
         after = usage(running.server.process.pid, running.server.run_dir)
@@ -482,18 +481,3 @@ def test_after_a_death_of_tritonserver_nothing_is_loaded_and_everything_can_be(r
     expect(running.invoke("first", 1), 404, "model_not_loaded")
     assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
-
-
-@starts_a_server
-def test_more_archives_than_there_is_memory_for_are_all_served(tmp_path: Path) -> None:
-    archives, room = 7, 3
-    for number in range(archives):
-        make_archive(tmp_path / "models", number)
-    with container(tmp_path, SERVE_MODEL_MEMORY_SHARE=str(share_for(room))) as (url, _):
-        platform = Platform(url, tmp_path / "models")
-        outcome = drive(platform, numbers(archives, 16, 0.8), callers=4)
-        loaded = platform.loaded()
-    assert outcome.wrong == []
-    assert len(outcome.seconds) == 16
-    assert platform.refused > 0
-    assert 0 < len(loaded) < archives

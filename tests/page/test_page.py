@@ -11,7 +11,6 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from simulate.page import ON
 from tests.page.browser import HOSTILE, PHONE, WIDE, choose, chromium, make_repository, opened
 from tests.simulate.simulation import Simulation
 from tests.support.harness import PATIENCE, ROOT, Server, wait_until
@@ -481,14 +480,18 @@ def served(server: Server) -> int:
     return int(sum(float(line.split()[-1]) for line in lines))
 
 
-def test_the_simulator_has_the_page_and_the_code_for_boto3_calls_it(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_code_for_boto3_calls_the_simulator(
+    browser: Browser,
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "mine.jpg").write_bytes(EXAMPLE.read_bytes())
     monkeypatch.chdir(tmp_path)
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    with Simulation(ROOT / "serve", environment=ON) as simulation, opened(browser, simulation.url) as page:
+    with Simulation(ROOT / "serve") as simulation, opened(browser, server.url) as page:
         monkeypatch.setenv("AWS_ENDPOINT_URL", simulation.url)
         upload(page, tmp_path / "mine.jpg")
         page.get_by_role("tab", name="Code").click()

@@ -13,13 +13,10 @@ from botocore.config import Config
 from serving.host.machine import memory_limit
 from simulate.api import Api, Server
 from simulate.asynchronous import Queue
-from simulate.chaos import Chaos, Rates
-from simulate.endpoint import RANDOM, Endpoint
-from simulate.inplace import InPlace, can_isolate
-from simulate.instance import Plan
+from simulate.endpoint import Endpoint
 from simulate.journal import Journal
 from simulate.rules import RULES, with_limits
-from simulate.s3 import Folder
+from simulate.runner import Launch
 from tests.support.harness import PATIENCE, wait_until
 from tests.support.started import starts_a_server
 
@@ -27,7 +24,6 @@ MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 # ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py breaks that rule
 QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": PATIENCE}
 PLATFORMS_PINGS = {"ping-interval": RULES["ping-interval"].limit}  # where a late answer to one fails the test
-NO_CHAOS = Rates()
 # Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs the longer ones.
 ENOUGH_TO_ANSWER = (2, 8, 32, 120)
 
@@ -52,15 +48,11 @@ class Simulation:
         self,
         program: Path = MISBEHAVING,
         *,
-        instances: int = 1,
         name: str = "",
-        routing: str = RANDOM,
         limits: Mapping[str, float] | None = None,
         model: Path | None = None,
         models: Path | None = None,
         memory: int = 0,
-        chaos: Rates = NO_CHAOS,
-        isolated: bool | None = None,
         environment: Mapping[str, str] | None = None,
         **variables: str,
     ) -> None:
@@ -68,18 +60,15 @@ class Simulation:
         folder = Path(self._scratch.name)
         self.s3, self.lines = folder / "s3", list[str]()
         self.journal = Journal(with_limits(QUICK | dict(limits or {})), self.lines.append)
-        runner = InPlace(program, can_isolate() if isolated is None else isolated)
-        plan = Plan(
-            endpoint=name,
-            runner=runner,
+        launch = Launch(
+            folder=folder / "containers",
             environment={**(environment or {}), **variables},
-            folder=folder,
             memory=memory or memory_limit(),
+            program=program,
             model=model,
-            store=models,
         )
-        self.endpoint = Endpoint(plan, instances, routing, self.journal, Chaos(chaos))
-        self._queue = Queue(self.endpoint, Folder(self.s3), "s3://bucket/out", instances)
+        self.endpoint = Endpoint(name, launch, models, self.journal)
+        self._queue = Queue(self.endpoint, self.s3, "s3://bucket/out")
         self._server = Server("127.0.0.1", 0, Api(self.endpoint, self._queue).app())
         self.url = f"http://127.0.0.1:{self._server.port}"
         self.client = client_of(self.url)
@@ -87,7 +76,7 @@ class Simulation:
     def __enter__(self) -> "Simulation":
         self.endpoint.start()
         try:
-            wait_until(self.endpoint.settled, "all instances are settled")
+            wait_until(self.endpoint.settled.is_set, "the container is in service, or has failed")
         except BaseException:
             self.__exit__()
             raise

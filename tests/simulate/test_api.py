@@ -1,26 +1,17 @@
-"""boto3 and the sagemaker SDK against the simulator, around the real container."""
+"""boto3 against the simulator, around the real container."""
 
-import importlib
 import json
-import os
-import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from tests.conftest import BUNDLED
-from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, client_of
+from tests.simulate.simulation import PLATFORMS_PINGS, Simulation
 from tests.support.harness import ROOT, link_model, wait_until
-from tests.support.readme import commands
 from tests.support.streaming_models import make_reader, make_summer
 
-SDK3 = Path(sys.prefix) / "sdk3"
 EXAMPLES = {
     "resnet": ("example.png", "image/png"),
     "yolov5": ("example.jpg", "image/jpeg"),
@@ -161,103 +152,6 @@ def test_a_session_is_opened_continued_and_closed(simulation: Simulation) -> Non
     with pytest.raises(ClientError, match="does not exist or has expired"):
         add(1, session)
     assert simulation.journal.complaints["session"] == 0
-
-
-def predictor_of(session: Any, kind: str) -> Any:
-    """The SDK looks for its configuration, and says a word on its next version, when it is imported."""
-    predictor: Any = importlib.import_module("sagemaker.predictor")
-    serializers: Any = importlib.import_module("sagemaker.serializers")
-    deserializers: Any = importlib.import_module("sagemaker.deserializers")
-    return predictor.Predictor(
-        "desk", session, serializers.DataSerializer(content_type=kind), deserializers.JSONDeserializer()
-    )
-
-
-def test_the_sagemaker_sdk_predicts(simulation: Simulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As its users write it; the session gets our client, and nothing else is told."""
-    monkeypatch.setitem(os.environ, "SAGEMAKER_SUPPRESS_V2_WARNING", "true")
-    monkeypatch.setitem(os.environ, "HOME", str(tmp_path))
-    import boto3
-    from sagemaker.session import Session
-
-    aws = boto3.Session(region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none")
-    session = Session(
-        aws, sagemaker_client=client_of(simulation.url, "sagemaker"), sagemaker_runtime_client=simulation.client
-    )
-    for model in BUNDLED:
-        body, kind = example(model)
-        predictor = predictor_of(session, kind)
-        answer: Any = predictor.predict(body, custom_attributes=f"model_name={model}")
-        assert len(answer["predictions"]) == 1
-
-
-@pytest.fixture(scope="module")
-def v3(simulation: Simulation, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What tests/simulate/sdk3.py got, after the example of the docs, whose output is "example"."""
-    picture, _ = example("resnet")
-    source = simulation.s3 / "bucket/picture"
-    source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_bytes(picture)
-    setting, call = commands("The sagemaker SDK", "docs/simulate.md")
-    settings = shlex.split(setting.replace("http://127.0.0.1:8081", simulation.url))[1:]
-    code = shlex.split(call.replace('"any"', '"desk"'))[-1]
-    done = subprocess.run(
-        ["env", *settings, sys.executable, ROOT / "tests/simulate/sdk3.py", code],
-        input=picture,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": str(SDK3)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    shown, got = done.stdout.decode().splitlines()
-    return {"example": shown, **json.loads(got)}
-
-
-def close_to(body: bytes) -> Any:
-    """The scores of a classification, or the embedding of a text: a batch with another call changes the last digits."""
-    return pytest.approx(values(json.loads(body)), abs=1e-4)
-
-
-def values(answer: Any) -> Any:
-    (prediction,) = answer["predictions"]
-    return prediction.get("embedding") or {found["label"]: found["score"] for found in prediction["classes"]}
-
-
-def test_the_sagemaker_sdk_v3_gets_the_answers_of_boto3(simulation: Simulation, v3: Any) -> None:
-    image = close_to(invoke(simulation, "resnet", *example("resnet"))["Body"].read())
-    assert values(v3["image"]) == image
-    assert values(v3["json"]) == close_to(invoke(simulation, "bert", b"hello", "text/plain")["Body"].read())
-    assert v3["example"].startswith('b\'{"model_name":"bert"')
-    assert (v3["status"], v3["variant"], v3["attributes"]) == ("InService", "AllTraffic", "model_name=resnet")
-    output = simulation.s3 / v3["asynchronous"].removeprefix("s3://")
-    wait_until(output.exists, "an output in S3")
-    assert values(json.loads(output.read_bytes())) == image
-
-
-def test_the_sagemaker_sdk_v3_opens_continues_and_closes_a_session(v3: Any) -> None:
-    assert v3["session"]["new"].partition(";")[0] == v3["session"]["closed"]
-    assert 11.0 in [output["data"][0] for output in v3["session"]["sum"]["outputs"]]
-
-
-def test_the_sagemaker_sdk_v3_says_why_a_call_fails(v3: Any) -> None:
-    assert re.match(r'ModelError: .* client error \(400\) .*"code":"decoding_error"', v3["errors"]["body"])
-    assert "not a multi-model endpoint" in v3["errors"]["target"]
-    assert "Could not find endpoint" in v3["errors"]["name"]
-
-
-def test_the_stream_call_of_the_sagemaker_sdk_v3_fails_by_itself_and_that_of_its_client_works(v3: Any) -> None:
-    """Once it works, docs/simulate.md is to say so."""
-    assert v3["errors"]["stream"] == "AttributeError: 'EventStream' object has no attribute 'get'"
-    assert values(v3["streamed"]) == close_to(json.dumps(v3["image"]).encode())
-
-
-def test_describe_endpoint_and_boto3_s_waiter_find_it_in_service(simulation: Simulation) -> None:
-    client = client_of(simulation.url, "sagemaker")
-    assert client.describe_endpoint(EndpointName="desk")["EndpointStatus"] == "InService"
-    client.get_waiter("endpoint_in_service").wait(EndpointName="desk", WaiterConfig={"MaxAttempts": 1})
-    with pytest.raises(ClientError, match="ValidationException"):
-        client.describe_endpoint(EndpointName="other")
-    with pytest.raises(ClientError, match="UnknownOperation"):
-        client.list_endpoints()
 
 
 def test_our_own_container_breaks_no_rule_of_a_start(simulation: Simulation) -> None:

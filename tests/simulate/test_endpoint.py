@@ -1,16 +1,13 @@
-"""Which instance takes a call, and what of it reaches the container."""
+"""What of a call reaches the container."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from serving.headers import SESSION_ID
-from simulate.endpoint import LEAST_OUTSTANDING
 from simulate.service_model import PASSED_ON
 from tests.simulate.simulation import Simulation
 from tests.support.harness import wait_until
@@ -18,8 +15,8 @@ from tests.support.harness import wait_until
 
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
-    """Two containers that answer with what they were sent."""
-    with Simulation(instances=2, routing=LEAST_OUTSTANDING) as running:
+    """A container that answers with what it was sent."""
+    with Simulation() as running:
         yield running
 
 
@@ -81,43 +78,15 @@ def test_mistakes_of_the_caller_are_validation_errors(
     assert said in caught.value.response["Error"]["Message"]
 
 
-def test_a_session_stays_with_its_instance_until_it_is_closed(simulation: Simulation) -> None:
-    opened = [simulation.invoke(SessionId="NEW_SESSION") for _ in range(40)]  # chance decides between idle instances
-    sessions = [reply["NewSessionId"].partition(";")[0] for reply in opened]
-    owners = {session: simulation.endpoint.instance_of(session).name for session in sessions}
-    assert set(owners.values()) == {"instance 1", "instance 2"}
-    for session in sessions * 2:
+def test_a_session_lives_until_it_is_closed_or_its_container_ends(simulation: Simulation) -> None:
+    first, second = (simulation.invoke(SessionId="NEW_SESSION")["NewSessionId"].partition(";")[0] for _ in range(2))
+    for session in (first, second):
         simulation.invoke(SessionId=session)
-        assert simulation.endpoint.instance_of(session).name == owners[session]
-    closed = simulation.invoke(b"close", SessionId=sessions[0])
-    assert closed["ClosedSessionId"] == sessions[0]
-    with pytest.raises(ClientError, match="does not exist or has expired"):
-        simulation.invoke(SessionId=sessions[0])
-
-
-def calls(simulation: Simulation) -> list[int]:
-    return [instance.calls for instance in simulation.endpoint.instances]
-
-
-def test_the_instance_with_the_fewest_calls_takes_the_next(simulation: Simulation) -> None:
-    with ThreadPoolExecutor(4) as threads:
-        waiting = []
-        try:
-            for number in range(1, 5):
-                waiting.append(threads.submit(simulation.invoke, b"wait"))
-                wait_until(lambda: sum(calls(simulation)) == number, "the call is at an instance")  # noqa: B023
-            assert calls(simulation) == [2, 2]
-        finally:
-            for folder in simulation.endpoint.plan.folder.glob("*/tmp"):
-                (folder / "go").touch()
-        assert all(call.result() for call in waiting)
-    assert calls(simulation) == [0, 0]
-
-
-def test_while_one_instance_is_down_the_other_takes_all_calls(simulation: Simulation) -> None:
-    simulation.endpoint.instances[0].kill()
-    answers = Counter(sent(simulation.invoke())["path"] for _ in range(20))
-    assert answers == {"/invocations": 20}
-    wait_until(lambda: str(simulation.lines).count("in service after") == 3, "another is started")
-    wait_until(lambda: len(simulation.endpoint.in_service()) == 2, "it takes calls")
+    assert simulation.invoke(b"close", SessionId=first)["ClosedSessionId"] == first
+    with pytest.raises(ClientError, match="ValidationError"):
+        simulation.invoke(SessionId=first)
+    simulation.endpoint.kill()
+    wait_until(lambda: str(simulation.lines).count("in service after") == 2, "another container is in service")
+    with pytest.raises(ClientError, match="ValidationError"):
+        simulation.invoke(SessionId=second)
     assert simulation.journal.complaints.total() == 0, simulation.lines

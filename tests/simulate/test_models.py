@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from simulate.chaos import Rates
-from simulate.endpoint import LEAST_OUTSTANDING
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, make_tar
-from tests.support.harness import PATIENCE, ROOT
-from tests.support.platform import CONFIG, MODEL, share_for
+from tests.support.archives import files_of, share_for
+from tests.support.harness import ROOT
 
 ARCHIVES, CALLERS = 30, 8
 MEGABYTE = 2**20
@@ -26,8 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """30 archives; each holds a model of Triton's python backend that multiplies by its number."""
     folder = tmp_path_factory.mktemp("store")
     for number in range(ARCHIVES):
-        files = {"multiply/config.pbtxt": CONFIG, "multiply/1/model.py": MODEL.replace("FACTOR", f"{number}.0")}
-        make_tar(folder / archive(number), files)
+        make_tar(folder / archive(number), files_of(number))
     return folder
 
 
@@ -118,45 +114,11 @@ def test_a_call_without_a_model_is_a_mistake(store: Path) -> None:
         simulation.invoke()
 
 
-def test_a_model_s_calls_go_to_an_instance_that_has_it(store: Path) -> None:
-    with Simulation(models=store, instances=2) as simulation:
-        for _ in range(10):
-            plain(simulation, archive(0))
-        assert simulation.journal.counts["loads"] == 1
-
-
 def test_an_archive_is_unpacked_for_the_container_and_removed_with_its_model(store: Path) -> None:
     with Simulation(models=store, CAPACITY="1") as simulation:
-        folder = simulation.endpoint.plan.folder
+        folder = simulation.endpoint.launch.folder
         plain(simulation, archive(0))
-        (first,) = folder.glob("1-1/models/*/model/multiply/config.pbtxt")
+        (first,) = folder.glob("1/models/*/model/multiply/config.pbtxt")
         plain(simulation, archive(1))
-        (second,) = folder.glob("1-1/models/*/model/multiply/config.pbtxt")
+        (second,) = folder.glob("1/models/*/model/multiply/config.pbtxt")
         assert first != second
-
-
-def test_a_storm_of_507_and_a_slow_disk_lose_no_call(store: Path) -> None:
-    rates = Rates(slow_disk=0.05, refuse=0.5, seed=3)
-    with Simulation(models=store, chaos=rates) as simulation:
-        plain(simulation, archive(0))
-        begun = time.monotonic()
-        for number in range(20):
-            assert plain(simulation, archive(number)) == archive(number)
-        assert simulation.journal.counts["answers of 507 by --chaos"] > 5
-        assert time.monotonic() - begun > 0.5
-
-
-def test_while_containers_are_killed_the_others_answer(store: Path) -> None:
-    with Simulation(models=store, instances=2, routing=LEAST_OUTSTANDING, chaos=Rates(kill=0.6, seed=5)) as simulation:
-        answered: set[int] = set()  # numbers of kills after which there was an answer
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline and len(answered) < 4:
-            kills = simulation.journal.counts["kills"]
-            try:
-                assert plain(simulation, archive(0)) == archive(0)
-                answered.add(kills)
-            except ClientError as err:
-                assert err.response["Error"]["Code"] in ("ServiceUnavailable", "InternalFailure")
-                time.sleep(0.02)
-        assert len(answered) == 4
-        assert simulation.journal.complaints["exit"] == 0

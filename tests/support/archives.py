@@ -1,0 +1,124 @@
+"""Archives of tiny models, loaded and unloaded as SageMaker does; and what a `serve` uses meanwhile."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import requests
+
+from serving.host.machine import memory_limit
+from serving.host.processes import used_by
+from tests.support.harness import PATIENCE
+
+MODEL = '''
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """y = FACTOR * x"""
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.multiply(request)]) for request in requests]
+
+    def multiply(self, request):
+        return pb_utils.Tensor("y", FACTOR * pb_utils.get_input_tensor_by_name(request, "x").as_numpy())
+'''
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+PER_MODEL = 19 * 2**20  # bytes that one of these models takes, measured
+TRITON = 60 * 2**20  # bytes that Triton takes, and that `serve` expects of a load
+
+
+def files_of(number: int) -> dict[str, str]:
+    """Return the files of a model that multiplies by `number`."""
+    code = MODEL.replace("FACTOR", str(float(number)))
+    return {"multiply/config.pbtxt": CONFIG, "multiply/1/model.py": code}
+
+
+def make_archive(root: Path, number: int) -> None:
+    """Write the unpacked archive of that model, as the platform does."""
+    for name, text in files_of(number).items():
+        path = root / f"id{number}/model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def share_for(models: int) -> float:
+    """Return the SERVE_MODEL_MEMORY_SHARE with room for about that many models."""
+    return (TRITON + models * PER_MODEL) / memory_limit()
+
+
+class Loader:
+    """Loads and unloads archives below `root` in the container at `url`."""
+
+    def __init__(self, url: str, root: Path) -> None:
+        self.url, self.root = url, root
+
+    def invoke(self, number: int, x: float) -> requests.Response:
+        tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
+        return self._ask("POST", f"/models/m{number}/invoke", number, {"inputs": [tensor]})
+
+    def load(self, number: int) -> int:
+        """Return the status."""
+        document = {"model_name": f"m{number}", "url": str(self.root / f"id{number}/model")}
+        return self._ask("POST", "/models", number, document).status_code
+
+    def unload(self, number: int) -> int:
+        """Return the status."""
+        return self._ask("DELETE", f"/models/m{number}", number).status_code
+
+    def cycle(self, numbers: Sequence[int]) -> None:
+        """Load, call and unload each model, three at a time."""
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(self._one, numbers))
+
+    def _one(self, number: int) -> None:
+        assert self.load(number) == 200
+        assert self.invoke(number, 2.0).json()["outputs"][0]["data"] == [2.0 * number]
+        assert self.unload(number) == 200
+
+    def _ask(self, method: str, path: str, number: int, document: object = None) -> requests.Response:
+        headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
+        return requests.request(method, self.url + path, json=document, headers=headers, timeout=4 * PATIENCE)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of memory, processes, threads, open files, files for archives and in shared memory, bytes of the latter."""
+
+    memory: int
+    processes: int
+    threads: int
+    descriptors: int
+    files: int
+    shared: int
+
+
+def usage(pid: int, run_dir: Path) -> Usage:
+    """Return what a `serve` and its run folder use."""
+    first = psutil.Process(pid)
+    processes = [first, *first.children(recursive=True)]
+    shared = {path for each in processes for path in _shared(each)}
+    return Usage(
+        memory=used_by(pid),
+        processes=len(processes),
+        threads=sum(each.num_threads() for each in processes if each.is_running()),
+        descriptors=sum(each.num_fds() for each in processes if each.is_running()),
+        files=sum(1 for _ in (run_dir / "models").rglob("*")) + len(shared),
+        shared=sum(path.stat().st_blocks * 512 for path in shared if path.exists()),
+    )
+
+
+def _shared(process: psutil.Process) -> list[Path]:
+    """Return the files of shared memory that a process maps."""
+    try:
+        return [Path(each.path) for each in process.memory_maps() if each.path.startswith("/dev/shm/")]
+    except psutil.Error:
+        return []
