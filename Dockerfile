@@ -11,7 +11,7 @@ ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.05-py3
 
 FROM ${BASE_IMAGE} AS cpu-base
 COPY scripts/image/packages /opt/steps/
-RUN sh /opt/steps/packages python3 libpython3.11 nginx-light libnginx-mod-http-lua lua-cjson && rm -r /opt/steps
+RUN sh /opt/steps/packages python3 libpython3.11 nginx-light && rm -r /opt/steps
 
 # The tools, and every wheel: what follows needs no network.
 FROM cpu-base AS builder
@@ -61,7 +61,7 @@ COPY scripts/image/bill_of_materials.py ./
 RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
 
 FROM scratch AS program
-COPY serve wsgi.py predictor.py nginx.conf door.lua arrivals.lua bulkhead.lua nulls.lua LICENSE /opt/program/
+COPY serve wsgi.py predictor.py nginx.conf LICENSE /opt/program/
 COPY clients /opt/program/clients
 COPY page /opt/program/page
 COPY serving /opt/program/serving
@@ -101,7 +101,7 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
 
 FROM ${TRITON_IMAGE} AS gpu-base
 COPY scripts/image/packages /opt/steps/
-RUN sh /opt/steps/packages nginx-light libnginx-mod-http-lua lua-cjson && rm -r /opt/steps
+RUN sh /opt/steps/packages nginx-light && rm -r /opt/steps
 
 # NVIDIA's image has Triton, its C++ backends and their ONNX Runtime: ours stay out.
 FROM gpu-base AS gpu-builder

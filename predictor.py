@@ -20,7 +20,7 @@ from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
-from serving.front.metrics import CONTENT_TYPE, NGINX_WRITING
+from serving.front.metrics import CONTENT_TYPE
 from serving.front.observe import Observer
 from serving.front.openapi.route import openapi
 from serving.front.page import add_page
@@ -64,7 +64,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
     if settings.page == "true":
         add_page(app)
-    if settings.kserve == "true":
+    if settings.kserve != "false":
         KServeRoutes(answer).add_to(app)
     if made.multi_model:
         from serving.front.models import ModelRoutes  # as services() imports what is behind them
@@ -104,10 +104,7 @@ def metrics() -> Response:
         triton: bytes | None = services().gateway.metrics()
     except (TritonUnavailable, TritonTimeout):
         triton = None
-    in_nginx = incoming().headers.get(NGINX_WRITING, type=int)
-    return Response(
-        services().metrics.render(triton, services().in_flight.total(), in_nginx), content_type=CONTENT_TYPE
-    )
+    return Response(services().metrics.render(triton, services().in_flight.total()), content_type=CONTENT_TYPE)
 
 
 def execution_parameters() -> Response:

@@ -68,7 +68,7 @@ function draw(now, before) {
   set("rate", Math.max(0, answered()) / seconds, (value) => value.toFixed(value < 10 ? 1 : 0));
   set("latency", times(latency(0.5), 1000), milliseconds);
   set("slow", times(latency(0.95), 1000), milliseconds);
-  set("queue", now.sum("serve_nginx_in_flight"), String);
+  set("queue", now.sum("serve_in_flight"), String);
   fill(parts.processes, now.all("serve_process_starts_total").map(({ labels: { process }, value }) => processRow(process, value, now)));
   fill(parts.models, modelsOf(now).map(([model, version]) => modelRow(model, version, now, before, seconds, latency)));
 }

@@ -22,6 +22,7 @@ from serving.request import PATH, RESERVED, Body, Request, Target
 from serving.timings import Timings
 
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")  # W3C Trace Context, a trace that is recorded
+MEGABYTE = 2**20
 
 
 class Incoming(flask.Request):
@@ -63,6 +64,11 @@ class Incoming(flask.Request):
         """The body, unpacked."""
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
         return unpacked(self._data(), self.headers.get("Content-Encoding", ""), limit)
+
+    def drain(self) -> None:
+        """Read what is left of the body: closing a connection with unread data resets it, and loses the reply."""
+        while self.environ["wsgi.input"].read(MEGABYTE):
+            pass
 
     def _data(self) -> bytes:
         """Once in memory. nginx has the body whole before it sends it, so its length is known."""

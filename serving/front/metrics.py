@@ -23,7 +23,6 @@ from serving.front.metric_places import Places
 from serving.host.status import read_status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-NGINX_WRITING = "X-Nginx-Writing"  # what nginx tells of itself with a scrape: requests in work, that one included
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 OTHER = "(other)"
 MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
@@ -92,20 +91,6 @@ class Metrics:
             if request.sent is not None:
                 self._sent.observe(request.sent)
 
-    def count_past_python(self, model: str, version: str, seconds: float, times: int, status: int = 200) -> None:
-        """So many requests that the door handed to Triton and that took equally long."""
-        model, version = self._bounded(model, version)
-        with _disk_may_be_full():
-            self._requests.labels(model, version, str(status)).inc(times)
-            observed = self._seconds.labels(model)
-            for _ in range(times):
-                observed.observe(seconds)
-
-    def count_refused(self, times: int) -> None:
-        """So many requests that nginx refused, as Flask would: they took no time, and their model is not known."""
-        if times:
-            self.count_past_python("", "", 0.0, times, status=503)
-
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
         with _disk_may_be_full():
@@ -121,11 +106,10 @@ class Metrics:
         with _disk_may_be_full():
             self._crashes.labels(self._bounded(model, "")[0]).inc()
 
-    def render(self, triton: bytes | None, in_flight: int, in_nginx: int | None = None) -> bytes:
-        """All of ours, then Triton's own text; None when it could not be had. `in_flight` is the number of requests in
-        work, `in_nginx` what NGINX_WRITING says, None where no nginx is."""
+    def render(self, triton: bytes | None, in_flight: int) -> bytes:
+        """Return our metrics, then Triton's text (None: it could not be had). `in_flight` counts Flask's requests."""
         gauges = CollectorRegistry()
-        gauges.register(_Gauges(self._status_file, triton is not None, in_flight, in_nginx))
+        gauges.register(_Gauges(self._status_file, triton is not None, in_flight))
         ours = generate_latest(_all_workers() if MULTIPROCESS in os.environ else self._registry)
         return ours + generate_latest(gauges) + (triton or b"")
 
@@ -148,17 +132,13 @@ def _disk_may_be_full() -> Iterator[None]:
 
 
 class _Gauges(Collector):
-    """What is known at the moment of the scrape, and by whom: the workers, nginx, Triton, the supervisor."""
+    """Report the state of the workers, Triton and the supervisor at the time of the scrape."""
 
-    def __init__(self, status_file: Path | None, triton_up: bool, in_flight: int, in_nginx: int | None) -> None:
-        self._status_file, self._triton_up = status_file, triton_up
-        self._in_flight, self._in_nginx = in_flight, in_nginx
+    def __init__(self, status_file: Path | None, triton_up: bool, in_flight: int) -> None:
+        self._status_file, self._triton_up, self._in_flight = status_file, triton_up, in_flight
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("serve_in_flight", "Requests in work in the Flask app", value=self._in_flight)
-        if self._in_nginx is not None:
-            others = max(0, self._in_nginx - 1)
-            yield GaugeMetricFamily("serve_nginx_in_flight", "Requests in work, whoever works on them", value=others)
         yield GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=float(self._triton_up))
         starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
         processes = read_status(self._status_file)

@@ -42,6 +42,7 @@ class Observer:
     def _end(self, response: Response) -> Response:
         """A streamed reply ends when it is closed, after its last part was sent."""
         source = incoming()
+        source.drain()
         if source.started is None:
             return response
         if header := source.timings.header():

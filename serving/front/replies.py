@@ -9,23 +9,12 @@ from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
 
 from serving.budget import MOST_PARTS
-from serving.errors import (
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Overloaded,
-    PayloadTooLarge,
-    ServingError,
-    TritonUnavailable,
-)
+from serving.errors import InvalidRequest, MethodNotAllowed, NotFound, PayloadTooLarge, ServingError, TritonUnavailable
 from serving.front.incoming import incoming
 from serving.front.services import services
 from serving.request import Reply
 
 log = logging.getLogger(__name__)
-# Bytes per second, for nginx: the end of a refusal comes a second later, so that callers who ask again at once do not
-# take the processors from those who are answered.
-SLOW = 300
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
@@ -49,8 +38,6 @@ def render_error(error: ServingError) -> Response:
     response.headers["X-Error-Code"] = error.code
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
-    if isinstance(error, Overloaded):
-        response.headers["X-Accel-Limit-Rate"] = str(SLOW)
     return response
 
 

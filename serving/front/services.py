@@ -9,7 +9,6 @@ from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.front.bulkhead import Bulkhead
-from serving.front.door_log import DoorLog
 from serving.front.hangups import HangUps
 from serving.front.health import Health
 from serving.front.idle import IdleTrim
@@ -65,7 +64,6 @@ class Services:
         self.in_flight = InFlight(settings.max_concurrency, places)
         self.bulkhead = Bulkhead(settings.max_concurrency, not settings.several_models, places)
         self.beats = settings.gunicorn_beats
-        self.door_log = DoorLog(settings.door_log, self.metrics)
         server = Tritonserver(settings.status_file, settings.triton_restart_request)
         self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from serving.host.tritonserver import backend_directory, python_backends
 from serving.preparation.findings import at_start
 from serving.repository.differences import contradiction
 from serving.repository.engines import Choice, Engines, told
 from serving.repository.facts import Facts, ModelFacts
-from serving.repository.layout import LayoutError, folders_in, is_model, versions
+from serving.repository.layout import LayoutError, folders_in, is_model
 from serving.repository.model_config import (
     ENSEMBLE,
     Unreadable,
@@ -56,25 +55,7 @@ def survey(settings: Settings, backends: Path) -> Facts:
 
 
 def _models(found: Served) -> Mapping[str, ModelFacts]:
-    return {name: model_facts(folder, found.configs[name]) for name, folder in found.models.items()}
-
-
-def model_facts(folder: Path, config: Any) -> ModelFacts:
-    numbered = config.version_policy.HasField("specific")
-    return ModelFacts(
-        parts=tuple(parts_of(config)),
-        version="" if numbered else versions(folder)[-1].name,
-        backend=backend_of(config),
-        client=_has_client(folder, config),
-        sequences=config.HasField("sequence_batching"),
-        decoupled=config.model_transaction_policy.decoupled,
-    )
-
-
-def _has_client(folder: Path, config: Any) -> bool:
-    """By the names of files, as inference/registry.py finds it; a model without one takes tensors only."""
-    modules = [CLIENTS / f"{folder.name}.py", CLIENTS / folder.name / "__init__.py"]
-    return "client" in config.parameters or any(module.is_file() for module in (folder / "client.py", *modules))
+    return {name: ModelFacts(tuple(parts_of(config)), backend_of(config)) for name, config in found.configs.items()}
 
 
 def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:

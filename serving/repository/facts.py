@@ -11,15 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model that is loaded, and those that it calls. `version` answers when a request names none; "" where the
-    version policy names some."""
+    """A model that is loaded: the models that it calls, and its backend."""
 
     parts: tuple[str, ...] = ()
-    version: str = ""
     backend: str = ""
-    client: bool = False
-    sequences: bool = False
-    decoupled: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ def contradictions(values: Mapping[str, Any]) -> list[str]:
     found = [*_port_mistakes(values), *_argument_mistakes(values), *_batch_mistakes(values)]
     if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
         found.append(f"SERVE_RELOAD=true does not go with {obstacle}: leave SERVE_RELOAD out")
+    if values["kserve"] == "trusted" and values["multi_model"]:
+        found.append("SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of them out")
     return found
 
 
@@ -34,6 +36,8 @@ def obstacle_to_reload(values: Mapping[str, Any]) -> str:
     """Why model folders that change cannot be served; "" where they can."""
     if values["multi_model"]:
         return "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME unloads archives"
+    if values["kserve"] == "trusted":
+        return "SERVE_KSERVE=trusted, with which callers reach Triton's models by their own names"
     if any("model-control-mode" in word for word in values["additional_arguments"]):
         return "--model-control-mode in SAGEMAKER_TRITON_ADDITIONAL_ARGS, by which Triton loads what it likes"
     return ""

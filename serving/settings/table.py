@@ -154,9 +154,10 @@ class Settings:
     management_secret: str = _setting("SERVE_MANAGEMENT_SECRET", "", secret=True, form="HEADER=VALUE",
         parser=parse_header_secret,
         help="a header and its value, without which nobody loads, unloads or lists models; none: everybody may")
-    kserve: str = _word("SERVE_KSERVE", "auto", "true", "false",
+    kserve: str = _word("SERVE_KSERVE", "auto", "true", "false", "trusted",
         help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
-             "on the port; auto: when no variable is set whose name begins with SAGEMAKER_")
+             "on the port; auto: when no variable is set whose name begins with SAGEMAKER_; trusted: infer calls go to "
+             "Triton unchecked, which is faster, but a hostile body can stop Triton")
     page: str = _word("SERVE_PAGE", "false", "auto", "true",
         help="whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when "
              "no variable is set whose name begins with SAGEMAKER_")
@@ -285,19 +286,9 @@ class Settings:
         return self.run_dir / "gunicorn.sock"
 
     @property
-    def nginx_beats(self) -> Path:
-        """Where each worker of nginx touches a file every second (serving/supervisor/signs.py)."""
-        return self.run_dir / "nginx-workers"
-
-    @property
     def gunicorn_beats(self) -> Path:
-        """Likewise of gunicorn (serving/front/beat.py)."""
+        """Where each worker of gunicorn touches a file every second (serving/front/beat.py)."""
         return self.run_dir / "gunicorn-workers"
-
-    @property
-    def door_log(self) -> Path:
-        """What nginx writes of the requests that its door hands to Triton past Python."""
-        return self.run_dir / "door.log"
 
     @property
     def triton_restart_request(self) -> Path:

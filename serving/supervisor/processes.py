@@ -19,7 +19,7 @@ from serving.repository.layout import LayoutError, arranged, config_name
 from serving.repository.links import arrange
 from serving.settings.table import SECRETS, Settings
 from serving.supervisor import cloudwatch, triton_options
-from serving.supervisor.nginx import PACKAGES, has_lua, nginx_configuration
+from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.resources import new_prefix
 from serving.supervisor.system import Process
 
@@ -59,8 +59,7 @@ def table(
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
     common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
-    edge = nginx(settings, facts, common, listeners)
-    needed = [triton(settings, facts.complete, common), gunicorn(settings, front), edge]
+    needed = [triton(settings, facts.complete, common), gunicorn(settings, front), nginx(settings, common, listeners)]
     return needed + cloudwatch_agent(settings, common) + reloader(settings, facts, common)
 
 
@@ -148,12 +147,14 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
-        "worker-class": "serving.front.worker.Worker",
+        "worker-class": "gthread",
         "workers": settings.workers,
         "threads": settings.threads,
         "worker-connections": settings.threads,
         "keep-alive": 0,
-        "limit-request-line": 8190,  # its most; nginx takes no longer one
+        # nginx limits the request line, the headers and the methods, and answers in our JSON shape.
+        "limit-request-line": 0,
+        "limit-request-fields": 32768,
         "timeout": 0,
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
@@ -163,6 +164,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "config": "python:serving.front.gunicorn_config",
     }
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
+    command += ["--permit-unconventional-http-method"]
     command += [f"--{name}={value}" for name, value in flags.items()]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
     one_thread["TOKENIZERS_PARALLELISM"] = "false"
@@ -185,15 +187,13 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-def nginx(
-    settings: Settings, facts: Facts, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
-) -> Process:
+def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:
     """Renders nginx.conf into the run folder. The variable NGINX is how nginx hands its listeners to a new binary."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    if not binary or not has_lua():
-        raise FileNotFoundError(f"no nginx with Lua here: install Debian's packages {PACKAGES}")
+    if not binary:
+        raise FileNotFoundError("nginx is not installed: install a package of it, such as Debian's nginx-light")
     configuration = settings.run_dir / "nginx.conf"
-    text = nginx_configuration(settings, facts.models)
+    text = nginx_configuration(settings)
     configuration.write_text(text, encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
@@ -206,7 +206,6 @@ def nginx(
         settings.run_dir,
         stop_signal=signal.SIGQUIT,
         noise=NGINX_NOISE,
-        beats=emptied(settings.nginx_beats),
         listeners=tuple(listeners),
     )
 

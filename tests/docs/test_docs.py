@@ -51,7 +51,7 @@ def test_every_error_code_stands_in_the_table_with_its_status(kind: type[Serving
 
 def test_every_code_of_nginx_stands_in_the_table() -> None:
     page = (ROOT / "docs/errors.md").read_text()
-    codes = set(re.findall(r'"code": "(\w+)"', (ROOT / "nginx.conf").read_text()))
+    codes = set(re.findall(r"/\.error/(\w+)[ /]", (ROOT / "nginx.conf").read_text()))
     assert codes
     assert not [code for code in codes if f"`{code}`" not in page]
 

@@ -1,4 +1,4 @@
-"""Models that hang leave the others room, past Python and in the Flask app."""
+"""Models that hang leave room for the others."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,21 +38,15 @@ def tensors(name: str, shape: list[int], value: float, **more: object) -> dict[s
     return {"inputs": [tensor], **more}
 
 
-def by_flask(server: Server, model: str, body: dict[str, object]) -> requests.Response:
-    """The door leaves a body with a parameter that it does not know to Flask."""
-    return server.post(f"/v2/models/{model}/infer", json=body | {"parameters": {"own": 1}})
-
-
 def by_body(server: Server, model: str, body: dict[str, object]) -> requests.Response:
-    """Only Flask knows the model."""
     return server.post("/invocations", json=body | {"model_name": model})
 
 
-def past_flask(server: Server, model: str, body: dict[str, object]) -> requests.Response:
+def by_path(server: Server, model: str, body: dict[str, object]) -> requests.Response:
     return server.post(f"/v2/models/{model}/infer", json=body)
 
 
-@pytest.mark.parametrize("ask", [by_flask, by_body, past_flask])
+@pytest.mark.parametrize("ask", [by_body, by_path])
 def test_callers_of_models_that_hang_leave_the_others_room(
     running: Server, ask: Callable[[Server, str, dict[str, object]], requests.Response]
 ) -> None:

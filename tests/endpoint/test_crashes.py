@@ -142,7 +142,7 @@ def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
 def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_tried_later(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused")
-        # It is loaded once more before, and who asks Triton itself or past Python is answered then.
+        # It is loaded once more before; callers that ask Triton itself are answered then.
         wait_until(lambda: not stub(running) and is_unloaded(running, "ends"), "it is unloaded")
         reply = ask(running, "ends")
         # Whichever worker answers: it may never have been asked for the ensemble while that was served.

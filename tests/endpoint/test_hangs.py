@@ -55,8 +55,7 @@ def test_a_worker_that_hangs_in_a_client_is_replaced_and_its_caller_told(server:
     assert master.pid == server.pid("gunicorn")
 
 
-@pytest.mark.parametrize("name", ["nginx", "gunicorn"])
-def test_each_worker_beats(server: Server, name: str) -> None:
+def test_each_worker_beats(server: Server, name: str = "gunicorn") -> None:
     workers = [str(child.pid) for child in psutil.Process(server.pid(name)).children()]
     beats = {worker: server.run_dir / f"{name}-workers" / worker for worker in workers}
     assert len(beats) == 2

@@ -167,7 +167,7 @@ def test_raw_input_is_refused_as_a_stream(server: Server) -> None:
     expect(reply, 400)
 
 
-@pytest.mark.parametrize("size", [3, 10_000], ids=["past Python", "through Flask"])
+@pytest.mark.parametrize("size", [3, 10_000], ids=["small", "large"])
 def test_nan_and_infinity_are_null_in_json_and_themselves_in_binary(server: Server, size: int) -> None:
     numbers = np.array([np.nan, np.inf, -np.inf] + [1.0] * (size - 3), np.float32)
     tensor = {"name": "x", "shape": [1, size], "datatype": "FP32", "parameters": {"binary_data_size": numbers.nbytes}}

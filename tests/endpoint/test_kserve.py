@@ -245,7 +245,7 @@ def sleep(server: Server, seconds: float) -> requests.Response:
 
 def test_a_call_that_takes_too_long_is_a_504(server: Server) -> None:
     reply = sleep(server, 7)
-    assert (reply.status_code, reply.json()["code"]) == (504, "timeout")
+    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
 
 
 def test_health_is_not_logged_and_a_call_is(server: Server) -> None:

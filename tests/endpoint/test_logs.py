@@ -17,7 +17,7 @@ import requests
 from predictor import create_app
 from serving.front.logs import JsonFormatter
 from serving.settings.table import Settings
-from tests.support.harness import ONE_INSTANCE, ROOT, Server, make_identity, make_scale, make_sleeper, wait_until
+from tests.support.harness import ONE_INSTANCE, Server, make_identity, make_scale, make_sleeper, wait_until
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
@@ -253,15 +253,6 @@ def test_the_level_decides_which_requests_are_logged(quiet: Server) -> None:
 def test_without_the_cloudwatch_agent_the_log_says_how_to_add_it_and_serving_goes_on(quiet: Server) -> None:
     assert quiet.says("amazon-cloudwatch-agent")
     assert not (quiet.run_dir / "cloudwatch.json").exists()
-
-
-def test_nginx_logs_the_codes_that_its_own_replies_have() -> None:
-    text = (ROOT / "nginx.conf").read_text()
-    logged = dict(re.findall(r"^ +(/\.error/\w+) (\w+);$", text, re.MULTILINE))
-    own_reply = r'location = (/\.error/\w+) \{\s+(?:(?:limit_rate|access_log) [^;]+;\s+)*return \d+ .*"code": "(\w+)"'
-    answered = dict(re.findall(own_reply, text))
-    assert answered
-    assert logged == answered
 
 
 def record(error: Exception) -> logging.LogRecord:

@@ -163,22 +163,6 @@ def test_requests_in_work_are_shown(server: Server) -> None:
     wait_until(lambda: value(scrape(server), "serve_in_flight") == 0, "no request in work")
 
 
-def test_nginx_knows_of_requests_in_work_that_no_python_sees(server: Server) -> None:
-    tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.3]}
-    before = value(scrape(server), "serve_requests_total")
-
-    def infer(_: int) -> requests.Response:
-        return server.post("/v2/models/sleeper/infer", json={"inputs": [tensor]})
-
-    with Load(infer, callers=4) as past, Load(lambda _: call(server, 0.3), callers=3) as through:
-        wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 7, "seven requests in work")
-        wait_until(lambda: value(scrape(server), "serve_in_flight") == 3, "three in gunicorn")
-    assert set(past.answers) == set(through.answers) == {"200"}
-    wait_until(lambda: value(scrape(server), "serve_nginx_in_flight") == 0, "no request in work")
-    counted = before + past.answers["200"] + through.answers["200"]
-    wait_until(lambda: value(scrape(server), "serve_requests_total") == counted, "those past Python are counted too")
-
-
 def test_pings_and_scrapes_are_not_counted(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total")
     for _ in range(5):

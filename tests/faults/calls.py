@@ -19,7 +19,7 @@ from tests.support.streaming_models import make_teller
 ID = "X-Amzn-SageMaker-Inference-Id"
 IMAGE = ROOT / "model_repository/resnet/example.png"
 TEXT = "Faults are found, told and mended."
-ON_THE_ROAD = 3000  # numbers: more than the 16 kB of JSON that the door takes
+LARGE = 3000  # numbers: more than the 16 kB of JSON from which another parser reads them
 IN_SHARED_MEMORY = 300_000  # numbers: more than the 1 MB from which an input goes through /dev/shm
 NPY = "application/x-npy"
 EXITER = '''
@@ -74,7 +74,7 @@ def learn(server: Server) -> list[Callable[[int], Call]]:
     text = Learnt("text", "/invocations?model_name=bert", {"Content-Type": "text/plain"}, TEXT.encode())
     for each in (image, text):
         each.ask(server)
-    return [image, text, _door, _road, _shared, _kserve, _stream]
+    return [image, text, _small, _large, _shared, _kserve, _stream]
 
 
 class Learnt:
@@ -115,12 +115,12 @@ def _tensor(kind: str, path: str, numbers: Sequence[float], factor: float) -> Ca
     return Call(kind, path, {"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}).encode(), right)
 
 
-def _door(number: int) -> Call:
-    return _tensor("tensor, past Python", "/invocations?model_name=scale", [number, number + 1], 3.0)
+def _small(number: int) -> Call:
+    return _tensor("tensor", "/invocations?model_name=scale", [number, number + 1], 3.0)
 
 
-def _road(number: int) -> Call:
-    return _tensor("tensor, large", "/invocations?model_name=scale", [number, *range(ON_THE_ROAD)], 3.0)
+def _large(number: int) -> Call:
+    return _tensor("tensor, large", "/invocations?model_name=scale", [number, *range(LARGE)], 3.0)
 
 
 def _shared(number: int) -> Call:

@@ -1,7 +1,7 @@
 """Our parsers, each a function of bytes, which may raise a ServingError that is the caller's mistake and nothing else.
 
 The parts of a request that are no body stand before it, one on a line. Triton is a stand-in that gives back what it
-gets; door.lua is fuzzed over HTTP (test_fuzz.py).
+gets.
 """
 
 import tempfile

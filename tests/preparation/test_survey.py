@@ -1,6 +1,5 @@
 """What PID 1 is told of the models before anything starts."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,42 +11,15 @@ from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 from tests.support.harness import ROOT
 
-PLAIN = ModelFacts(version="1", backend="onnxruntime")
-
 
 def look(repository: Path, **more: str) -> Facts:
     variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu"} | more
     return survey(Settings.from_env(variables), backend_directory())
 
 
-@pytest.mark.parametrize(
-    ("config", "facts"),
-    [
-        (ONNX, PLAIN),
-        ("version_policy { specific { versions: [1] } }", ModelFacts()),
-        ("version_policy { all { } }", ModelFacts(version="1")),
-        ("parameters { key: 'client' value { string_value: 'resnet' } }", ModelFacts(version="1", client=True)),
-        (f"{ONNX} # key: 'client', specific", PLAIN),
-        (f"{ONNX} sequence_batching {{ }}", replace(PLAIN, sequences=True)),
-        (f"{ONNX} model_transaction_policy {{ decoupled: true }}", replace(PLAIN, decoupled=True)),
-    ],
-)
-def test_what_a_configuration_says(config: str, facts: ModelFacts, tmp_path: Path) -> None:
-    write(tmp_path / "net", config)
-    assert look(tmp_path).models == {"net": facts}
-
-
-def test_the_latest_version_answers(tmp_path: Path) -> None:
-    for version in ("2", "10", "01"):
-        (write(tmp_path / "net", ONNX) if version == "2" else tmp_path / "net").joinpath(version).mkdir()
-    assert look(tmp_path).models["net"].version == "10"
-
-
-def test_a_client_is_found_in_the_folder_or_by_the_model_s_name(tmp_path: Path) -> None:
-    for name in ("own", "bert", "plain"):
-        write(tmp_path / name, ONNX)
-    (tmp_path / "own/client.py").touch()
-    assert {name for name, model in look(tmp_path).models.items() if model.client} == {"own", "bert"}
+def test_the_backend_of_a_model_is_surveyed(tmp_path: Path) -> None:
+    write(tmp_path / "net", ONNX)
+    assert look(tmp_path).models == {"net": ModelFacts(backend="onnxruntime")}
 
 
 def test_it_is_the_same_behind_json(tmp_path: Path) -> None:

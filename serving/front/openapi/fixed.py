@@ -9,16 +9,15 @@ from serving.multimodel.control import LONGEST_NAME
 
 Json = dict[str, Any]
 TEXT = {"type": "string"}
-# Those of nginx.conf: what it answers itself.
+# The errors that nginx.conf answers itself.
 OF_NGINX = {
     "400": ["invalid_request"],
     "405": ["method_not_allowed"],
-    "408": ["too_slow"],
     "413": ["payload_too_large"],
     "414": ["invalid_request"],
     "431": ["invalid_request"],
     "500": ["internal_error"],
-    "503": ["frontend_unavailable", "disk_full", "overloaded"],
+    "503": ["frontend_unavailable", "overloaded"],
     "504": ["timeout"],
 }
 
