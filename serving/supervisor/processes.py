@@ -1,6 +1,6 @@
-"""The table of processes that `serve` watches: their command lines, environments and what of their output is noise."""
+"""The table of processes that `serve` watches: their command lines and environments. tritonserver's is in triton.py."""
 
-import glob
+import json
 import math
 import os
 import shutil
@@ -11,41 +11,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from serving.host import tritonserver
-from serving.host.files import replace_file
 from serving.host.network import bracketed, reached
 from serving.repository.facts import Facts
-from serving.repository.layout import LayoutError, arranged, config_name
+from serving.repository.layout import LayoutError, arranged
 from serving.repository.links import arrange
+from serving.settings.handed_on import LOG_GROUP, METRIC_NAMESPACE
 from serving.settings.table import SECRETS, Settings
-from serving.supervisor import cloudwatch, triton_options
 from serving.supervisor.nginx import nginx_configuration
-from serving.supervisor.resources import new_prefix
 from serving.supervisor.system import Process
+from serving.supervisor.triton import triton
 
 HERE = Path(__file__).resolve().parents[2]
-LOADS_AT_ONCE = 32
-SAGEMAKER_PORT = 1  # of Triton's endpoint, which is on a socket instead; no program of a model listens there
-# gunicorn has answered all requests before tritonserver is told to stop. What it waits for then is instances whose
-# process has died or hangs, and these never end.
-EXIT_SECONDS = 5
-THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
-# Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
-# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs. Those of
-# OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
-# want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
-SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
-ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend, which takes no other place than /tmp
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 
-# Lines that are not logged: tritonserver's tables, empty lines and countdown; without a GPU that it finds none; nginx's
-# line for each /ping of ours while gunicorn does not listen yet. The supervisor itself logs both when they last.
-TRITON_NOISE = (r"^\s*$|^[+|].*[+|]$|^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",)
-NO_GPU_NOISE = (
-    r"^Error: Failed to initialize NVML$|\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
-    r"CudaDriverHelper has not been initialized|DCGM unable to start|Collecting CPU metrics)",
-)
+# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself.
 NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
+
+AGENT = "start-amazon-cloudwatch-agent"
+AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
+DECLARATION = ("source_labels", "label_matcher", "dimensions", "metric_selectors")
+# CloudWatch stores no other series than these.
+DECLARATIONS = (
+    (["code"], ".+", [["model", "version", "code"], ["code"]], ["^serve_requests_total$"]),
+    (["stage"], ".+", [["model", "stage"]], ["^serve_stage_seconds_(sum|count)$"]),
+    (["result"], ".+", [["result"]], ["^serve_model_(loads|unloads)_total$"]),
+    (["process"], ".+", [["process"]], ["^serve_process_starts_total$"]),
+    (["gpu_uuid"], ".+", [["gpu_uuid"]], ["^nv_gpu_"]),
+    (["model"], ".+", [["model", "version"], ["model"]], ["^nv_inference_", "^serve_request_seconds_(sum|count)$"]),
+    (["job"], "^triton$", [["job"]], ["^serve_(in_flight|triton_up)$", "^nv_(cpu|energy|pinned)_"]),
+)
 
 
 def table(
@@ -73,72 +67,6 @@ def with_configs(settings: Settings, configs: Mapping[str, str]) -> Settings:
             repository = arranged(settings.run_dir, number)
         folders.append(repository)
     return replace(settings, model_repositories=tuple(folders))
-
-
-def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Process:
-    """Its shared memory has a name of its own, so that what a killed one leaves there can be removed."""
-    sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
-    sockets.folder.mkdir(mode=0o700, exist_ok=True)
-    prefix = new_prefix()
-    replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
-    flags = {
-        "backend-directory": backends,
-        "allow-metrics": "true",
-        # While a model is tried that nobody calls yet, the others are ready.
-        "strict-readiness": str(not settings.reloads).lower(),
-        # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
-        "exit-on-error": "false",
-        "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
-    } | triton_options.addresses(sockets)
-    environ = tritonserver.with_stub_wait(tritonserver.environment(_spinning(environ) | dict(environ)))
-    if settings.multi_model:
-        flags |= multi_model(settings)
-        environ = tritonserver.on_socket(environ, SAGEMAKER_PORT, sockets.sagemaker)
-    if settings.device == "cpu":
-        flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
-    command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if complete and (not settings.reloads or tritonserver.only_python_backends(backends)):
-        command.append("--disable-auto-complete-config")
-    for backend in tritonserver.python_backends(backends):
-        command.append(f"--backend-config={backend},shm-region-prefix-name={prefix}")
-        if settings.multi_model:
-            command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
-    command += triton_options.models(settings)
-    command += triton_options.handed_on(settings, environ, backends)
-    command += settings.additional_arguments  # the last option of a name counts
-    return Process(
-        "tritonserver",
-        tuple(command),
-        environ,
-        HERE,
-        noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
-        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
-        empty_leftovers=ENVIRONMENTS,
-        restart_request=settings.triton_restart_request,
-        answers_at=(sockets.http, "/v2/health/live"),
-    )
-
-
-def _spinning(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the user's environment leaves open; whoever says how OpenMP waits has said how long, too."""
-    said = {"GOMP_SPINCOUNT"} if "OMP_WAIT_POLICY" in environ else set()
-    return {name: value for name, value in SPINNING.items() if name not in environ.keys() | said}
-
-
-def multi_model(settings: Settings) -> dict[str, object]:
-    """Flags of a Triton without models, whose SageMaker endpoint loads archives, each in a thread. Removes what was
-    recorded of archives that an earlier tritonserver loaded."""
-    folder = settings.models_folder
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "empty").mkdir(parents=True)
-    return {
-        "model-repository": folder / "empty",
-        "model-control-mode": "explicit",
-        "model-load-thread-count": LOADS_AT_ONCE,
-        "allow-sagemaker": "true",
-        "sagemaker-port": SAGEMAKER_PORT,
-        "sagemaker-thread-count": LOADS_AT_ONCE,
-    }
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
@@ -210,13 +138,45 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     )
 
 
+def find_agent(environ: Mapping[str, str]) -> str | None:
+    """The agent's program, on the PATH or where AWS's package installs it; None when it is not installed."""
+    return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
+
+
+def agent_environment(settings: Settings, address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the agent's variables, and write prometheus.yaml and cloudwatch.json into the run folder.
+
+    The agent scrapes /metrics at `address`, "host:port", and writes CloudWatch's embedded metric format. In a container
+    (RUN_IN_CONTAINER) it reads its configuration from CW_CONFIG_CONTENT, so nothing has to be written below /etc.
+    """
+    scrape_file = settings.run_dir / "prometheus.yaml"
+    job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": [{"targets": [address]}]}
+    scrape = {"global": {"scrape_interval": "60s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
+    scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
+    processor = {
+        "metric_declaration_dedup": True,
+        "metric_namespace": METRIC_NAMESPACE.read(environ),
+        "metric_declaration": [dict(zip(DECLARATION, each, strict=True)) for each in DECLARATIONS],
+    }
+    prometheus = {
+        "log_group_name": LOG_GROUP.read(environ),
+        "prometheus_config_path": str(scrape_file),
+        "emf_processor": processor,
+    }
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")  # else the agent asks the machine for it
+    agent = {"region": region} if region else {}
+    configuration = json.dumps({"agent": agent, "logs": {"metrics_collected": {"prometheus": prometheus}}}, indent=2)
+    (settings.run_dir / "cloudwatch.json").write_text(configuration, encoding="utf-8")
+    return {"RUN_IN_CONTAINER": "True", "CW_CONFIG_CONTENT": configuration}
+
+
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
     """No process where it is not asked for, or not installed (`serve` warns of that)."""
-    program = cloudwatch.find_agent(environ) if settings.cloudwatch else None
+    program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
     host, port = ping_address(settings)
-    own = cloudwatch.agent_environment(settings, f"{bracketed(host)}:{port}", environ)
+    own = agent_environment(settings, f"{bracketed(host)}:{port}", environ)
     return [Process("cloudwatch-agent", (program,), {**environ, **own}, settings.run_dir, optional=True)]
 
 

@@ -13,7 +13,7 @@ import pytest
 from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.settings.table import Settings
-from serving.supervisor.processes import triton
+from serving.supervisor.triton import triton
 from tests.support.harness import ROOT
 
 FILES = (

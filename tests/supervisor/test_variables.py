@@ -19,8 +19,8 @@ from serving.host.network import PortPicker
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
-from serving.supervisor import triton_options
 from serving.supervisor.resources import listening
+from serving.supervisor.triton import handed_on, models
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import PATIENCE, Server, free_port, make_scale
 
@@ -66,7 +66,7 @@ def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) ->
 
 def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path) -> None:
     def limits(device: str, **environ: str) -> list[str]:
-        found = triton_options.handed_on(Settings(device=device), environ, tmp_path, gpus=2)
+        found = handed_on(Settings(device=device), environ, tmp_path, gpus=2)
         return [option for option in found if "gpu" in option]
 
     limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
@@ -90,7 +90,7 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
 
 def test_tensorflow_s_version_is_handed_on_where_there_is_its_own_backend(tmp_path: Path) -> None:
     def options() -> set[str]:
-        return set(triton_options.handed_on(Settings(), {f"{NATIVE}TENSORFLOW_VERSION": "1"}, tmp_path))
+        return set(handed_on(Settings(), {f"{NATIVE}TENSORFLOW_VERSION": "1"}, tmp_path))
 
     option = "--backend-config=tensorflow,version=1"
     assert option not in options()
@@ -103,7 +103,7 @@ def test_tensorflow_s_version_is_handed_on_where_there_is_its_own_backend(tmp_pa
 def test_models_and_repositories_are_named_one_by_one() -> None:
     folders = (Path("/first"), Path("/second"))
     settings = Settings(model_repositories=folders, load_models=("a", "b"))
-    assert list(triton_options.models(settings)) == [
+    assert list(models(settings)) == [
         "--model-repository=/first",
         "--model-repository=/second",
         "--model-control-mode=explicit",
