@@ -70,7 +70,9 @@ class TextFormatter(JsonFormatter):
         said = json.dumps(line["message"])[1:-1]
         request = f" (request {line['request_id']})" if "request_id" in line else ""
         trace = [json.dumps(frame)[1:-1] for frame in line.get("trace", "").splitlines()]
-        return "\n    ".join([f"{self.formatTime(record)} gunicorn | {record.levelname}: {said}{request}", *trace])
+        urgency = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
+        now = self.formatTime(record, "%Y-%m-%d %H:%M:%S")
+        return "\n    ".join([f"{now} gunicorn | {urgency}{said}{request}", *trace])
 
 
 def _request_id() -> str:

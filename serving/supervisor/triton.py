@@ -29,8 +29,12 @@ THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,0
 # want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
 SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
 ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend, which takes no other place than /tmp
-# Lines that are not logged: tables, empty lines and the countdown; without a GPU, that none is found.
-TRITON_NOISE = (r"^\s*$|^[+|].*[+|]$|^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",)
+# Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
+# socket; without a GPU, that none is found.
+TRITON_NOISE = (
+    r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
+    r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
+)
 NO_GPU_NOISE = (
     r"^Error: Failed to initialize NVML$|\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
     r"CudaDriverHelper has not been initialized|DCGM unable to start|Collecting CPU metrics)",

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import select
 import socket
 import sys
 import uuid
@@ -15,7 +16,7 @@ import pytest
 import requests
 
 from predictor import create_app
-from serving.front.logs import JsonFormatter
+from serving.front.logs import JsonFormatter, TextFormatter
 from serving.settings.table import Settings
 from tests.support.harness import ONE_INSTANCE, Server, make_identity, make_scale, make_sleeper, wait_until
 
@@ -274,6 +275,23 @@ def test_a_record_with_an_exception_is_one_line_and_tells_its_message_when_debug
     assert line["exception"] == "RuntimeError"
     assert line["trace"].index("RuntimeError") < line["trace"].index("ValueError")
     assert (MARK in text) == ("it failed" in text) == messages
+
+
+def test_a_line_fits_into_a_pipe_whole_whatever_its_message() -> None:
+    record_ = record(ValueError("x"))
+    record_.msg, record_.args = "\u00e9" * 100_000, ()
+    text = JsonFormatter(True).format(record_)
+    assert len(text) < select.PIPE_BUF
+    assert json.loads(text)["message"].startswith("\u00e9")
+
+
+def test_a_terminal_gets_text_without_what_a_caller_could_write_into_it() -> None:
+    record_ = record(ValueError("\x1b[31m\nserve | ready"))
+    record_.msg, record_.args = "\x1b[31mred\nserve | ready", ()
+    first, *trace = TextFormatter(True).format(record_).split("\n")
+    assert first.endswith(r" gunicorn | ERROR: \u001b[31mred\nserve | ready")
+    assert all(line.startswith("    ") for line in trace)
+    assert "\x1b" not in first + "".join(trace)
 
 
 def logged(say: Callable[[logging.Logger], None]) -> list[dict[str, Any]]:

@@ -132,6 +132,7 @@ def test_a_terminal_gets_text() -> None:
         (TRITON_NOISE, "+-------+---------+--------+"),
         (TRITON_NOISE, "| Model | Version | Status |"),
         (TRITON_NOISE, 'I1122 10:26:32.510791 216 server.cc:305] "Timeout 5: Found 0 live models"'),
+        (TRITON_NOISE, "[\x1b[1;33mWARN\x1b[0;39m]  \x1b[33mevhtp.c:4050     \x1b[39m\x1b[94mNODELAY NOT SUPPORTED"),
         (NO_GPU_NOISE, 'W1122 10:26:32.510791 216 x.cc:1] "Unable to allocate pinned system memory, pinned"'),
         (
             NGINX_NOISE,
