@@ -57,8 +57,9 @@ QUEUE_POLICY = re.compile(BEFORE + r"(Exceeds maximum queue size|Request timeout
 # What ONNX Runtime and TorchScript say, in NVIDIA's backends and in ours, if an operator gets tensors of sizes that do
 # not go together. The model is loaded, so they come from the request: more tokens than the model has positions.
 WRONG_SIZES = re.compile(
-    r"Non-zero status code returned while running .* node\..*"
-    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match)"
+    r"onnx runtime error 2: "  # INVALID_ARGUMENT
+    r"|Non-zero status code returned while running .* node\..*"
+    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match|should not be greater)"
     r"|failed in the TorchScript interpreter\..*RuntimeError: (?:The size of tensor |index out of range in self"
     r"|shape '.*' is invalid for|mat1 and mat2 |Calculated padded input size |Given .* expected input)",
     re.DOTALL,

@@ -83,6 +83,11 @@ def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(said: str
     assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {said}\n"))) is InferenceFailed
 
 
+def test_an_invalid_argument_of_nvidias_onnxruntime_backend_is_the_callers_mistake() -> None:
+    text = "onnx runtime error 2: Non-zero status code returned while running Conv node. Invalid input shape: {1,1}"
+    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
+
+
 @pytest.mark.parametrize("reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"])
 def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) -> None:
     text = f"onnx runtime error 1: Non-zero status code returned while running Conv node. Status Message: {reason}"
