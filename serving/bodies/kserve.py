@@ -26,7 +26,7 @@ from serving.bodies.values import (
     objects,
     request_parameters,
 )
-from serving.budget import MOST_STRINGS, Budget, check_count, in_time
+from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import describe
 from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
@@ -76,6 +76,7 @@ class TensorBody(Body):
                 raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
             yield Batch([raw_input(served, self.binary)])
             return
+        check_count(len(self.document), MOST_NAMED, "keys")
         misspelt = {key: None for key in self.document if nearest(key, KEYS)}  # Triton ignores any other
         check_keys(misspelt, KEYS, "the body with 'inputs'")
         request_id(self.document)

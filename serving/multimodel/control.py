@@ -42,7 +42,7 @@ from serving.multimodel.records import LOADING, READY, UNLOADING, LoadedModel, L
 from serving.repository.archives import Archive, locate
 from serving.repository.model_config import with_plan_remedies
 from serving.served_model import ServedModel
-from serving.triton.out_of_memory import is_out_of_memory
+from serving.triton.errors import is_out_of_memory
 
 log = logging.getLogger(__name__)
 ADMISSION, REPOSITORIES = "/admission", "/repositories"  # locks; no model has such a name

@@ -20,7 +20,6 @@ from serving.errors import (
     TritonTimeout,
     TritonUnavailable,
 )
-from serving.triton.out_of_memory import is_out_of_memory
 
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -64,6 +63,28 @@ WRONG_SIZES = re.compile(
     r"|shape '.*' is invalid for|mat1 and mat2 |Calculated padded input size |Given .* expected input)",
     re.DOTALL,
 )
+# Texts of frameworks, of Triton and of the system; those of Triton's SageMaker endpoint are all among them.
+OUT_OF_MEMORY = (
+    r"CUDA out of memory",
+    r"CUDA_OUT_OF_MEMORY",
+    r"(?i:out of memory)",
+    r"MemoryError",
+    r"OutOfMemory",
+    r"(?<![A-Za-z])OOM(?![a-z])",  # not in BLOOM, nor in a model's name like ROOM_3
+    r"Dst tensor is not initialized",
+    r"Src tensor is not initialized",
+    r"CNMEM_STATUS_OUT_OF_MEMORY",
+    r"CUDNN_STATUS_NOT_INITIALIZED",
+    r"CUBLAS_STATUS_ALLOC_FAILED",
+    r"CUBLAS_STATUS_NOT_INITIALIZED",
+    r"[Ff]ailed to allocate memory",
+    r"No space left on device",
+    r"Cannot allocate memory",
+    r"bad_alloc",
+    r"RESOURCE_EXHAUSTED",
+    r"Failed to increase the shared memory pool size",
+)
+_OUT_OF_MEMORY = re.compile("|".join(OUT_OF_MEMORY))
 UNKNOWN_MODEL = "Request for unknown model: "
 UNKNOWN_REGION = "Unable to find shared memory region"  # system_shared_memory_manager.cc
 DECOUPLED = "doesn't support models with decoupled transaction policy"
@@ -122,6 +143,11 @@ def _of_kind(kind: type[ServingError], message: str) -> ServingError:
     if kind is InferenceFailed and WRONG_SIZES.search(message):
         return InvalidRequest(message)
     return kind(message)
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Whether an error's text says that memory, or another resource that unloading frees, was short."""
+    return bool(_OUT_OF_MEMORY.search(message))
 
 
 def without_trace(message: str) -> str:

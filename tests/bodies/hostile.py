@@ -143,6 +143,7 @@ CASES: dict[str, Callable[[], Hostile]] = {
         JSON_TYPE, b'{"inputs":[%b],"outputs":[%b]}' % (ONE, many(b'{"name":"x"}', 100_000)), NUMBERS
     ),
     "parameters": lambda: Hostile(JSON_TYPE, b'{"inputs":[%b],"parameters":{%b}}' % (ONE, numbered(100_000)), NUMBERS),
+    "keys beside tensors": lambda: Hostile(JSON_TYPE, b'{"inputs":[%b],%b}' % (ONE, numbered(500_000)), NUMBERS),
     "a flat body of keys": lambda: Hostile(JSON_TYPE, b"{%b}" % numbered(2_000_000), NUMBERS),
     "strings in JSON": lambda: Hostile(JSON_TYPE, tensor("BYTES", many(b'""', 1_500_000), b"1,1500000"), TEXTS),
     "binary strings": lambda: Hostile(*strings(6_500_000), TEXTS),

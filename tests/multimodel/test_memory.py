@@ -8,7 +8,7 @@ import pytest
 
 from serving.host.processes import tree, used_by
 from serving.multimodel.memory import ModelMemory, estimate
-from serving.triton.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from serving.triton.errors import OUT_OF_MEMORY, is_out_of_memory
 
 MEGABYTE = 2**20
 TEXTS = {
