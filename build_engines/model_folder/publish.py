@@ -11,7 +11,7 @@ from pathlib import Path
 
 from build_engines.errors import BuildError
 from build_engines.model_folder.record import RECORD, read_record
-from serving.preparation.check import check_files
+from serving.preparation.check import check_models
 from serving.settings.table import Settings
 
 SCRATCH, STALE = ".build-", 86400  # seconds
@@ -42,7 +42,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 def check(folder: Path) -> None:
     """Checks the folder as `serve --check` does; BuildError with the first finding."""
-    for finding in check_files(Settings.from_env({}), {folder.name: folder}):
+    for finding in check_models(Settings.from_env({}), {folder.name: folder}):
         raise BuildError(f"the model would not be served: {finding.removeprefix(f'{folder.name}: ')}")
 
 

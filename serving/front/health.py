@@ -9,6 +9,7 @@ Triton; its success is written beside the sockets, so that every worker knows of
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from serving.deadline import NEVER, Deadline
@@ -26,6 +27,7 @@ from serving.inference.example import try_example
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.served_model import ServedModel
+from serving.triton.gateway import IndexEntry
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +87,8 @@ class Health:
         troubles = {name: error for name in index if (error := self.registry.trouble(name))}
         if troubles and (len(troubles) == len(index) or not self._was_ready()):
             raise next(iter(troubles.values()))
-        for name in index.keys() - troubles.keys():
+        # An ensemble has no reason of its own when a model that it calls has failed.
+        for name in sorted(index.keys() - troubles.keys(), key=lambda name: not _has_failed(index[name])):
             if not any(entry.state == "READY" for entry in index[name].values()):
                 raise self.registry.why_not_ready(name, index[name].values())
         return not troubles
@@ -141,3 +144,7 @@ class Health:
             raise
         except ServingError as err:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
+
+
+def _has_failed(versions: Mapping[str, IndexEntry]) -> bool:
+    return any(entry.has_failed for entry in versions.values())

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from serving.repository.live import Refusal
 
 log = logging.getLogger(__name__)
+REFUSED = "Triton refused its configuration, or a model that it calls; the lines of tritonserver in the log say why"
 OWN_CLIENT = "_model_client_"
 NO_CRASHES = Crashes(None)
 ALSO_CALLED = {"image-classification": "resnet", "object-detection": "yolov5"}  # the client, by what it does
@@ -137,9 +138,11 @@ class Registry:
     def why_not_ready(self, name: str, versions: Iterable[IndexEntry]) -> ServingError:
         """Return the error of a model that has no version that is ready."""
         entries = list(versions)
-        if entries and all(entry.has_failed for entry in entries):
-            reason = "; ".join(sorted({entry.reason for entry in entries}))
-            return ModelFailed(name, with_plan_remedies(reason, self._folder(name)))
+        states = {entry.state for entry in entries}
+        if states <= {"UNAVAILABLE"} and (failed := {entry.reason for entry in entries if entry.has_failed}):
+            return ModelFailed(name, with_plan_remedies("; ".join(sorted(failed)), self._folder(name)))
+        if states == {""}:  # Triton listens only after it has tried all models
+            return ModelFailed(name, REFUSED)
         reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
         return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
 

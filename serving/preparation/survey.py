@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.host.tritonserver import backend_directory, python_backends
-from serving.preparation.findings import at_start
-from serving.repository.differences import contradiction
 from serving.repository.engines import Choice, Engines, told
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import LayoutError, folders_in, is_model
@@ -50,7 +48,6 @@ def survey(settings: Settings, backends: Path) -> Facts:
     facts = with_configs(facts, settings, Engines(settings, backends))
     if facts.unreadable:
         return facts
-    facts = replace(facts, hopeless=at_start(settings, found.models, found.configs))
     return replace(facts, complete=all_complete(settings, backends))
 
 
@@ -62,11 +59,10 @@ def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:
     """The same with the configurations that are made for this machine, and what the log says of them."""
     configs: dict[str, str] = {}
     choices: dict[str, Choice] = {}
-    notes, unreadable = list(facts.warnings), []
+    unreadable: list[str] = []
     for folder in (path for repository in settings.model_repositories for path in folders_in(repository)):
         try:
             made, choice = engines.made(folder)
-            note = contradiction(folder, settings.device)
         except Unreadable as err:  # else it is not loaded now
             unreadable += [str(err)] if folder.name in settings.load_models else []
             continue
@@ -74,12 +70,11 @@ def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:
             configs[str(folder)] = written(made)
         if folder.name in settings.load_models:
             choices |= {folder.name: choice} if choice else {}
-            notes += [note] if note else []
     return replace(
         facts,
         configs=configs,
         engines=tuple(told(choices, refused=False)),
-        warnings=(*notes, *told(choices, refused=True)),
+        warnings=(*facts.warnings, *told(choices, refused=True)),
         unreadable=tuple(unreadable),
     )
 

@@ -23,9 +23,8 @@ class Facts:
     there is no such), and what the log should say.
 
     `complete`: Triton need not complete any configuration. `configs` has, by a model's folder, the config.pbtxt that
-    Triton gets in place of the model's own; `engines` says which engines were chosen and why. With `mistakes` a start
-    ends; `unreadable` are mistakes of configurations, and `hopeless` other mistakes of models that Triton could not
-    load: they end a start too, and `serve --check` prints them with all others.
+    Triton gets in place of the model's own; `engines` says which engines were chosen and why. A start ends
+    with `mistakes`, those of the layout, or `unreadable`, those of configurations.
     """
 
     folders: tuple[str, ...] = ()
@@ -37,7 +36,6 @@ class Facts:
     engines: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
-    hopeless: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -72,12 +72,6 @@ def test_triton_gets_a_whole_file_where_one_says_what_differs_and_the_reason_of_
     assert look(tmp_path, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").configs == {}
 
 
-def test_a_second_file_that_contradicts_the_first_is_told(tmp_path: Path) -> None:
-    (write(tmp_path / "net", f"{ONNX} {X} {Y}") / "configs").mkdir()
-    (tmp_path / "net/configs/cpu.pbtxt").write_text(f"{ONNX} {X.replace('FP32', 'FP64')} {Y}")
-    assert any("net: configs/cpu.pbtxt counts here, and config.pbtxt says" in note for note in look(tmp_path).warnings)
-
-
 def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "net", f"{ONNX} {X} {Y}")
     write(tmp_path / "bad", f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}")
