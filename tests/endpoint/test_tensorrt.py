@@ -48,7 +48,7 @@ def test_a_start_with_a_plan_for_another_gpu_ends_with_both_remedies(
 ) -> None:
     server = start(tmp_path / "serve", models, **on_gpu)
     assert server.wait_ended() == 1
-    last = server.output().splitlines()[-1]
+    last = str(server.entries("serve")[-1]["message"])
     assert all(word in last for word in ("scale", *REMEDIES))
 
 
@@ -78,5 +78,5 @@ def test_without_a_gpu_configs_cpu_pbtxt_serves_the_onnx_file_and_without_it_the
     make_foreign(models, "only_a_plan")
     server = start(tmp_path / "second", models, SERVE_DEVICE="cpu")
     assert server.wait_ended() == 1
-    last = server.output().splitlines()[-1]
+    last = str(server.entries("serve")[-1]["message"])
     assert all(word in last for word in ("only_a_plan", *REMEDIES))

@@ -140,4 +140,4 @@ def test_a_start_ends_with_the_name_of_a_model_that_triton_does_not_load(
     change(tmp_path / "models" / file, old, new)
     server = Server(tmp_path, tmp_path / "models", SERVE_DEVICE="cpu")
     assert server.wait_ended() == 1
-    assert f"'{Path(file).parent}'" in server.output().splitlines()[-1]
+    assert f"'{Path(file).parent}'" in str(server.entries("serve")[-1]["message"])
