@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import signal
-import stat
 import sys
 import tempfile
 import threading
@@ -53,36 +52,32 @@ def parser() -> argparse.ArgumentParser:
 
 def existing(text: str) -> Path:
     if not Path(text).exists():
-        raise argparse.ArgumentTypeError(f"{text} does not exist")
+        raise ValueError(text)
     return Path(text)
-
-
-def pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text} must be NAME=VALUE")
-    return name, value
-
-
-def size(text: str) -> int:
-    match = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.lower())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text} must be a number of bytes, or a number and k, m or g, like 4g")
-    return int(match[1]) * UNITS[match[2]]
 
 
 def prefix(text: str) -> str:
     if not re.fullmatch(r"s3://[^/]+/.+", text):
-        raise argparse.ArgumentTypeError(f"{text} must be s3://BUCKET/PREFIX")
+        raise ValueError(text)
     return text
 
 
+def pair(text: str) -> tuple[str, str]:
+    name, value = text.split("=", 1)
+    return name, value
+
+
+def size(text: str) -> int:
+    found = re.fullmatch(r"([1-9]\d*)([kmg]?)b?", text.lower())
+    if not found:
+        raise ValueError(text)
+    return int(found[1]) * UNITS[found[2]]
+
+
 def limit(text: str) -> tuple[str, float]:
-    name, _, number = text.partition("=")
-    if name not in RULES or not RULES[name].limit:
-        raise argparse.ArgumentTypeError(f"{name!r} is not a rule with a limit")
-    if not re.fullmatch(r"\d*\.?\d+", number) or not float(number):
-        raise argparse.ArgumentTypeError(f"{text}: the limit must be a number above 0")
+    name, number = pair(text)
+    if name not in RULES or not RULES[name].limit or not 0 < float(number) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be RULE=NUMBER, of a rule with a limit and a number above 0")
     return name, float(number)
 
 
@@ -100,7 +95,20 @@ def main(arguments: list[str]) -> int:
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
     """Run until a signal, or until the endpoint fails. Raise CannotStart, BadArchive."""
-    launch = make_launch(options, journal, folder)
+    model = options.model_data
+    if model and not model.is_dir():
+        unpack(model, folder / "data")  # as the platform does
+        model = folder / "data"
+    journal.say(f"runs {options.image or options.serve}")
+    launch = Launch(
+        folder=folder / "containers",
+        environment=dict(options.env),
+        memory=options.memory,
+        program=options.serve,
+        engine=find_engine(options.engine) if options.image else "",
+        image=options.image,
+        model=model,
+    )
     endpoint = Endpoint(options.endpoint_name, launch, options.models, journal)
     queue = Queue(endpoint, options.s3 or folder / "s3", options.async_output)
     stop = catch_signals(endpoint)
@@ -123,28 +131,6 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
         journal.say(f"error: {endpoint.failure}")
         return FAILED
     return RULE_BROKEN if options.strict and journal.complaints else 0
-
-
-def make_launch(options: argparse.Namespace, journal: Journal, folder: Path) -> Launch:
-    """Raise CannotStart, BadArchive. An archive is unpacked as the platform does."""
-    engine = find_engine(options.engine) if options.image else ""
-    model = options.model_data
-    if model and not model.is_dir():
-        unpack(model, folder / "data")
-        model = folder / "data"
-    needed = stat.S_IROTH | stat.S_IXOTH
-    if model and options.image and model.stat().st_mode & needed != needed:
-        journal.say(f"note: only its owner can read {model}, and the image may have another user: chmod o+rx {model}")
-    journal.say(f"runs {options.image or options.serve}")
-    return Launch(
-        folder=folder / "containers",
-        environment=dict(options.env),
-        memory=options.memory,
-        program=options.serve,
-        engine=engine,
-        image=options.image,
-        model=model,
-    )
 
 
 def catch_signals(endpoint: Endpoint) -> threading.Event:

@@ -19,10 +19,10 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from serving.headers import ATTRIBUTES, CLOSED_SESSION_ID, SESSION_ID
 from simulate import eventstream, service_model
 from simulate.asynchronous import Queue
-from simulate.calls import Call, Exchange
-from simulate.endpoint import VARIANT, Endpoint
+from simulate.container import parts_of
+from simulate.endpoint import VARIANT, Call, Endpoint
 from simulate.errors import PlatformError, ValidationError
-from simulate.service_model import ASYNC, INVOKE, PASSED_ON, STREAM
+from simulate.service_model import ASYNC, INVOKE, STREAM, passed_on
 
 CHUNK = 1024 * 1024
 TICK = 0.05  # seconds until a server notices a stop
@@ -47,17 +47,18 @@ class Api:
 
     def invoke(self, name: str) -> Response:
         members, body = self._read(INVOKE, name)
-        reply = self._endpoint.invoke(self._call(name, members, body, "time"), self._rules["reply-body"].limit)
+        call = self._call(name, members, body, "time")
+        headers, content = self._endpoint.invoke(call, self._rules["reply-body"].limit)
         self._journal.count("calls answered")
-        return Response(reply.body, headers=self._headers(INVOKE, reply.headers))
+        return Response(content, headers=self._headers(INVOKE, headers))
 
     def stream(self, name: str) -> Response:
         members, body = self._read(STREAM, name)
         call = self._call(name, members, body, "stream-time")
         with ExitStack() as stack:
-            exchange = stack.enter_context(self._endpoint.exchange(call))
-            headers = self._headers(STREAM, exchange.reply.headers)
-            response = Response(self._parts(exchange), headers=headers, content_type=eventstream.CONTENT_TYPE)
+            reply = stack.enter_context(self._endpoint.exchange(call))
+            headers = self._headers(STREAM, reply.headers)
+            response = Response(self._parts(reply, call), headers=headers, content_type=eventstream.CONTENT_TYPE)
             response.call_on_close(stack.pop_all().close)
         return response
 
@@ -137,11 +138,11 @@ class Api:
         names = service_model.reply_headers(operation)
         return {names[member]: value for member, value in found.items() if value and member in names}
 
-    def _parts(self, exchange: Exchange) -> Iterator[bytes]:
+    def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
         """Yield the reply as event-stream messages; an error becomes the last message, an exception."""
         yield b""
         try:
-            for part in exchange.parts():
+            for part in parts_of(reply, call.deadline):
                 yield eventstream.part(part)
             self._journal.count("streams answered")
         except urllib3.exceptions.ReadTimeoutError:
@@ -156,11 +157,6 @@ class Api:
     def _failed(self, err: PlatformError) -> Response:
         self._journal.count(f"answers of {err.code}")
         return _error(err.status, err.code, err.document())
-
-
-def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Return the request's members as the headers that the container gets."""
-    return {header: members[name] for name, header in PASSED_ON.items() if name in members}
 
 
 def _unknown(_: object) -> Response:

@@ -9,8 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from simulate.calls import Call
-from simulate.endpoint import Endpoint
+from simulate.endpoint import Call, Endpoint
 from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.files import find_object, write_object
 
@@ -92,7 +91,7 @@ class Queue:
             body.seek(0)
             deadline = time.monotonic() + min(job.seconds, self._rules["async-time"].limit)
             call = Call(endpoint=job.endpoint, body=body, headers=headers, deadline=deadline, rule="async-time")
-            return self._endpoint.invoke(call, self._rules["async-body"].limit).body
+            return self._endpoint.invoke(call, self._rules["async-body"].limit)[1]
 
     def _open(self, job: Job) -> IO[bytes]:
         if not job.location:

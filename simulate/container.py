@@ -39,15 +39,14 @@ class Container:
         self.journal, self.rules = journal, journal.rules
         self.folder = launch.folder
         (launch.models or self.folder).mkdir(parents=True)
-        self.process = runner.start(launch)
-        self._pool = runner.pool(self.process, self.rules["listening"].limit)
+        self.process = runner.Image(launch) if launch.image else runner.Plain(launch)
+        self._pool = urllib3.HTTPConnectionPool("127.0.0.1", self.process.port, maxsize=256)
+        self._pool.ConnectionCls = self.process.connection
         self.killed = self.well = False
         self.refused = 0
+        self.exit_code = self.process.exit_code
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    def exit_code(self) -> int | None:
-        return self.process.exit_code()
 
     def send(
         self, method: str, path: str, body: bytes | IO[bytes] | None, headers: Mapping[str, str], deadline: float
@@ -82,10 +81,13 @@ class Container:
     def check_ports(self) -> None:
         """Complain of ports that the platform may use itself."""
         low, high = (int(port) for port in runner.SAFE_PORTS.split("-"))
-        others = listening_ports(self.process.pid) - {runner.PORT, self.process.port, *range(low, high + 1)}
-        if others:
-            ports = ", ".join(map(str, sorted(others)))
-            self.journal.complain("safe-ports", f"the container listens on {ports}, outside {runner.SAFE_PORTS}")
+        allowed, found = {runner.PORT, self.process.port, *range(low, high + 1)}, set()
+        first = psutil.Process(self.process.pid)
+        for process in (first, *first.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                found |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
+        if others := found - allowed:
+            self.journal.complain("safe-ports", f"the container listens on {sorted(others)}, not {runner.SAFE_PORTS}")
 
     def check_refusals(self) -> None:
         """Complain of refused connections, unless it was killed. Called later: a dying container refuses too."""
@@ -133,17 +135,6 @@ class Container:
             for rule, symptom in SYMPTOMS.items():
                 if symptom.search(text):
                     self.journal.complain_once(rule, f"the container says: {text[:200]}")
-
-
-def listening_ports(pid: int) -> set[int]:
-    """Return the TCP ports on which a process or one below it listens."""
-    found = set()
-    with contextlib.suppress(psutil.Error):
-        first = psutil.Process(pid)
-        for process in (first, *first.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                found |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
-    return found
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:

@@ -3,17 +3,18 @@
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from pathlib import Path
+from typing import IO
+
+import urllib3
 
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
-from simulate.calls import Call, Exchange, send
-from simulate.container import Container
-from simulate.errors import ACCOUNT, ModelError, ServiceUnavailable, ValidationError
+from simulate.container import REFUSED, Container, parts_of
+from simulate.errors import ACCOUNT, TOO_LATE, InternalFailure, ModelError, ServiceUnavailable, ValidationError
 from simulate.journal import Journal
-from simulate.models import Models
+from simulate.models import NO_ROOM, NOT_FOUND, Models
 from simulate.runner import CannotStart, Launch
 
 TICK = 0.2  # seconds between two checks of the container
@@ -21,12 +22,21 @@ PAUSE = 1.0  # seconds before a container starts again
 VARIANT = "AllTraffic"
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A container's successful reply."""
+ATTEMPTS = 3  # the container may lose a model, or have no room for it, and be asked again
 
+
+@dataclass(frozen=True)
+class Call:
+    """A call to the endpoint. `headers` are those that the API passes on. The caller gets a reply before `deadline`
+    (time.monotonic()), which comes from the rule `rule`. `target` and `session` are "" if there is none."""
+
+    endpoint: str
+    body: bytes | IO[bytes]
     headers: Mapping[str, str]
-    body: bytes
+    deadline: float
+    rule: str = "time"
+    target: str = ""
+    session: str = ""
 
 
 class Endpoint:
@@ -74,40 +84,83 @@ class Endpoint:
         if self.status in ("Creating", "Failed") or (self.name and name != self.name):
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
-    def invoke(self, call: Call, most: float) -> Reply:
-        """Return the whole reply, of at most `most` bytes. Raise PlatformError."""
-        with self.exchange(call) as exchange:
-            return Reply(exchange.reply.headers, exchange.read(most))
+    def invoke(self, call: Call, most: float) -> tuple[Mapping[str, str], bytes]:
+        """Return headers and body of the reply, which has at most `most` bytes. Raise PlatformError."""
+        with self.exchange(call) as reply:
+            return reply.headers, self._read(reply, call, most)
 
     @contextmanager
-    def exchange(self, call: Call) -> Iterator[Exchange]:
+    def exchange(self, call: Call) -> Iterator[urllib3.BaseHTTPResponse]:
         """Yield the container's successful reply, to be read inside the context; raise PlatformError."""
         if call.session not in ("", NEW_SESSION, *self._sessions):
             raise ValidationError(f"Session {call.session} does not exist or has expired")
         container = self._container
         if container is None or not self.in_service:
             raise ServiceUnavailable("The container is not in service")
-        exchange = send(container, self._models, call)
-        try:
-            headers = exchange.reply.headers
-            if call.session == NEW_SESSION and SESSION_ID in headers:
-                self._sessions.add(headers[SESSION_ID].partition(";")[0].strip())
-            self._sessions.discard(headers.get(CLOSED_SESSION_ID, "").strip())
-            self._check_status(exchange)
-            yield exchange
-        finally:
-            exchange.close()
+        with ExitStack() as stack:
+            reply = self._send(container, call, stack)
+            if call.session == NEW_SESSION and SESSION_ID in reply.headers:
+                self._sessions.add(reply.headers[SESSION_ID].partition(";")[0].strip())
+            self._sessions.discard(reply.headers.get(CLOSED_SESSION_ID, "").strip())
+            if not 200 <= reply.status < 300:
+                raise self._model_error(reply, call)
+            yield reply
 
-    def _check_status(self, exchange: Exchange) -> None:
-        status = exchange.reply.status
-        if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-            return
-        body = exchange.read(self._rules["reply-body"].limit)
-        self.journal.count(f"answers of {status}")
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
+        """Load the model if need be, also again if the container has lost it. Evict others if there is no room."""
+        for _ in range(ATTEMPTS if self._models else 1):
+            with ExitStack() as own:
+                path = "/invocations"
+                if self._models:
+                    model = own.enter_context(self._models.using(call.target, call.deadline))
+                    path = f"/models/{model.name}/invoke"
+                with self._translated(call):
+                    reply = container.send("POST", path, call.body, call.headers, call.deadline)
+                own.callback(reply.close)
+                if self._models and reply.status == NOT_FOUND:
+                    self._models.forget(model)
+                    self.journal.complain("lost-model", f"the container does not know {call.target} any more")
+                elif self._models and reply.status == NO_ROOM and self._models.evict():
+                    self.journal.count("evictions for a 507")
+                else:
+                    stack.enter_context(own.pop_all())
+                    return reply
+        raise ModelError(call.endpoint, NO_ROOM, f"{call.target} was refused {ATTEMPTS} times")
+
+    def _read(self, reply: urllib3.BaseHTTPResponse, call: Call, most: float) -> bytes:
+        body = bytearray()
+        with self._translated(call):
+            for part in parts_of(reply, call.deadline):
+                body += part
+                if len(body) > most:
+                    self.journal.complain("reply-body", "the container sent a larger body")
+                    raise ModelError(call.endpoint, reply.status, "")
+        return bytes(body)
+
+    @contextmanager
+    def _translated(self, call: Call) -> Iterator[None]:
+        """Raise PlatformError for urllib3's errors, and note what the container did."""
+        try:
+            yield
+        except REFUSED as err:
+            if self._container:
+                self._container.refused += 1
+            raise ServiceUnavailable("The container does not accept the call") from err
+        except urllib3.exceptions.ReadTimeoutError as err:
+            self.journal.complain(call.rule, "the container did not answer in time")
+            raise ModelError(call.endpoint, 0, TOO_LATE) from err
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            self.journal.count("connections broken off by the container")
+            self.journal.say_once(f"the container broke off a connection: {err}")
+            raise InternalFailure("The container broke off the connection") from err
+
+    def _model_error(self, reply: urllib3.BaseHTTPResponse, call: Call) -> ModelError:
+        body = self._read(reply, call, self._rules["reply-body"].limit)
+        self.journal.count(f"answers of {reply.status}")
+        if reply.status >= 500:
             text = body[:200].decode(errors="replace").strip()
-            self.journal.complain("status", f"the container answered {status}: {text}")
-        raise ModelError(exchange.call.endpoint, status, body)
+            self.journal.complain("status", f"the container answered {reply.status}: {text}")
+        return ModelError(call.endpoint, reply.status, body)
 
     def _run(self) -> None:
         try:
@@ -155,51 +208,39 @@ class Endpoint:
         wrong = "nothing listens on the port"
         while not self._stopping.is_set():
             if (code := container.exit_code()) is not None:
-                return self._fail("exit", f"the container ended with exit code {code} before /ping answered 200")
+                rule, what = "exit", f"the container ended with exit code {code} before /ping answered 200"
+                break
             if time.monotonic() > deadline:
-                return self._fail("start-up", f"the ping health check did not pass; the last one: {wrong}")
+                rule, what = "start-up", f"the ping health check did not pass; the last one: {wrong}"
+                break
             if not (wrong := container.ping()):
                 return True
             self._stopping.wait(TICK)
-        return False
-
-    def _fail(self, rule: str, what: str) -> bool:
+        else:
+            return False
         self.journal.complain(rule, what)
-        if self._lives == 1:
-            self.failure = what
+        self.failure = what if self._lives == 1 else ""
         return False
 
     def _watch(self, container: Container) -> None:
         """Check the container until it dies, fails too many pings, or has to stop."""
         interval, most = self._rules["ping-interval"].limit, self._rules["ping-status"].limit
-        failed_pings, asked = 0, time.monotonic()
-        while not self._stopping.wait(TICK):
+        failed_pings, asked, memory = 0, time.monotonic(), self.launch.memory
+        while not self._stopping.wait(TICK) and failed_pings < most:
+            if container.killed:
+                return self.journal.say("the container was killed; it is started again")
             if (code := container.exit_code()) is not None:
-                return self._died(container, code)
-            self._check_memory(container)
+                return self.journal.complain("exit", f"the container ended with exit code {code}")
+            if (used := container.memory()) > memory:
+                self.journal.complain("memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB")
+                container.kill()
             container.check_refusals()
             if time.monotonic() - asked >= interval:
                 asked = time.monotonic()
                 failed_pings = failed_pings + 1 if (wrong := container.ping()) else 0
-                if wrong and not self._is_dying(container):
+                self._stopping.wait(TICK if wrong else 0)
+                if wrong and not container.killed and container.exit_code() is None:  # or its end is reported
                     self.journal.complain("ping-status", f"/ping: {wrong}")
-            if failed_pings >= most:
-                return self.journal.say("the container is replaced")
+        if failed_pings >= most:
+            self.journal.say("the container is replaced")
         return None
-
-    def _is_dying(self, container: Container) -> bool:
-        """Return whether the container is about to end: its end is reported, so its failed ping is not."""
-        self._stopping.wait(TICK)
-        return container.killed or container.exit_code() is not None
-
-    def _died(self, container: Container, code: int) -> None:
-        if container.killed:
-            self.journal.say("the container was killed; it is started again")
-        else:
-            self.journal.complain("exit", f"the container ended with exit code {code}")
-
-    def _check_memory(self, container: Container) -> None:
-        used, most = container.memory(), self.launch.memory
-        if used > most:
-            self.journal.complain("memory", f"the container uses {used / 2**20:.0f} MB of {most / 2**20:.0f} MB")
-            container.kill()

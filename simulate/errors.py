@@ -4,6 +4,10 @@ from typing import Any
 
 ACCOUNT, REGION = "123456789012", "us-east-1"  # made up, for messages and ARNs
 CONTAINER = "primary"  # the platform's name for an endpoint's only container
+TOO_LATE = (
+    f"Your invocation timed out while waiting for a response from container {CONTAINER}. "
+    "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
+)
 
 
 class PlatformError(Exception):
@@ -62,12 +66,3 @@ class ModelError(PlatformError):
             "OriginalMessage": self.original,
             "OriginalStatusCode": self.original_status,
         }
-
-
-def timed_out(endpoint: str) -> ModelError:
-    return ModelError(
-        endpoint,
-        0,
-        f"Your invocation timed out while waiting for a response from container {CONTAINER}. "
-        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again.",
-    )

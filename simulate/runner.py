@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
 import psutil
-import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
@@ -53,34 +53,50 @@ class Launch:
     models: Path | None = None
 
 
-class Plain:
-    """A running program, in its own process group. `pid` is its first process, `models` where it finds MODELS."""
+class Process:
+    """A started container. `pid` is its first process, `models` where it finds Launch.models."""
 
     connection: type[HTTPConnection] = HTTPConnection
+    models = MODELS
+    pid = 0
+
+    def __init__(self, command: list[str], environment: Mapping[str, str] | None, folder: Path) -> None:
+        nothing, pipe, merged = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=folder, start_new_session=True, stdin=nothing, stdout=pipe, stderr=merged
+        )
+        self.output: IO[bytes] = self._process.stdout or BytesIO()
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def changed_files(self) -> list[str]:
+        """Return the files that the container changed in /opt/ml/model."""
+        return []
+
+
+class Plain(Process):
+    """A running program, in its own process group."""
 
     def __init__(self, launch: Launch) -> None:
         if not os.access(launch.program, os.X_OK):
             raise CannotStart(f"{launch.program} is not an executable file; give one with --serve, or --image IMAGE")
         self._picker = PortPicker()
         self.port, self.models = self._picker.pick(1)[0], str(launch.models or MODELS)
-        self._copy = launch.folder / "model"
-        own = {"SERVE_HOST": "127.0.0.1"} | ({"SERVE_MODEL_REPOSITORY": self.models} if launch.models else {})
+        self._copy, temporary = launch.folder / "model", launch.folder / "tmp"
+        repository = launch.models
         if launch.model:
-            shutil.copytree(launch.model, self._copy)
-            own["SERVE_MODEL_REPOSITORY"] = str(self._copy)
+            repository = shutil.copytree(launch.model, self._copy)
             for path in [self._copy, *self._copy.rglob("*")]:
                 path.chmod(0o555 if path.is_dir() else 0o444)
         self._files = stamps(self._copy)
-        temporary = launch.folder / "tmp"
         temporary.mkdir()
+        own = {"SERVE_HOST": "127.0.0.1"} | ({"SERVE_MODEL_REPOSITORY": str(repository)} if repository else {})
         programs = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
         base = {"PATH": programs, "HOME": str(temporary), "TMPDIR": str(temporary), "LANG": "C.UTF-8"}
         environment = {**base, **own, **platform_variables(self.port), **launch.environment}
-        self._process = _start([str(launch.program.absolute()), "serve"], environment, launch.folder)
-        self.pid, self.output = self._process.pid, _output(self._process)
-
-    def exit_code(self) -> int | None:
-        return self._process.poll()
+        super().__init__([str(launch.program.absolute()), "serve"], environment, launch.folder)
+        self.pid = self._process.pid
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -98,42 +114,33 @@ class Plain:
         self._picker.close()
 
     def changed_files(self) -> list[str]:
-        """Return the files that it changed in its copy of /opt/ml/model. Root can write there."""
+        """Return the files that it changed in its copy of /opt/ml/model, where root can write."""
         now = stamps(self._copy)
         return sorted(name for name in {*now, *self._files} if now.get(name) != self._files.get(name))
 
 
-class Image:
+class Image(Process):
     """A running image. The engine's process runs as long as it, and passes on its output and its exit code."""
-
-    models = MODELS
 
     def __init__(self, launch: Launch) -> None:
         self._engine, self._name = launch.engine, f"sim-{os.getpid()}-{launch.folder.name}"
         done = self._run("image", "inspect", launch.image)
         if done.returncode:
             raise CannotStart(f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}")
-        self._picker, self._alone = PortPicker(), os.geteuid() == 0
-        self.port = PORT if self._alone else self._picker.pick(1)[0]
-        self._process = _start(image_command(launch, self._name, 0 if self._alone else self.port), None, launch.folder)
-        self.output = _output(self._process)
-        self.pid = self._first_process()
-        self.connection = connection_in(self.pid) if self._alone else HTTPConnection
+        self._picker, alone = PortPicker(), os.geteuid() == 0
+        self.port = PORT if alone else self._picker.pick(1)[0]
+        super().__init__(image_command(launch, self._name, 0 if alone else self.port), None, launch.folder)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.pid:
+            if self.exit_code() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise CannotStart(f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}")
+            self.pid = int(self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0)
+        if alone:
+            self.connection = connection_in(self.pid)
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run([self._engine, *arguments], capture_output=True, text=True, check=False)
-
-    def _first_process(self) -> int:
-        deadline = time.monotonic() + START_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
-            if pid := int(self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0):
-                return pid
-            time.sleep(0.05)
-        self.kill()
-        raise CannotStart(f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}")
-
-    def exit_code(self) -> int | None:
-        return self._process.poll()
 
     def terminate(self) -> None:
         self._run("kill", "--signal", "TERM", self._name)
@@ -142,14 +149,6 @@ class Image:
         self._run("rm", "--force", self._name)
         self._process.wait(timeout=START_SECONDS)
         self._picker.close()
-
-    def changed_files(self) -> list[str]:
-        return []  # /opt/ml/model is mounted read-only
-
-
-def start(launch: Launch) -> Plain | Image:
-    """Start it; raise CannotStart."""
-    return Image(launch) if launch.image else Plain(launch)
 
 
 def image_command(launch: Launch, name: str, port: int) -> list[str]:
@@ -203,24 +202,3 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """Return {file: (size, time of its last change in nanoseconds)}."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
-
-
-def _start(command: list[str], environment: Mapping[str, str] | None, folder: Path) -> "subprocess.Popen[bytes]":
-    nothing, pipe, merged = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(
-        command, env=environment, cwd=folder, start_new_session=True, stdin=nothing, stdout=pipe, stderr=merged
-    )
-
-
-def _output(process: "subprocess.Popen[bytes]") -> IO[bytes]:
-    if process.stdout is None:
-        raise ValueError("the process was started without a pipe")
-    return process.stdout
-
-
-def pool(process: Plain | Image, connect_seconds: float) -> urllib3.HTTPConnectionPool:
-    """Return a pool of connections to the container."""
-    timeout = urllib3.Timeout(connect_seconds)
-    made = urllib3.HTTPConnectionPool("127.0.0.1", process.port, maxsize=256, timeout=timeout)
-    made.ConnectionCls = process.connection
-    return made

@@ -10,19 +10,6 @@ from botocore.model import OperationModel, Shape
 from simulate.errors import ValidationError
 
 INVOKE, STREAM, ASYNC = "InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"
-# {member of the API's request: the container's header for it}, of those that the container gets.
-PASSED_ON = {
-    "ContentType": "Content-Type",
-    "Accept": "Accept",
-    "CustomAttributes": "X-Amzn-SageMaker-Custom-Attributes",
-    "TargetModel": "X-Amzn-SageMaker-Target-Model",
-    "TargetVariant": "X-Amzn-SageMaker-Target-Variant",
-    "TargetContainerHostname": "X-Amzn-SageMaker-Target-Container-Hostname",
-    "InferenceId": "X-Amzn-SageMaker-Inference-Id",
-    "EnableExplanations": "X-Amzn-SageMaker-Enable-Explanations",
-    "InferenceComponentName": "X-Amzn-SageMaker-Inference-Component",
-    "SessionId": "X-Amzn-SageMaker-Session-Id",
-}
 # Headers of HTTP, of the signature and of AWS's clients: it is no mistake that they do not reach the container.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
@@ -38,6 +25,15 @@ def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
     found = {} if shape is None else shape.members
     headers = {name: each for name, each in found.items() if each.serialization.get("location") == "header"}
     return {str(each.serialization["name"]).lower(): (name, each) for name, each in headers.items()}
+
+
+def passed_on(members: Mapping[str, str]) -> dict[str, str]:
+    """Return a request's members as the headers that the container gets: InvokeEndpoint's own.
+
+    The other operations have a few of their own, such as X-Amzn-SageMaker-Accept.
+    """
+    headers = {name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()}
+    return {headers[name]: value for name, value in members.items() if name in headers}
 
 
 @cache
