@@ -34,8 +34,6 @@ async function said(response) {
 
 export const models = async () => (await (await ask("/models")).json()).models;
 
-export const metrics = async () => (await ask("/metrics")).text();
-
 // "" when everything works, else what is wrong.
 export async function health() {
   try {

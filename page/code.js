@@ -31,75 +31,46 @@ function curlForm({ fields, files, path }, origin) {
 }
 
 export function requests(call, origin) {
-  const url = literal(origin + call.path);
-  if (call.files) return `import requests
-
-pictures = ${literal(call.files)}
-reply = requests.post(
-    ${url},
-    data=${literal(call.fields, "    ")},
-    files=[("image", open(name, "rb")) for name in pictures],
-)
-reply.raise_for_status()
-print(reply.json())`;
-  if (call.document) {
-    const query = Object.keys(call.query).length ? `\n    params=${literal(call.query, "    ")},` : "";
-    return `import requests
-
-reply = requests.post(
-    ${url},${query}
-    json=${literal(call.document, "    ")},
-)
-reply.raise_for_status()
-print(reply.json())`;
-  }
+  const [opening, body] = call.files
+    ? [`pictures = ${literal(call.files)}\n`, `data=${literal(call.fields, "    ")},\n    files=[("image", open(name, "rb")) for name in pictures],`]
+    : call.document
+      ? ["", `json=${literal(call.document, "    ")},`]
+      : ["", `headers={"Content-Type": ${literal(call.type)}},\n    data=open(${literal(call.file)}, "rb"),`];
+  const query = Object.keys(call.query).length ? `\n    params=${literal(call.query, "    ")},` : "";
   return `import requests
 
-with open(${literal(call.file)}, "rb") as file:
-    reply = requests.post(
-        ${url},
-        params=${literal(call.query, "        ")},
-        headers={"Content-Type": ${literal(call.type)}},
-        data=file,
-    )
+${opening}reply = requests.post(
+    ${literal(origin + call.path)},${query}
+    ${body}
+)
 reply.raise_for_status()
 print(reply.json())`;
 }
 
-// SageMaker drops query strings: what they say goes into CustomAttributes, which takes plain words only.
+// SageMaker drops query strings: a picture's parameters go into a JSON body, a tensor's model into CustomAttributes.
 export function boto3(call) {
-  const attributes = Object.entries(call.query).map(([name, value]) => `${name}=${value}`);
-  const plain = attributes.every((each) => /^[\x21-\x7e]*$/.test(each) && !/[,;]/.test(each));
-  const opening = `import json
-
+  const attributes = Object.entries(call.query).map(([name, value]) => `${name}=${value}`).join(";");
+  const custom = call.document && attributes ? `\n    CustomAttributes=${literal(attributes)},` : "";
+  return `import json
+${call.document ? "" : PICTURES}
 import boto3
 
-runtime = boto3.client("sagemaker-runtime")
-`;
-  const closing = `print(json.load(reply["Body"]))`;
-  if (call.document || call.files || !plain) return `${opening}${call.document ? "" : reading(call)}reply = runtime.invoke_endpoint(
+${call.document ? "" : reading(call)}reply = boto3.client("sagemaker-runtime").invoke_endpoint(
     EndpointName="triton-multi-model",
-    ContentType="application/json",${call.document && attributes.length ? `\n    CustomAttributes=${literal(attributes.join(";"))},` : ""}
+    ContentType="application/json",${custom}
     Body=json.dumps(${call.document ? literal(call.document, "    ") : "body"}),
 )
-${closing}`;
-  return `${opening}with open(${literal(call.file)}, "rb") as file:
-    reply = runtime.invoke_endpoint(
-        EndpointName="triton-multi-model",
-        ContentType=${literal(call.type)},
-        CustomAttributes=${literal(attributes.join(";"))},
-        Body=file,
-    )
-${closing}`;
+print(json.load(reply["Body"]))`;
 }
+
+const PICTURES = `from base64 import b64encode
+from pathlib import Path
+`;
 
 function reading(call) {
   const { model_name, model_version, ...parameters } = call.fields ?? call.query;
   const named = { model_name, ...(model_version && { model_version }) };
-  return `from base64 import b64encode
-from pathlib import Path
-
-pictures = ${literal(call.files ?? [call.file])}
+  return `pictures = ${literal(call.files ?? [call.file])}
 body = ${literal({ ...named, parameters })}
 body["instances"] = [{"b64": b64encode(Path(name).read_bytes()).decode()} for name in pictures]
 `;

@@ -3,7 +3,7 @@
 import { copyButton, fill, find, h, milliseconds } from "./dom.js";
 import { boto3, curl, requests } from "./code.js";
 import { tabs } from "./tabs.js";
-import { pretty } from "./views/plain.js";
+import { pretty } from "./views/tables.js";
 
 const WORDS = { decode: "Decode the input", preprocess: "Prepare tensors", triton: "Infer in Triton", postprocess: "Read the outputs" };
 

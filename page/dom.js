@@ -25,6 +25,8 @@ function set(element, name, value) {
   else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
 }
 
+export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
 export const fill = (element, ...children) => {
   element.replaceChildren(...children.flat().filter(Boolean));
   return element;
@@ -37,22 +39,13 @@ export const hue = (number) => Math.round((number * 137.508 + 225) % 360);
 
 export const milliseconds = (value) => (value < 10 ? `${value.toFixed(1)} ms` : `${Math.round(value)} ms`);
 
+// Browsers offer navigator.clipboard only on localhost and over https.
 export function copyButton(text) {
-  const button = h("button", { type: "button", class: "copy", onclick: copy }, "Copy");
+  const button = h("button", { type: "button", class: "copy", hidden: !navigator.clipboard, onclick: copy }, "Copy");
   async function copy() {
-    await write(text());
+    await navigator.clipboard.writeText(text());
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   }
   return button;
-}
-
-// navigator.clipboard is there on localhost and over https only.
-async function write(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = h("textarea", {}, text);
-  document.body.append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
 }

@@ -2,8 +2,7 @@
 // and calls `run(input)` when it has something to send.
 
 import { example } from "./api.js";
-import { find, h, fill } from "./dom.js";
-import { canTakePhotos, takePhoto } from "./camera.js";
+import { fill, find, h, isObject } from "./dom.js";
 
 const PICTURES = ["image", "encoded image"];
 
@@ -37,64 +36,41 @@ export function listen() {
 export const forget = () => (takeFiles = null);
 
 function picture({ run, failed, example }) {
-  let taken = [];
   const take = (files) => {
     if (!files.length) return;
-    taken = files;
     find("input").classList.add("compact");
     run({ kind: "picture", files });
   };
   takeFiles = take;
   const chooser = h("input", { type: "file", accept: "image/*", multiple: true, id: "file", class: "unseen", onchange: chosen });
-  // They may be chosen again, and be compared with those before them.
-  const more = h("input", { type: "file", accept: "image/*", multiple: true, id: "more", class: "unseen", tabindex: -1, "aria-hidden": "true", onchange: added });
   function chosen() {
     take([...chooser.files]);
-    chooser.value = "";
-  }
-  function added() {
-    take(more.files.length ? [...taken, ...more.files] : []);
-    more.value = "";
+    chooser.value = ""; // so that the same file can be chosen again
   }
   const useExample = () => example().then(({ data, name }) => take([new File([data], name, { type: data.type })]), failed);
-  const shoot = () => takePhoto().then((file) => take([file]), failed);
-  const fromCamera = h("input", { type: "file", accept: "image/*", capture: "environment", class: "unseen", id: "photo", tabindex: -1, "aria-hidden": "true", onchange: (event) => take([...event.target.files]) });
   return [
-    h("div", { class: "drop", onmore: () => more.click() },
+    h("div", { class: "drop" },
       h("p", { class: "hint" }, h("span", { class: "big" }, "Drop a picture here"), " or several, or paste one"),
       h("div", { class: "row" },
         h("label", { class: "button primary", for: "file" }, chooser, "Choose a picture"),
-        h("button", { type: "button", onclick: () => (canTakePhotos() ? shoot() : fromCamera.click()) }, "Take a photo"),
-        h("button", { type: "button", onclick: useExample }, "Use the example"), fromCamera, more)),
+        h("button", { type: "button", onclick: useExample }, "Use the example"))),
   ];
 }
 
 function texts({ run }, first) {
   const list = h("ol", { class: "texts" });
-  const all = () => [...list.querySelectorAll("textarea")];
   const send = () => {
-    const values = all().map((area) => area.value).filter((text) => text.trim());
+    const values = [...list.querySelectorAll("textarea")].map(({ value }) => value).filter((text) => text.trim());
     if (values.length) run({ kind: "instances", values });
   };
+  const keys = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && send();
   function add(text = "") {
-    const number = list.children.length + 1;
-    const area = h("textarea", { rows: 1, "aria-label": `Text ${number}`, placeholder: "Type a text", onkeydown: keys }, text);
-    const remove = h("button", { type: "button", class: "quiet", "aria-label": `Remove text ${number}`, onclick: drop }, "✕");
-    const row = h("li", {}, area, remove);
-    function drop() {
-      row.remove();
-      if (!list.children.length) add();
-      all().forEach((each, index) => {
-        each.setAttribute("aria-label", `Text ${index + 1}`);
-        each.nextSibling.setAttribute("aria-label", `Remove text ${index + 1}`);
-      });
-    }
-    list.append(row);
+    const area = h("textarea", { rows: 1, "aria-label": `Text ${list.children.length + 1}`, placeholder: "Type a text", onkeydown: keys }, text);
+    list.append(h("li", {}, area));
     return area;
   }
-  const keys = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && send();
   add(first.trim());
-  return h("div", { class: "ask", onmore: (event) => (event.detail.forEach((text) => add(text)), send()) }, list,
+  return h("div", { class: "ask" }, list,
     h("div", { class: "row" },
       h("button", { type: "button", class: "primary", id: "run", onclick: send }, "Run"),
       h("button", { type: "button", onclick: () => add().focus() }, "Add a text")));
@@ -115,7 +91,6 @@ function value({ model, run, failed }, first) {
 const named = (cells, columns) =>
   columns && Array.isArray(cells) ? Object.fromEntries(columns.map((name, index) => [name, cells[index]])) : cells;
 
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const isWord = (word) => word === null || typeof word !== "object";
 
 function read(word, input) {

@@ -1,4 +1,4 @@
-// The page: models on the left, input and result in the middle, operations in a second view.
+// The page: models on the left, input and result in the middle.
 
 import { describe, send } from "./call.js";
 import { models as listModels } from "./api.js";
@@ -6,7 +6,6 @@ import { showDetails } from "./details.js";
 import { fill, find, h } from "./dom.js";
 import { watchHealth } from "./health.js";
 import { forget, listen, showInput } from "./inputs.js";
-import { showOperations } from "./operations.js";
 import { showParameters } from "./parameters.js";
 import { showInputAlone, showResult } from "./results.js";
 import { tabs } from "./tabs.js";
@@ -110,11 +109,6 @@ function fail(err) {
 
 listen();
 tabs(find("details").querySelector("[role=tablist]"));
-const show = tabs(find("views"), (tab) => {
-  showOperations(tab.id === "tab-operations");
-  history.replaceState(null, "", tab.id === "tab-operations" ? "#operations" : location.pathname);
-});
-if (location.hash === "#operations") show(find("tab-operations"));
 find("version").addEventListener("change", again);
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
 watchHealth(load);

@@ -47,11 +47,6 @@ export function slider(id, initial, type, min, max) {
   const step = type === "integer" ? 1 : (max - min) / 100;
   const input = h("input", { id, type: "range", min, max, step, value: initial });
   const shown = h("output", { for: id }, String(initial));
-  const paint = () => {
-    shown.textContent = input.value;
-    input.style.setProperty("--share", (input.value - min) / (max - min));
-  };
-  input.addEventListener("input", paint);
-  paint();
+  input.addEventListener("input", () => (shown.textContent = input.value));
   return { input, beside: shown, value: () => Number(input.value) };
 }

@@ -1,21 +1,27 @@
-// The reply as something to look at. The first view that knows the first prediction shows them all; a new kind of
-// prediction is a module in views/ with `matches(prediction)` and `render({predictions, input})`, and a line here.
+// Shows the reply. The first view that takes the first prediction renders all of them. A new kind of prediction is a
+// function in views/ of {predictions, input}, and a line here.
 
-import { fill, find, h } from "./dom.js";
-import * as answers from "./views/answers.js";
-import * as classes from "./views/classes.js";
-import * as detections from "./views/detections.js";
-import * as embeddings from "./views/embeddings.js";
-import * as entities from "./views/entities.js";
-import * as fillMask from "./views/fill_mask.js";
-import * as plain from "./views/plain.js";
-import * as table from "./views/table.js";
-import * as tensors from "./views/tensors.js";
-import * as probabilities from "./views/probabilities.js";
-import * as segments from "./views/segments.js";
+import { fill, find, h, isObject } from "./dom.js";
+import { detections } from "./views/detections.js";
+import { embeddings } from "./views/embeddings.js";
+import { answers, entities } from "./views/passages.js";
 import { keep, picture } from "./views/picture.js";
+import { classes, masks, probabilities } from "./views/scores.js";
+import { segments } from "./views/segments.js";
+import { anything, isRecord, records, tensors } from "./views/tables.js";
 
-const VIEWS = [detections, segments, embeddings, fillMask, entities, answers, classes, probabilities, table, plain];
+const VIEWS = [
+  [({ detections }) => Array.isArray(detections), detections],
+  [({ segments }) => Array.isArray(segments), segments],
+  [({ embedding }) => Array.isArray(embedding) && typeof embedding[0] === "number", embeddings],
+  [({ masks }) => Array.isArray(masks) && Array.isArray(masks[0]), masks],
+  [({ entities }) => Array.isArray(entities), entities],
+  [({ answers }) => Array.isArray(answers), answers],
+  [({ classes }) => Array.isArray(classes), classes],
+  [({ probabilities }) => isObject(probabilities), probabilities],
+  [isRecord, records],
+  [() => true, anything],
+];
 
 // Before the reply: the pictures without anything on them.
 export function showInputAlone(input) {
@@ -28,8 +34,8 @@ export function showResult(document, input) {
 }
 
 function render(document, input) {
-  if (Array.isArray(document.outputs)) return tensors.render(document.outputs);
+  if (Array.isArray(document.outputs)) return tensors(document.outputs);
   const predictions = document.predictions ?? [document];
-  const view = VIEWS.find(({ matches }) => matches(predictions[0]));
-  return view.render({ predictions, input });
+  const [, view] = VIEWS.find(([takes]) => takes(predictions[0] ?? {}));
+  return view({ predictions, input });
 }

@@ -7,9 +7,7 @@ import { picture } from "./picture.js";
 const MOST = 400; // drawn; a page of thousands of boxes says nothing
 const SEEN = 0.5; // keypoints of a lower score are not drawn, as in a picture that the server draws
 
-export const matches = (prediction) => Array.isArray(prediction?.detections);
-
-export function render({ predictions, input }) {
+export function detections({ predictions, input }) {
   return predictions.map((prediction, index) => one(prediction, input.files?.[index]));
 }
 
@@ -23,7 +21,7 @@ function one({ detections, image }, file) {
   const count = detections.length === 1 ? "1 object" : `${detections.length} objects`;
   const more = detections.length > MOST ? `, ${MOST} of them shown` : "";
   return h("div", { class: "seen" }, element,
-    h("div", { class: "found" }, h("h3", {}, count + more), counts(detections), h("ol", { class: "rows", tabindex: 0, "aria-label": "Objects, best first" }, rows)));
+    h("div", { class: "found" }, h("h3", {}, count + more), h("ol", { class: "rows", tabindex: 0, "aria-label": "Objects, best first" }, rows)));
 }
 
 function box({ label, class_id, score, box: { xmin, ymin, xmax, ymax } }, { width, height }) {
@@ -50,13 +48,4 @@ function row({ label, class_id, score }, drawn) {
   const element = h("li", { "--hue": hue(class_id), onpointerenter: mark(true), onpointerleave: mark(false) },
     h("span", { class: "swatch", "aria-hidden": "true" }), h("span", { class: "name" }, label), h("span", { class: "number" }, percent(score)));
   return element;
-}
-
-function counts(detections) {
-  const found = new Map();
-  for (const { label, class_id } of detections) found.set(label, { number: (found.get(label)?.number ?? 0) + 1, class_id });
-  if (found.size < 2) return null;
-  const sorted = [...found].sort((one, other) => other[1].number - one[1].number);
-  return h("p", { class: "chips" }, sorted.map(([label, { number, class_id }]) =>
-    h("span", { class: "chip", "--hue": hue(class_id) }, h("span", { class: "swatch", "aria-hidden": "true" }), `${label} × ${number}`)));
 }

@@ -1,13 +1,10 @@
-// {"embedding": […]}: of several texts or pictures how similar each pair is (the cosine), of one its numbers as stripes.
+// {"embedding": […]}: of several texts or pictures how similar each pair is (the cosine), of one its first numbers.
 
 import { h } from "../dom.js";
 import { address, picture } from "./picture.js";
+import { firstOf } from "./tables.js";
 
-const MORE = ["Someone is having a meal.", "A band plays on a stage.", "The soup is almost ready."];
-
-export const matches = (prediction) => Array.isArray(prediction?.embedding) && typeof prediction.embedding[0] === "number";
-
-export function render({ predictions, input }) {
+export function embeddings({ predictions, input }) {
   const vectors = predictions.map(({ embedding }) => embedding);
   const cut = predictions.filter(({ truncated }) => truncated).length;
   const note = cut ? h("p", { class: "help" }, `${cut} of the texts are longer than the model reads: the rest was left out.`) : null;
@@ -15,30 +12,12 @@ export function render({ predictions, input }) {
 }
 
 function alone(vector, { files = [] }) {
-  const what = files.length ? "pictures" : "texts";
   const seen = files.map((file) => h("div", { class: "seen" }, picture(file).element));
-  return [...seen, h("h3", {}, `${vector.length} numbers`), stripes(vector), h("div", { class: "row" }, more(`Compare with other ${what}`))];
+  const help = `Send several ${files.length ? "pictures" : "texts"} at once to see how similar they are.`;
+  return [...seen, h("h3", {}, `${vector.length} numbers`), h("p", { class: "mono" }, firstOf(vector)), h("p", { class: "help" }, help)];
 }
 
-// The input adds some and asks again.
-function more(text) {
-  const ask = (event) => event.target.closest("#stage").querySelector(".ask, .drop")?.dispatchEvent(new CustomEvent("more", { detail: MORE }));
-  return h("button", { type: "button", onclick: ask }, text);
-}
-
-// A stripe for each number: blue where it is positive, orange where it is negative.
-function stripes(vector) {
-  const canvas = h("canvas", { class: "stripes", width: vector.length, height: 1, role: "img", "aria-label": `the ${vector.length} numbers of the embedding as colours` });
-  const most = Math.max(...vector.map(Math.abs)) || 1;
-  const context = canvas.getContext("2d");
-  vector.forEach((value, index) => {
-    context.fillStyle = value < 0 ? `rgba(224, 122, 46, ${-value / most})` : `rgba(61, 90, 254, ${value / most})`;
-    context.fillRect(index, 0, 1, 1);
-  });
-  return canvas;
-}
-
-export function cosine(one, other) {
+function cosine(one, other) {
   let dot = 0, first = 0, second = 0;
   one.forEach((value, index) => {
     dot += value * other[index];
@@ -59,8 +38,7 @@ function matrix(vectors, { files, values }) {
   const rows = vectors.map((_, row) =>
     h("tr", {}, h("th", { scope: "row" }, h("span", { class: "index" }, String(row + 1)), shown(row)), vectors.map((_, column) => cell(row, column))));
   return [h("h3", {}, "Similarity"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `How similar the ${what.toLowerCase()}s are` },
-    h("table", { class: "matrix" }, h("thead", {}, h("tr", {}, h("td", {}), numbers)), h("tbody", {}, rows))),
-    files ? h("div", { class: "row" }, more("Add pictures")) : null];
+    h("table", { class: "matrix" }, h("thead", {}, h("tr", {}, h("td", {}), numbers)), h("tbody", {}, rows)))];
 }
 
 const thumbnail = (file) => h("img", { class: "thumbnail", src: address(file), alt: file.name, title: file.name });

@@ -3,14 +3,12 @@
 
 import { h, hue } from "../dom.js";
 import { slider } from "../parameters.js";
-import { bars } from "./classes.js";
+import { bars } from "./scores.js";
 import { picture } from "./picture.js";
 
 const VEIL = 0.6; // the map's opacity at first
 
-export const matches = (prediction) => Array.isArray(prediction?.segments);
-
-export function render({ predictions, input }) {
+export function segments({ predictions, input }) {
   return predictions.map((prediction, index) => one(prediction, input.files?.[index] ?? new Blob(), `opacity-${index}`));
 }
 
@@ -18,25 +16,18 @@ function one({ segments, map, image }, file, id) {
   const { element, layer } = picture(file, image);
   const list = bars(segments.map(({ label, share, class_id }) => ({ label, score: share, colour: hue(class_id) })));
   const count = segments.length === 1 ? "1 class" : `${segments.length} classes`;
-  const found = h("div", { class: "found" }, h("h3", {}, count), map ? veil(map, layer, segments, list, id) : null, list);
+  const found = h("div", { class: "found" }, h("h3", {}, count), map ? veil(map, layer, id) : null, list);
   return h("div", { class: "seen" }, element, found);
 }
 
-// Draws the map over the picture; its slider. The bar that the pointer is on shows its class alone.
-function veil({ b64, width, height }, layer, segments, list, id) {
+// Draws the map over the picture; returns its slider.
+function veil({ b64, width, height }, layer, id) {
   const canvas = h("canvas", { class: "map", width, height, "--opacity": VEIL, "aria-hidden": "true" });
   layer.append(canvas);
   const { input, beside } = slider(id, VEIL, "number", 0, 1);
   input.addEventListener("input", () => canvas.style.setProperty("--opacity", input.value));
-  const ready = classesOf(b64, width, height).then((classes) => {
-    const paint = (only) => canvas.getContext("2d").putImageData(coloured(classes, width, height, only), 0, 0);
-    [...list.children].forEach((row, index) => {
-      row.addEventListener("pointerenter", () => paint(segments[index].class_id));
-      row.addEventListener("pointerleave", () => paint(null));
-    });
-    paint(null);
-  });
-  ready.catch(() => canvas.replaceWith(h("p", { class: "blank", "--ratio": width / height }, "This browser cannot show the map.")));
+  const drawn = classesOf(b64, width, height).then((classes) => canvas.getContext("2d").putImageData(coloured(classes, width, height), 0, 0));
+  drawn.catch(() => canvas.replaceWith(h("p", { class: "blank", "--ratio": width / height }, "This browser cannot show the map.")));
   return h("div", { class: "field" }, h("div", { class: "pair" }, h("label", { for: id }, "Opacity of the map"), beside), input);
 }
 
@@ -49,13 +40,11 @@ async function classesOf(b64, width, height) {
   return context.getImageData(0, 0, width, height).data.filter((_, place) => place % 4 === 0);
 }
 
-// `only` is a class id, or null for all.
-function coloured(classes, width, height, only) {
+function coloured(classes, width, height) {
   const colours = new Map();
   const data = new ImageData(width, height);
   const pixels = new Uint32Array(data.data.buffer);
   classes.forEach((id, place) => {
-    if (only !== null && id !== only) return;
     if (!colours.has(id)) colours.set(id, colour(id));
     pixels[place] = colours.get(id);
   });

@@ -24,7 +24,7 @@ DISABLED = (
     *("MediaRouter", "NetworkTimeServiceQuerying", "OptimizationHints", "PaintHolding", "PreconnectToSearch"),
     "ThirdPartyStoragePartitioning",
 )
-# As root, without a network, and with a camera that shows a moving disc.
+# As root, and without a network.
 ARGUMENTS = [
     f"--disable-features={','.join(DISABLED)}",
     "--no-sandbox",
@@ -34,8 +34,6 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
 ]
 WIDE, PHONE = 1280, 390
 # A label that would change the page's title, were it read as HTML.
