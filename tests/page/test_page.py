@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.page.browser import HOSTILE, PHONE, WIDE, choose, chromium, make_repository, opened
 from tests.simulate.simulation import Simulation
-from tests.support.harness import PATIENCE, ROOT, Server, wait_until
+from tests.support.harness import PATIENCE, ROOT, Server, link_model, wait_until
 
 EXAMPLE = ROOT / "model_repository/yolov5/example.jpg"
 DIGIT = ROOT / "model_repository/resnet/example.png"
@@ -446,10 +446,13 @@ def test_the_code_for_boto3_calls_the_simulator(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "mine.jpg").write_bytes(EXAMPLE.read_bytes())
+    (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    with Simulation(ROOT / "serve") as simulation, opened(browser, server.url) as page:
+    link_model(ROOT / "model_repository/yolov5", tmp_path / "models")
+    repository = {"SERVE_MODEL_REPOSITORY": str(tmp_path / "models")}
+    with Simulation(ROOT / "serve", environment=repository) as simulation, opened(browser, server.url) as page:
         monkeypatch.setenv("AWS_ENDPOINT_URL", simulation.url)
         upload(page, tmp_path / "mine.jpg")
         page.get_by_role("tab", name="Code").click()
