@@ -51,7 +51,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.config["MAX_FORM_PARTS"] = MOST_PARTS
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
     app.extensions["serving"] = made = Services(settings, shared_memory)
-    Observer(made.metrics, made.in_flight).watch(app)
+    Observer(made.metrics, made.admission).watch(app)
     app.before_request(_refuse_late)
     app.before_request(_guard_management)
     app.after_request(_add_headers)
@@ -104,7 +104,7 @@ def metrics() -> Response:
         triton: bytes | None = services().gateway.metrics()
     except (TritonUnavailable, TritonTimeout):
         triton = None
-    return Response(services().metrics.render(triton, services().in_flight.total()), content_type=CONTENT_TYPE)
+    return Response(services().metrics.render(triton, services().admission.total()), content_type=CONTENT_TYPE)
 
 
 def execution_parameters() -> Response:
@@ -134,7 +134,7 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
     with ExitStack() as stack:
         served = stack.enter_context(made.models.use(asked.target.name, asked.target.version))
         source.model = served.name
-        stack.enter_context(made.bulkhead.place(served.name))
+        stack.enter_context(made.admission.model(served.name))
         response = _stream(served, asked, form) if form else http_reply(_once(served, asked))
         if response.is_streamed:
             response.call_on_close(stack.pop_all().close)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from serving.front.metric_places import Places
 from serving.host.status import read_status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+RESERVED = 64 * 1024  # bytes of each file, enough for some ten models
 OTHER = "(other)"
 MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a series is memory and time of every scrape
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -55,10 +55,6 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
-        self._places: Places | None = None
-        if folder := os.environ.get(MULTIPROCESS):
-            self._places = Places(Path(folder))
-            self._places.use()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -75,36 +71,28 @@ class Metrics:
         self._unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
         self._crashes = counter("serve_model_crashes", "Deaths of processes of a model", "model")
 
-    def place(self) -> int:
-        """The number of this process among those of gunicorn, which no other one has as long as it lives."""
-        return self._places.own() if self._places else 0
-
     def count(self, request: Finished) -> None:
         """A request that was answered."""
         model, version = self._bounded(request.model, request.version)
-        with _disk_may_be_full():
-            self._requests.labels(model, version, str(request.status)).inc()
-            self._seconds.labels(model).observe(request.seconds)
-            for stage, seconds in request.stages.items():
-                self._stages.labels(model, stage).observe(seconds)
-            self._received.observe(request.received)
-            if request.sent is not None:
-                self._sent.observe(request.sent)
+        self._requests.labels(model, version, str(request.status)).inc()
+        self._seconds.labels(model).observe(request.seconds)
+        for stage, seconds in request.stages.items():
+            self._stages.labels(model, stage).observe(seconds)
+        self._received.observe(request.received)
+        if request.sent is not None:
+            self._sent.observe(request.sent)
 
     def count_load(self, result: str) -> None:
         """A load of a model has ended: "ok", or the code of the ServingError."""
-        with _disk_may_be_full():
-            self._loads.labels(result).inc()
+        self._loads.labels(result).inc()
 
     def count_unload(self, result: str) -> None:
         """An unload of a model has ended: "ok", or the code of the ServingError."""
-        with _disk_may_be_full():
-            self._unloads.labels(result).inc()
+        self._unloads.labels(result).inc()
 
     def count_crash(self, model: str) -> None:
         """A process of the model has died."""
-        with _disk_may_be_full():
-            self._crashes.labels(self._bounded(model, "")[0]).inc()
+        self._crashes.labels(self._bounded(model, "")[0]).inc()
 
     def render(self, triton: bytes | None, in_flight: int) -> bytes:
         """Return our metrics, then Triton's text (None: it could not be had). `in_flight` counts Flask's requests."""
@@ -122,13 +110,15 @@ class Metrics:
         return pair
 
 
-@contextlib.contextmanager
-def _disk_may_be_full() -> Iterator[None]:
-    """A new label needs room; a request that cannot be counted is answered all the same."""
-    try:
-        yield
-    except OSError as err:
-        log.warning("a request is not counted: %s", err)
+def reserve_files() -> None:
+    """Reserve disk space for this worker's counts. prometheus_client maps its files into memory, and the kernel kills a
+    process that writes to a mapped page for which the disk has no room."""
+    for kind in ("counter", "histogram"):
+        with (
+            contextlib.suppress(OSError),
+            Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db").open("ab") as file,
+        ):
+            os.posix_fallocate(file.fileno(), 0, RESERVED)
 
 
 class _Gauges(Collector):

@@ -10,7 +10,7 @@ from time import perf_counter
 from flask import Flask, Response
 
 from serving.errors import Overloaded
-from serving.front.in_flight import InFlight
+from serving.front.admission import Admission
 from serving.front.incoming import Incoming, incoming
 from serving.front.metrics import Finished, Metrics
 
@@ -20,8 +20,8 @@ WATCHED_BY_OTHERS = ("ping", "metrics")  # endpoints whose calls say nothing of 
 class Observer:
     """Counts every request but those of WATCHED_BY_OTHERS, and refuses those that are too many."""
 
-    def __init__(self, metrics: Metrics, in_flight: InFlight) -> None:
-        self._metrics, self._in_flight = metrics, in_flight
+    def __init__(self, metrics: Metrics, admission: Admission) -> None:
+        self._metrics, self._admission = metrics, admission
 
     def watch(self, app: Flask) -> None:
         """Call it before other hooks are added."""
@@ -33,10 +33,10 @@ class Observer:
         if source.endpoint in WATCHED_BY_OTHERS:
             return
         source.started = perf_counter()
-        source.is_in_flight = self._in_flight.enter()
+        source.is_in_flight = self._admission.enter()
         if not source.is_in_flight:
             raise Overloaded(
-                f"{self._in_flight.limit} requests are in work, which is the limit; send the request again later"
+                f"{self._admission.limit} requests are in flight, which is the limit; send the request again later"
             )
 
     def _end(self, response: Response) -> Response:
@@ -52,7 +52,7 @@ class Observer:
 
         def finish() -> None:
             if source.is_in_flight:
-                self._in_flight.leave()
+                self._admission.leave()
             self._metrics.count(replace(facts, seconds=perf_counter() - started))
 
         if response.is_streamed:

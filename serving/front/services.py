@@ -8,11 +8,10 @@ from flask import current_app
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.front.bulkhead import Bulkhead
+from serving.front.admission import Admission
 from serving.front.hangups import HangUps
 from serving.front.health import Health
 from serving.front.idle import IdleTrim
-from serving.front.in_flight import InFlight
 from serving.front.management import Management
 from serving.front.metrics import Metrics
 from serving.host import tritonserver
@@ -59,11 +58,9 @@ class Services:
         self.inference_type = settings.inference_type
         self.execution_parameters = settings.execution_parameters
         self.metrics = Metrics(settings.status_file)
-        self.idle_trim = IdleTrim(lambda: self.in_flight.last_active, self.gateway.shared_memory.trim)
-        places = PROCESSES_PER_WORKER * settings.workers + 1
-        self.in_flight = InFlight(settings.max_concurrency, places)
-        self.bulkhead = Bulkhead(settings.max_concurrency, not settings.several_models, places)
-        self.beats = settings.gunicorn_beats
+        self.idle_trim = IdleTrim(lambda: self.admission.last_active, self.gateway.shared_memory.trim)
+        most_workers = PROCESSES_PER_WORKER * settings.workers + 1
+        self.admission = Admission(settings.max_concurrency, settings.several_models, most_workers)
         server = Tritonserver(settings.status_file, settings.triton_restart_request)
         self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry

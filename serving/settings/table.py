@@ -286,11 +286,6 @@ class Settings:
         return self.run_dir / "gunicorn.sock"
 
     @property
-    def gunicorn_beats(self) -> Path:
-        """Where each worker of gunicorn touches a file every second (serving/front/beat.py)."""
-        return self.run_dir / "gunicorn-workers"
-
-    @property
     def triton_restart_request(self) -> Path:
         """Where a worker of gunicorn asks the supervisor to restart tritonserver (serving/supervisor/supervisor.py)."""
         return self.run_dir / "restart-tritonserver"

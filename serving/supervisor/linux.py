@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from serving.host import machine
 from serving.host.network import Address, get
 from serving.host.processes import dying_with_us
 from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
-from serving.supervisor.signs import Signs, groups
 from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process
 
 PING_TIMEOUT = 2.0
+ATTEMPTS = 3  # health checks that fail one after the other before a server counts as hung
+PAUSE = 1.0  # seconds between two of them
 FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
 FULL = 2**20  # bytes: who has less left is full
 
@@ -35,11 +37,37 @@ def has_terminal() -> bool:
     return True
 
 
+class Prober(threading.Thread):
+    """Asks for a server's health again and again, each time on a new connection, until `end` is called."""
+
+    def __init__(self, address: Address, path: str, timeout: float) -> None:
+        super().__init__(name=f"probe-{path}", daemon=True)
+        self._address, self._path, self._timeout = address, path, timeout
+        self._answered, self._ended = threading.Event(), threading.Event()
+        self._has_answered = False
+
+    def run(self) -> None:
+        while not self._ended.wait(PAUSE):
+            with contextlib.suppress(OSError):
+                get(self._address, self._path, self._timeout)
+                self._has_answered = True
+                self._answered.set()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def is_silent(self) -> bool:
+        """Return whether it answered once, and has not since the last call."""
+        answered = self._answered.is_set()
+        self._answered.clear()
+        return self._has_answered and not answered
+
+
 @dataclass
 class _Running:
     process: Process
     child: subprocess.Popen[bytes]
-    signs: Signs
+    prober: Prober | None
     started: float  # by FILE_CLOCK
 
 
@@ -73,9 +101,8 @@ class LinuxSystem:
     def full_places(self) -> list[str]:
         return self._full
 
-    def silent(self) -> dict[int, set[int]]:
-        found = groups()
-        return {pid: running.signs.silent(found.get(pid, {})) for pid, running in self._running.items()}
+    def silent(self) -> set[int]:
+        return {pid for pid, running in self._running.items() if running.prober and running.prober.is_silent()}
 
     def wait(self, timeout: float) -> int | None:
         try:
@@ -100,7 +127,11 @@ class LinuxSystem:
         if child.stdout:
             self._pumps[process.name] = Pump(process.name, child.stdout, self._output, process.noise)
             self._pumps[process.name].start()
-        self._running[child.pid] = _Running(process, child, Signs(process, child.pid, self._hang_timeout), started)
+        prober = None
+        if process.answers_at and self._hang_timeout:
+            prober = Prober(*process.answers_at, self._hang_timeout / ATTEMPTS)
+            prober.start()
+        self._running[child.pid] = _Running(process, child, prober, started)
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
@@ -120,7 +151,8 @@ class LinuxSystem:
         if pid not in self._running:
             return
         ended = self._running.pop(pid)
-        ended.signs.end()
+        if ended.prober:
+            ended.prober.end()
         ended.child.returncode = code  # so that Popen does not wait for it again
         self._full = [str(place) for place in self._places if machine.free_bytes(place) < FULL]
         for leftover in chain.from_iterable(map(glob.glob, ended.process.leftovers)):
@@ -144,10 +176,6 @@ class LinuxSystem:
     def kill_group(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-
-    def kill(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
     def last_error(self, process: Process) -> str:
         return self._pumps[process.name].last_error() if process.name in self._pumps else ""

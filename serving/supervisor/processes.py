@@ -71,7 +71,7 @@ def with_configs(settings: Settings, configs: Mapping[str, str]) -> Settings:
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     """A worker accepts no more connections than it has threads, so that no request waits behind a busy one
-    while another worker is free. `serve` finds workers that hang (front/beat.py), gunicorn's own --timeout does not."""
+    while another worker is free. gunicorn itself replaces workers that hang."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
@@ -83,7 +83,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         # nginx limits the request line, the headers and the methods, and answers in our JSON shape.
         "limit-request-line": 0,
         "limit-request-fields": 32768,
-        "timeout": 0,
+        "timeout": math.ceil(settings.hang_timeout),
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
@@ -105,7 +105,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     }
     counts = {"PROMETHEUS_MULTIPROC_DIR": str(emptied(settings.run_dir / "metrics"))}
     environ = {**environ, **one_thread, **heap, **counts}
-    return Process("gunicorn", tuple(command), environ, HERE, beats=emptied(settings.gunicorn_beats), writes_log=True)
+    return Process("gunicorn", tuple(command), environ, HERE, writes_log=True)
 
 
 def emptied(folder: Path) -> Path:

@@ -3,10 +3,9 @@
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^----------- a process dies or is restarted ---------/
 
-A process that dies is started again after a growing pause. One that runs and gives no sign of life (signs.py) for
-`hang_timeout` is killed, which counts as a death; a worker of it that hangs is killed alone, and its master starts
-another. Another process that finds one broken though it runs asks for a restart, in a file
-(`Process.restart_request`): the broken one is killed, as it may not stop, and started again.
+A process that dies is started again after a growing pause. One with a health check (`Process.answers_at`) that does not
+answer for `hang_timeout` is killed, which counts as a death. Another process that finds one broken though it runs asks
+for a restart, in a file (`Process.restart_request`): the broken one is killed, as it may not stop, and started again.
 
 What ends everything, with its reason in the log:
 - more than five deaths of one process in a minute, or more than ten restarts that were asked for. Processes that the
@@ -35,7 +34,7 @@ BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1  # while something is awaited
 IDLE_INTERVAL = 1.0  # else: how long a request for a restart may lie
-LOOK_INTERVAL = 0.9  # at the least between two looks for signs of life, one of which comes every second
+LOOK_INTERVAL = 0.9  # at the least between two looks at the health checks, which are asked every second
 REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
 STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
 KILLED_BECAUSE = {True: "out of memory", False: "not for want of memory", None: "perhaps out of memory"}
@@ -65,15 +64,15 @@ class _Child:
     deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
     restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
     restart_reason: str = ""  # why it is being killed as others asked for it; "" when it is not
-    hang_reason: str = ""  # likewise, as it gave no sign of life
-    silence: dict[int, float] = field(default_factory=dict)  # of its group: pid -> seconds without a sign of life
+    hang_reason: str = ""  # why it is being killed, as it did not answer
+    silence: float = 0.0  # seconds since its last answer
     retry_at: float = 0.0
     last_exit: str = ""
 
 
 class Supervisor:
     """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds; without
-    `hang_timeout` nobody is missed.
+    `hang_timeout` no health check is asked.
 
     `when_ready` are lines for the log when everything is ready for the first time.
     """
@@ -156,7 +155,7 @@ class Supervisor:
         requested, ours = child.restart_reason, child.restart_reason or child.hang_reason
         short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
         child.last_exit = f"was killed by serve ({ours})" if ours else self._describe_exit(code, short_of_memory)
-        child.pid, child.restart_reason, child.hang_reason, child.silence = None, "", "", {}
+        child.pid, child.restart_reason, child.hang_reason, child.silence = None, "", "", 0.0
         recent = child.restarts if requested else child.deaths
         recent.forget_old(now)
         if not short_of_memory:
@@ -181,27 +180,18 @@ class Supervisor:
                 self._system.kill_group(child.pid)
 
     def _kill_what_hangs(self) -> None:
-        """Time in which this loop itself stood still is no silence: a container may be paused as a whole."""
+        """Kill processes that have not answered for `hang_timeout`. Time in which this loop itself was suspended does
+        not count, because a container may be paused as a whole."""
         now = self._system.now()
         passed = min(now - self._last_look, 2 * IDLE_INTERVAL)
         if not self._hang_timeout or passed < LOOK_INTERVAL:
             return
         self._last_look, silent = now, self._system.silent()
         for child in self._children:
-            now_silent = silent.get(child.pid, ()) if child.pid is not None else ()
-            child.silence = {pid: child.silence.get(pid, 0.0) + passed for pid in now_silent}
-            for pid in [pid for pid, seconds in child.silence.items() if seconds >= self._hang_timeout]:
-                self._kill_hung(child, pid)
-
-    def _kill_hung(self, child: _Child, pid: int) -> None:
-        reason = f"did not answer for {self._hang_timeout:g} s"
-        if pid != child.pid:
-            del child.silence[pid]
-            self._system.say(f"process {pid} of {child.process.name} {reason}; killing it", "error")
-            self._system.kill(pid)
-        elif not child.restart_reason:
-            child.hang_reason = f"it {reason}"
-            self._system.kill_group(pid)
+            child.silence = child.silence + passed if child.pid in silent else 0.0
+            if child.pid and child.silence >= self._hang_timeout and not (child.restart_reason or child.hang_reason):
+                child.hang_reason = f"it did not answer for {self._hang_timeout:g} s"
+                self._system.kill_group(child.pid)
 
     def _was_short_of_memory(self) -> bool | None:
         """Whether the kernel has killed one for memory since the last time; None where it is not said."""

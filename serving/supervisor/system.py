@@ -19,8 +19,7 @@ class Process:
     and others of our user may have made too: removed when they are empty and not older. `restart_request` is a file in
     which others ask for a restart: the number of the start that they mean, a space, and the reason in one line. Serving
     goes on without an `optional` one: it is not waited for, and given up where the deaths of another would end
-    everything. What works answers a GET at `answers_at` (address and path) whatever else it does; its workers touch a
-    file each in the folder `beats`, named by their pids, every second. It inherits the `listeners`, and gets the
+    everything. `answers_at` is the address and path of its health check. It inherits the `listeners`, and gets the
     signals `passed_on` in place of `serve`. One that `writes_log` inherits our standard output, else we read what it
     writes."""
 
@@ -35,7 +34,6 @@ class Process:
     restart_request: Path | None = None
     optional: bool = False
     answers_at: tuple[Address, str] | None = None
-    beats: Path | None = None
     listeners: tuple[socket.socket, ...] = ()
     passed_on: tuple[signal.Signals, ...] = ()
     writes_log: bool = False
@@ -62,12 +60,8 @@ class System(Protocol):
     def kill_group(self, pid: int) -> None:
         """SIGKILL to the process and all of its group."""
 
-    def kill(self, pid: int) -> None:
-        """SIGKILL to one process, which may have ended."""
-
-    def silent(self) -> Mapping[int, set[int]]:
-        """For each process that runs, those of its group, itself among them, that gave no sign of life since the last
-        call."""
+    def silent(self) -> set[int]:
+        """Return the processes that answered their health check once, and have not since the last call."""
 
     def oom_kills(self) -> int | None:
         """How many of our processes the kernel has killed so far for want of memory; None where it is not said."""

@@ -182,8 +182,8 @@ def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
 SHORT = [
     *_signals(signal.SIGKILL, "killed"),
     Fault("a model's process killed (SIGKILL)", send(signal.SIGKILL, stub)),
-    *_signals(signal.SIGSTOP, "stopped"),
-    Fault("a model's process stopped (SIGSTOP)", send(signal.SIGSTOP, stub)),
+    Fault("tritonserver stopped (SIGSTOP)", send(signal.SIGSTOP, master("tritonserver")), of="tritonserver"),
+    Fault("a worker of gunicorn stopped (SIGSTOP)", send(signal.SIGSTOP, worker("gunicorn")), cuts=True),
     Fault("a model ends its process in execute", model_exits),
     Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),
     Fault(f"the run folder full for {SECONDS_FULL:g} s", fill(lambda server: server.inside(server.run_dir)), cuts=True),

@@ -79,7 +79,11 @@ def outage(answers: Iterable[Answer], struck: float) -> float:
 def logged_twice(log: Path, name: str) -> list[str]:
     """Ids of the load that stand in nginx's log more than once, or with another status than the first."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')]
-    ids = Counter(document["request_id"] for document in map(_json, lines) if document.get("process") == "nginx")
+    ids = Counter(
+        id_
+        for document in map(_json, lines)
+        if document.get("process") == "nginx" and (id_ := document.get("request_id"))
+    )
     return [each for each, count in ids.items() if each.startswith(f"{name}-") and count > 1]
 
 

@@ -7,13 +7,14 @@ from tests.support.harness import ROOT
 
 FORKED = """
 import gc
+from types import SimpleNamespace
 import serving.front.gunicorn_config as hooks
 from predictor import create_app
 from serving.settings.table import Settings
 
 app = create_app(Settings.from_env({}))
 before = len(gc.get_objects())
-hooks.pre_fork(None, None)
+hooks.pre_fork(SimpleNamespace(app=SimpleNamespace(wsgi=lambda: app)), SimpleNamespace(age=1))
 print(before, len(gc.get_objects()))
 """
 

@@ -42,7 +42,6 @@ table = [
         noise=("harmless",),
         leftovers=(f"{folder}/left-*",),
         empty_leftovers=f"{folder}/empty-*",
-        beats=folder / "beats",
     )
     for name, command in commands.items()
 ]
@@ -224,37 +223,6 @@ def test_none_is_removed_while_another_process_of_that_name_runs(supervise: Star
     assert (tmp_path / f"empty-{first}").is_dir()
     kill(other)
     running.stop()
-
-
-def test_one_that_is_stopped_is_killed_and_started_again(supervise: Start) -> None:
-    running = supervise({"one": "exec sleep 100", "other": "exec sleep 100"})
-    running.says("ready")
-    first, other = running.pid("one"), running.pid("other")
-    os.kill(first, signal.SIGSTOP)
-    running.says("one", "3 s", "0.25 s")
-    wait_until(lambda: running.pid("one") not in (first, 0), "it is back")
-    assert running.pid("other") == other
-    assert running.stop() == 0
-
-
-def test_one_of_its_group_that_is_stopped_is_killed_alone(supervise: Start) -> None:
-    running = supervise({"one": "sleep 100 & echo worker=$!; wait; echo worker ended; exec sleep 100"})
-    first, worker = running.pid("one"), running.number("one", "worker=")
-    os.kill(worker, signal.SIGSTOP)
-    running.says(f"process {worker} of one", "3 s")
-    running.says("worker ended", process="one")
-    assert running.pid("one") == first
-    assert running.stop() == 0
-
-
-def test_a_worker_whose_beat_ends_is_killed_though_it_runs(supervise: Start) -> None:
-    """A shell that beats five times, and then goes on without."""
-    beating = "mkdir -p beats; sh -c 'for i in 1 2 3 4 5; do touch beats/$$; sleep 1; done; sleep 100' & echo worker=$!"
-    running = supervise({"one": f"{beating}; wait; exec sleep 100"})
-    worker = running.number("one", "worker=")
-    running.says(f"process {worker} of one", "3 s")
-    wait_until(lambda: not alive(worker), "it is gone")
-    assert running.stop() == 0
 
 
 def test_all_end_with_a_supervisor_that_is_killed(supervise: Start) -> None:

@@ -23,7 +23,7 @@ class FakeSystem:
         self.clock = 0.0
         self.killed_for_memory: int | None = 3  # before the start
         self.full: list[str] = []
-        self.hung: dict[str, set[int]] = {}  # of a process: 0 is itself, another number a worker
+        self.hung: set[str] = set()
         self.pids: dict[str, int] = {}
         self.history: list[tuple[float, str, str]] = []
         self.said: list[str] = []
@@ -89,19 +89,17 @@ class FakeSystem:
     def kill_group(self, pid: int) -> None:
         name = self._name(pid)
         self.history.append((round(self.clock, 2), "SIGKILL", name))
-        self.hung.pop(name, None)
+        self.hung.discard(name)
         self.at(self.clock, self.die(name, -SIGKILL))
 
-    def kill(self, pid: int) -> None:
-        self.history.append((round(self.clock, 2), "SIGKILL", str(pid)))
-        for workers in self.hung.values():
-            workers.discard(pid)
+    def silent(self) -> set[int]:
+        return {pid for name, pid in self.pids.items() if name in self.hung}
 
-    def silent(self) -> dict[int, set[int]]:
-        return {pid: {each or pid for each in self.hung.get(name, ())} for name, pid in self.pids.items()}
+    def hang(self, name: str) -> Callable[[], None]:
+        return lambda: self.hung.add(name)
 
-    def hang(self, name: str, *workers: int) -> Callable[[], None]:
-        return lambda: self.hung.update({name: set(workers)})
+    def answer(self, name: str) -> Callable[[], None]:
+        return lambda: self.hung.discard(name)
 
     def full_places(self) -> list[str]:
         return self.full
@@ -516,7 +514,7 @@ def test_a_sigbus_names_the_file_system_that_is_full(
 
 
 def test_one_that_hangs_is_killed_after_its_time_and_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.at(100.25, system.hang("tritonserver", 0))
+    system.at(100.25, system.hang("tritonserver"))
     system.at(130, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
@@ -524,24 +522,16 @@ def test_one_that_hangs_is_killed_after_its_time_and_started_again(supervisor: S
     assert system.told("tritonserver", "15 s", "0.25 s")
 
 
-def test_a_worker_that_hangs_is_killed_alone(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.at(100.25, system.hang("nginx", 4711))
-    system.at(130, system.send(SIGTERM))
-    assert supervisor.run() == 0
-    assert system.stops() == [("SIGKILL", "4711"), *IN_ORDER]
-    assert system.told("4711", "nginx", "15 s")
-
-
-def test_a_sign_of_life_between_two_silences_begins_a_new_count(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_an_answer_between_two_silences_begins_a_new_count(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in range(100, 160, 14):
-        system.at(when, system.hang("tritonserver", 0))
-        system.at(when + 12, system.hang("tritonserver"))
+        system.at(when, system.hang("tritonserver"))
+        system.at(when + 12, system.answer("tritonserver"))
     system.at(200, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert system.stops() == IN_ORDER
 
 
-def test_time_in_which_the_whole_container_stood_still_is_no_silence(
+def test_time_in_which_the_whole_container_was_paused_does_not_count(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     def paused() -> int:
@@ -549,16 +539,16 @@ def test_time_in_which_the_whole_container_stood_still_is_no_silence(
         return SIGCHLD
 
     system.at(100, paused)
-    system.at(100, system.hang("tritonserver", 0))
-    system.at(3705, system.hang("tritonserver"))
+    system.at(100, system.hang("tritonserver"))
+    system.at(3705, system.answer("tritonserver"))
     system.at(3750, system.send(SIGTERM))
     assert supervisor.run() == 0
     assert system.stops() == IN_ORDER
 
 
-def test_without_a_time_nobody_is_missed(system: FakeSystem, status_file: Path) -> None:
+def test_without_a_hang_timeout_nothing_is_killed(system: FakeSystem, status_file: Path) -> None:
     table = [Process("nginx", ("nginx",), {}, Path("/"))]
-    system.at(10, system.hang("nginx", 0))
+    system.at(10, system.hang("nginx"))
     system.at(1000, system.send(SIGTERM))
     assert Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0).run() == 0
     assert len(system.starts("nginx")) == 1
