@@ -9,16 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clients._schemas import BOOLEAN, INTEGER, record
+from clients._predictions import BOOLEAN, INTEGER, record
 from clients._text.answers import QuestionAnswering
-from clients._text.classification import TextClassification
+from clients._text.classification import TextClassification, TextRanking, ZeroShotClassification
 from clients._text.embedding import Embedding
 from clients._text.entities import TokenClassification
 from clients._text.fill_mask import FillMask
-from clients._text.ranking import TextRanking
 from clients._text.task import Task
 from clients._text.tokenizer import TextTokenizer
-from clients._text.zero_shot import ZeroShotClassification
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import TEXT, Codec
 from serving.errors import DecodingError

@@ -9,9 +9,8 @@ from PIL import Image
 
 from clients._drawing import draw
 from clients._image import LABELS, ImageClient
-from clients._schemas import INTEGER, NUMBER, STRING, listed, record
+from clients._predictions import INTEGER, NUMBER, STRING, listed, record, sigmoid, softmax
 from clients.base import Model, Parameter, Tensors, labels_of
-from clients.resnet import sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
 
 LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clients._image import ImageClient
-from clients._schemas import NUMBER, listed, record
+from clients._predictions import NUMBER, listed, record
 from clients.base import Model, Parameter, Tensors
 from serving.errors import InferenceFailed, InvalidRequest
 

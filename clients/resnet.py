@@ -1,13 +1,12 @@
 """Image classification with a ResNet, or any network that takes one image and gives one score per class."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clients._image import EXAMPLE, LABELS, ImageClient
-from clients._schemas import CLASSES, record
+from clients._predictions import ACTIVATIONS, CLASSES, record
 from clients.base import Model, Parameter, Tensors, TensorSpec, labels_of
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -87,26 +86,6 @@ class Client(ImageClient):
             f"file '{self.options['labels']}' of model '{self.model.name}' has {len(self.labels)} labels, "
             f"output '{self.output.name}' has {classes} classes"
         )
-
-
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Softmax over the last axis, shifted by its maximum so that no logit overflows."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    normalized: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
-    return normalized
-
-
-def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """By tanh, so that no logit overflows."""
-    scores: NDArray[np.float32] = (np.tanh(logits / 2) + 1) / 2
-    return scores
-
-
-ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
-    "softmax": softmax,
-    "sigmoid": sigmoid,
-    "none": lambda scores: scores,
-}
 
 
 def _is_a_list(shape: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from PIL import Image
 from clients._drawing import VEIL, class_colour
 from clients._image import LABELS, ImageClient, Pixels
 from clients._masks import map_size
-from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
+from clients._predictions import INTEGER, NUMBER, STRING, Schema, listed, record
 from clients.base import Model, Parameter, Tensors, labels_of
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest

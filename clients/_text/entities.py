@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from tokenizers import Encoding
 
-from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
-from clients._text.scores import softmax
+from clients._predictions import INTEGER, NUMBER, STRING, Schema, listed, record, softmax
 from clients._text.task import Array, Task, label
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows

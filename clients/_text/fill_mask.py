@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clients._schemas import INTEGER, NUMBER, STRING, Schema, listed, record
-from clients._text.scores import best, softmax
+from clients._predictions import INTEGER, NUMBER, STRING, Schema, best, listed, record, softmax
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer, padded
 from clients.base import Model, Names, Parameter, Tensors
