@@ -1,6 +1,7 @@
 """Errors, each in one line that says what was wrong and what to do."""
 
 import json
+import re
 from typing import Any
 
 from botocore import exceptions as aws
@@ -15,25 +16,14 @@ ABSENT_CODES = {
     "ResourceNotFoundException",
     "ImageNotFoundException",
 }
-ADVICE = {
-    "AccessDenied": POLICY,
-    "AccessDeniedException": POLICY,
-    "ExpiredToken": LOGIN,
-    "ExpiredTokenException": LOGIN,
-    "InvalidClientTokenId": LOGIN,
-    "InvalidSignatureException": LOGIN,
-    "SignatureDoesNotMatch": LOGIN,
-    "UnrecognizedClientException": LOGIN,
-    "ThrottlingException": "AWS limits the rate of calls: try again in a minute",
-    "ResourceLimitExceeded": "ask for a higher quota in Service Quotas, or take another --instance-type",
-    "ModelNotReadyException": "the model is still being loaded: try again in a minute",
-}
-KINDS: tuple[tuple[type[Exception], str], ...] = (
-    (aws.NoCredentialsError, f"no AWS credentials were found: {LOGIN}"),
-    (aws.PartialCredentialsError, f"the AWS credentials are not complete: {LOGIN}"),
-    (aws.SSOError, f"the AWS sign-in has ended: {LOGIN}"),
-    (aws.NoRegionError, "no AWS region is set: give --region, or set AWS_REGION"),
+ADVICE = (  # by what the error's code contains
+    (r"AccessDenied", POLICY),
+    (r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient", LOGIN),
+    (r"Throttling", "AWS limits the rate of calls: try again in a minute"),
+    (r"ResourceLimitExceeded", "ask for a higher quota in Service Quotas, or take another --instance-type"),
+    (r"ModelNotReady", "the model is still being loaded: try again in a minute"),
 )
+WITHOUT_LOGIN = (aws.NoCredentialsError, aws.PartialCredentialsError, aws.SSOError)
 
 
 class DeployError(Exception):
@@ -54,10 +44,7 @@ def explain(error: Exception) -> str:
     """Return boto3's error in one line: what AWS says, and what to do."""
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
-    for kind, text in KINDS:
-        if isinstance(error, kind):
-            return text
-    return one_line(str(error))
+    return f"{one_line(str(error))}{f' ({LOGIN})' if isinstance(error, WITHOUT_LOGIN) else ''}"
 
 
 def one_line(text: str) -> str:
@@ -74,7 +61,8 @@ def _explain_reply(error: aws.ClientError) -> str:
     if code == "ModelError":
         reply: dict[str, Any] = dict(error.response)  # has fields that boto3's types do not know
         return _container_error(reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error))
-    return f"{error.operation_name}: {one_line(_message(error)) or code} ({ADVICE.get(code, code)})"
+    advice = next((text for pattern, text in ADVICE if re.search(pattern, code)), code)
+    return f"{error.operation_name}: {one_line(_message(error)) or code} ({advice})"
 
 
 def _container_error(status: Any, text: str) -> str:

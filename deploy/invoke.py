@@ -4,7 +4,6 @@ import argparse
 import codecs
 import mimetypes
 import sys
-from pathlib import Path
 
 from deploy.aws import RUNTIME, Aws, Reply
 from deploy.config import request
@@ -78,18 +77,15 @@ def _print_stream(reply: Reply) -> None:
 
 def _show(options: argparse.Namespace, reply: Reply) -> None:
     body, kind = reply["Body"].read(), reply.get("ContentType", "")
-    if options.output:
-        _write(options.output, body)
-        print(f"wrote {len(body)} bytes of {kind} to {options.output}")
+    if not options.output:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            raise DeployError(f"the reply is {len(body)} bytes of {kind}: --output FILE writes them") from None
+        print(text.rstrip("\n"))
         return
     try:
-        print(body.decode().rstrip("\n"))
-    except UnicodeDecodeError:
-        raise DeployError(f"the reply is {len(body)} bytes of {kind}: --output FILE writes them") from None
-
-
-def _write(path: Path, body: bytes) -> None:
-    try:
-        path.write_bytes(body)
+        options.output.write_bytes(body)
     except OSError as err:
-        raise UsageError(f"{path} cannot be written: {err.strerror}") from None
+        raise UsageError(f"{options.output} cannot be written: {err.strerror}") from None
+    print(f"wrote {len(body)} bytes of {kind} to {options.output}")

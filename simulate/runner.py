@@ -147,7 +147,9 @@ class Image(Process):
 
     def kill(self) -> None:
         self._run("rm", "--force", self._name)
-        self._process.wait(timeout=START_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=START_SECONDS)
+        self._process.kill()
         self._picker.close()
 
 

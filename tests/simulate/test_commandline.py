@@ -1,6 +1,8 @@
 """`python -m simulate` as its users run it: signals, mistakes, what it leaves behind."""
 
+import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -9,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from simulate.__main__ import parser
-from simulate.runner import Launch, image_command
+from simulate.runner import Launch, connection_in, image_command
 from tests.simulate.command import Command
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, MISBEHAVING, client_of, make_tar
 from tests.support.harness import PATIENCE, ROOT, wait_until
+from tests.support.started import ends_with
 
 
 @pytest.fixture
@@ -163,3 +167,23 @@ def test_an_image_has_few_rights_and_what_the_platform_gives_it(tmp_path: Path, 
         "-e SAGEMAKER_SAFE_PORT_RANGE=23000-23999",
     ):
         assert words in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter another network")
+def test_a_connection_reaches_a_container_without_a_network() -> None:
+    code = "from http.server import *; HTTPServer(('127.0.0.1', 8080), SimpleHTTPRequestHandler).serve_forever()"
+    start = f"ip link set lo up && exec {sys.executable} -c {shlex.quote(code)}"
+    alone = subprocess.Popen(["unshare", "--net", "sh", "-c", start], stderr=subprocess.DEVNULL)
+    ends_with(alone.kill)
+    pool = urllib3.HTTPConnectionPool("127.0.0.1", 8080)
+    pool.ConnectionCls = connection_in(alone.pid)
+
+    def status() -> int:
+        with contextlib.suppress(urllib3.exceptions.HTTPError):
+            return pool.request("GET", "/", retries=False).status
+        return 0
+
+    wait_until(lambda: status() == 200, "the server answers inside")
+    alone.kill()
+    alone.wait()
+    assert status() == 0
