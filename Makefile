@@ -122,11 +122,9 @@ clean:
 	@PYTHON=$(PYTHON) sh scripts/debian-packages
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/generator.txt \
-    requirements/references.lock .venv/.serving
+.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/references.lock .venv/.serving
 	@echo "installing what builds and tests (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
-	@scripts/install --no-deps requirements/generator.txt
 	@$(PIP) --require-hashes --no-deps --no-compile -r requirements/torch.txt
 	@rm -rf .venv/references
 	@scripts/install --no-deps --target=.venv/references requirements/references.lock

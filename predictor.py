@@ -22,7 +22,7 @@ from serving.front.kserve import KServeRoutes
 from serving.front.management import is_management
 from serving.front.metrics import CONTENT_TYPE
 from serving.front.observe import Observer
-from serving.front.openapi.route import openapi
+from serving.front.openapi import openapi
 from serving.front.page import add_page
 from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.services import Services, services

@@ -1,4 +1,4 @@
-"""What predictions of several clients consist of: scores made of logits, the best of them, and their JSON Schemas."""
+"""What predictions of several clients consist of: scores made of logits, and the best of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,18 +31,3 @@ def best(scores: Array, count: int) -> list[tuple[int, float]]:
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": np.asarray}
-
-Schema = dict[str, Any]
-STRING, NUMBER, INTEGER, BOOLEAN = ({"type": name} for name in ("string", "number", "integer", "boolean"))
-
-
-def record(**fields: Schema) -> Schema:
-    """An object with these fields."""
-    return {"type": "object", "properties": fields, "required": list(fields)}
-
-
-def listed(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-CLASSES = listed(record(label=STRING, class_id=INTEGER, score=NUMBER))

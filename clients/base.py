@@ -157,12 +157,8 @@ class ModelClient(ABC):
         """
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
-        """The JSON Schema of each parameter, for /openapi.json and the page."""
+        """The JSON Schema of each parameter, for GET /models and the page."""
         return {parameter.name: parameter.schema() for parameter in self.parameters}
-
-    def prediction_schema(self) -> dict[str, Any]:
-        """The JSON Schema of one prediction, for /openapi.json; nothing is said of it by {}."""
-        return {}
 
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
         """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""

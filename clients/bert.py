@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clients._predictions import BOOLEAN, INTEGER, record
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification, TextRanking, ZeroShotClassification
 from clients._text.embedding import Embedding
@@ -73,9 +72,6 @@ class Client(ModelClient):
             owners = tensors.get("owners", np.arange(len(instances)))
             raise DecodingError("the text has no tokens", instance=int(owners[empty[0]]))
         return tensors
-
-    def prediction_schema(self) -> dict[str, Any]:
-        return record(**self.task.fields, tokens=INTEGER, truncated=BOOLEAN)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

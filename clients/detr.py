@@ -9,7 +9,7 @@ from PIL import Image
 
 from clients._drawing import draw
 from clients._image import LABELS, ImageClient
-from clients._predictions import INTEGER, NUMBER, STRING, listed, record, sigmoid, softmax
+from clients._predictions import sigmoid, softmax
 from clients.base import Model, Parameter, Tensors, labels_of
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -64,11 +64,6 @@ class Client(ImageClient):
         if not self.labels or classes < 0 or classes == len(self.labels):
             return ""
         return f"model '{self.model.name}' has {len(self.labels)} labels, its output '{LOGITS}' {classes} classes"
-
-    def prediction_schema(self) -> dict[str, Any]:
-        box = record(**dict.fromkeys(CORNERS, NUMBER))
-        detection = record(label=STRING, class_id=INTEGER, score=NUMBER, box=box)
-        return record(detections=listed(detection), image=record(width=INTEGER, height=INTEGER))
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]

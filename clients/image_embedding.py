@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from clients._image import ImageClient
-from clients._predictions import NUMBER, listed, record
 from clients.base import Model, Parameter, Tensors
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -26,9 +25,6 @@ class Client(ImageClient):
                 f"output '{self.output.name}' {list(self.output.shape)} of model '{model.name}' is no vector; export "
                 "the network with its pooled output first"
             )
-
-    def prediction_schema(self) -> dict[str, Any]:
-        return record(embedding=listed(NUMBER))
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clients._image import EXAMPLE, LABELS, ImageClient
-from clients._predictions import ACTIVATIONS, CLASSES, record
+from clients._predictions import ACTIVATIONS
 from clients.base import Model, Parameter, Tensors, TensorSpec, labels_of
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -42,9 +42,6 @@ class Client(ImageClient):
             raise InvalidRequest(self._no_list(self.output.shape))
         if mismatch := self._mismatch(_class_count(self.output, model.max_batch_size)):
             raise InvalidRequest(mismatch)
-
-    def prediction_schema(self) -> dict[str, Any]:
-        return record(classes=CLASSES)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

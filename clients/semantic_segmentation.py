@@ -13,7 +13,6 @@ from PIL import Image
 from clients._drawing import VEIL, class_colour
 from clients._image import LABELS, ImageClient, Pixels
 from clients._masks import map_size
-from clients._predictions import INTEGER, NUMBER, STRING, Schema, listed, record
 from clients.base import Model, Parameter, Tensors, labels_of
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
@@ -58,14 +57,6 @@ class Client(ImageClient):
         if not self.labels or classes in (-1, len(self.labels)):
             return ""
         return f"model '{self.model.name}' has {len(self.labels)} labels, its output {classes} classes"
-
-    def prediction_schema(self) -> dict[str, Any]:
-        size: dict[str, Schema] = {"width": INTEGER, "height": INTEGER}
-        encoded = STRING | {"contentEncoding": "base64", "contentMediaType": "image/png"}
-        segment = record(label=STRING, class_id=INTEGER, share=NUMBER)
-        schema = record(segments=listed(segment), image=record(**size))
-        schema["properties"]["map"] = record(b64=encoded, **size)  # not required: the parameter may be none
-        return schema
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]

@@ -16,7 +16,6 @@ from clients._drawing import draw
 from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
 from clients._image import DEFAULT_LABELS, EXAMPLE
 from clients._masks import outlines, runs
-from clients._predictions import INTEGER, NUMBER, STRING, listed, record
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
@@ -132,18 +131,6 @@ class Client(ModelClient):
             names = {"type": "string", "enum": list(dict.fromkeys([*self.labels, *map(str, ids)]))}
             schemas["classes"]["items"] = {"anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]}
         return schemas
-
-    def prediction_schema(self) -> dict[str, Any]:
-        box = record(xmin=NUMBER, ymin=NUMBER, xmax=NUMBER, ymax=NUMBER)
-        fields = {"label": STRING, "class_id": INTEGER, "score": NUMBER, "box": box}
-        if self.keypoints[0]:
-            values = dict.fromkeys(("x", "y", "score")[: self.keypoints[1]], NUMBER)
-            fields["keypoints"] = listed(record(**values))
-        detection = record(**fields)
-        if self.prototypes:  # not required: `masks` may be none
-            detection["properties"]["polygons"] = listed(listed(NUMBER))
-            detection["properties"]["rle"] = record(size=listed(INTEGER), counts=STRING)
-        return record(detections=listed(detection), image=record(width=INTEGER, height=INTEGER))
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]

@@ -1,12 +1,12 @@
 """The answer to a question within a context, as transformers' question-answering pipeline (4.57) finds it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
-from clients._predictions import INTEGER, NUMBER, STRING, Schema, best, listed, record, softmax
+from clients._predictions import best, softmax
 from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
@@ -16,14 +16,11 @@ USUAL_STRIDE = 128  # of tokens, where a window has twice as many
 APART = ("start_logits", "end_logits")  # transformers' names of two outputs, where a network has not one for both
 NOWHERE = -10000.0  # the logit of a token that cannot be part of an answer
 
-ENTRY = record(answer=STRING, score=NUMBER, start=INTEGER, end=INTEGER)
-
 
 class QuestionAnswering(Task):
     """`{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end count characters of the
     context. An answer of no text says that the context has none."""
 
-    fields: ClassVar[Mapping[str, Schema]] = {"answers": listed(ENTRY)}
     codec = Fields("question", "context")
     parameters = (
         Parameter("top_k", 1, "how many answers", minimum=1, maximum=100),

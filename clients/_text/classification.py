@@ -1,11 +1,11 @@
 """Tasks whose network gives scores of a text or of a pair: classes, classes that the caller names, and ranking."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from clients._predictions import ACTIVATIONS, CLASSES, INTEGER, NUMBER, Schema, best, listed, record, softmax
+from clients._predictions import ACTIVATIONS, best, softmax
 from clients._text.task import Array, Fields, Task, as_text, label
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Names, Parameter, Tensors
@@ -21,7 +21,6 @@ HOLE = "{}"
 class TextClassification(Task):
     """`{"classes": [{"label", "class_id", "score"}, …]}`, best first."""
 
-    fields: ClassVar[Mapping[str, Schema]] = {"classes": CLASSES}
     codec = Fields("text", optional=("text_pair",))
     settings = (
         Parameter(
@@ -84,7 +83,6 @@ class ZeroShotClassification(Task):
     names (Yin et al. 2019, arXiv:1909.00161).
     """
 
-    fields: ClassVar[Mapping[str, Schema]] = {"classes": CLASSES}
     codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
     parameters = (
         Parameter("candidate_labels", Names(), "the labels to choose from, where an instance names none"),
@@ -173,7 +171,6 @@ class TextRanking(Task):
     """`{"ranking": [{"index", "score"}, …]}` of documents by how well they answer a query, in pairs (a cross-encoder),
     best first; index counts the documents as they were given."""
 
-    fields: ClassVar[Mapping[str, Schema]] = {"ranking": listed(record(index=INTEGER, score=NUMBER))}
     codec = Fields("query", "documents", lists=("documents",))
     parameters = (
         Parameter("top_k", 0, "how many documents; 0: all", minimum=0),

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from clients._predictions import NUMBER, Schema, listed
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors
@@ -22,7 +21,6 @@ class Embedding(Task):
     The output that is read is the network's own `sentence_embedding` [hidden], where it has one and the model's
     configuration does not set `pooling`; else the first, [tokens, hidden] or [hidden]."""
 
-    fields: ClassVar[Mapping[str, Schema]] = {"embedding": listed(NUMBER)}
     settings = (
         Parameter(
             "pooling", "mean", "embedding: the tokens that it is made from", choices=("mean", "cls", "max", "last")

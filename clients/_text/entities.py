@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
-from clients._predictions import INTEGER, NUMBER, STRING, Schema, listed, record, softmax
+from clients._predictions import softmax
 from clients._text.task import Array, Task, label
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
@@ -31,14 +31,11 @@ class Token:
 
 Entity = dict[str, Any]
 
-ENTRY = record(label=STRING, score=NUMBER, word=STRING, start=INTEGER, end=INTEGER)
-
 
 class TokenClassification(Task):
     """`{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the text; start and end count
     characters."""
 
-    fields: ClassVar[Mapping[str, Schema]] = {"entities": listed(ENTRY)}
     parameters = (
         Parameter("aggregation_strategy", "none", "how tokens become entities", choices=STRATEGIES),
         Parameter("ignore_labels", Names(["O"]), "labels that are no entities"),

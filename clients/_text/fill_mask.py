@@ -1,11 +1,11 @@
 """The likeliest tokens in place of each mask of a text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from clients._predictions import INTEGER, NUMBER, STRING, Schema, best, listed, record, softmax
+from clients._predictions import best, softmax
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer, padded
 from clients.base import Model, Names, Parameter, Tensors
@@ -15,13 +15,10 @@ POSITIONS = "masked_lm_positions"  # an input of models that return logits only 
 MOST_MASKS = 32  # in a text: each is a row of scores for the whole vocabulary, 120 kB of FP32
 MOST_FILLED = 2_000  # masks · top_k of a text: each is written as a whole sequence
 
-ENTRY = record(token=STRING, token_id=INTEGER, score=NUMBER, sequence=STRING)
-
 
 class FillMask(Task):
     """`{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`, a list for each mask, likeliest first."""
 
-    fields: ClassVar[Mapping[str, Schema]] = {"masks": listed(listed(ENTRY))}
     parameters = (
         Parameter("top_k", 5, "how many tokens per mask", minimum=1, maximum=1000),
         Parameter("targets", Names(), "the only tokens to choose from; all when empty"),

@@ -8,7 +8,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from clients._predictions import Schema
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Parameter, Tensors, read_labels
 from serving.budget import read_json
@@ -20,14 +19,12 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """The task of one model, without any request's state. `truncation` says which text of a pair is shortened; `fields`
-    are those of a prediction."""
+    """The task of one model, without any request's state. `truncation` says which text of a pair is shortened."""
 
     codec: ClassVar[Codec] = TEXT
     settings: ClassVar[tuple[Parameter, ...]] = ()
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     truncation: ClassVar[str] = "longest_first"
-    fields: ClassVar[Mapping[str, Schema]] = {}
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """Take the values of the client's settings as `options`. Raise InvalidRequest if they do not fit the model."""

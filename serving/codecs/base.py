@@ -37,10 +37,6 @@ class Codec(ABC):
     keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
 
-    def schema(self) -> dict[str, Any]:
-        """What `open_json` takes, as JSON Schema."""
-        return {}
-
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
         """The instance that these raw bytes hold."""
         return self.load(self.open(data, limits))
@@ -68,11 +64,6 @@ class Codec(ABC):
     def memory(self, opened: Any) -> int:
         """The bytes that an image takes at most while it is loaded, and as the instance; what is no image has none."""
         return 0
-
-
-def record(fields: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of an object of these fields and no others."""
-    return {"type": "object", "additionalProperties": False, "properties": fields, "required": list(fields)}
 
 
 def describe(value: Any) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
-from serving.codecs.base import FORM, Codec, Limits, describe, record
+from serving.codecs.base import FORM, Codec, Limits, describe
 from serving.codecs.encoding import decode_base64
 from serving.codecs.modes import to_rgb
 from serving.errors import DecodingError
@@ -129,15 +129,6 @@ class ImageCodec(Codec):
     part = "b64"
     keys = ("b64",)
     media_types = ("image/*", "application/x-image", "application/octet-stream", FORM)
-
-    def schema(self) -> dict[str, Any]:
-        encoded = {
-            "type": "string",
-            "format": "image-base64",
-            "contentEncoding": "base64",
-            "contentMediaType": "image/*",
-        }
-        return record({self.part: encoded})
 
     def open(self, data: bytes, limits: Limits) -> Any:
         image = read_header(data, limits.max_image_pixels)

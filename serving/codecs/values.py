@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from serving.budget import MOST_CELLS, check_count, read_json
-from serving.codecs.base import Codec, Limits, describe, record
+from serving.codecs.base import Codec, Limits, describe
 from serving.errors import DecodingError
 
 
@@ -18,9 +18,6 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     keys = ("text",)
     media_types = ("text/plain",)
-
-    def schema(self) -> dict[str, Any]:
-        return {"oneOf": [{"type": "string"}, record({"text": {"type": "string"}})]}
 
     def open(self, data: bytes, limits: Limits) -> str:
         try:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
-from openapi_spec_validator import validate
 from PIL import Image
 
 from build_engines.__main__ import main
@@ -65,14 +63,6 @@ def server(folder: Path) -> Iterator[Server]:
     started.kill_all()
 
 
-@pytest.fixture(scope="module")
-def document(server: Server) -> Any:
-    found = server.get("/openapi.json").json()
-
-    validate(found)
-    return found
-
-
 def shape(value: Any) -> Any:
     """Keys and kinds of values; of a list those of its first item."""
     if isinstance(value, dict):
@@ -83,7 +73,7 @@ def shape(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}: {row.body}")
-def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path, document: Any) -> None:
+def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path) -> None:
     path = f"/invocations?model_name={row.model}"
     if row.body.startswith("{"):
         answer = server.post(path, json=json.loads(row.body))
@@ -93,8 +83,6 @@ def test_each_row_of_the_page_is_answered(row: Row, server: Server, folder: Path
     assert answer.status_code == 200, answer.text
     found = answer.json()
     shown = json.loads(row.reply.replace("…", f'"{CUT}"'))
-    schema = f"#/components/schemas/{row.model}{'Reply' if 'predictions' in shown else 'Outputs'}"
-    Draft202012Validator(document | {"$ref": schema}).validate(found)
     assert (found.pop("model_name"), found.pop("model_version")) == (row.model, "1")
     assert shape(found) == shape(shown)
 

@@ -50,14 +50,6 @@ def predictions(reply: requests.Response) -> list[dict[str, Any]]:
     return found
 
 
-def test_openapi_has_csv_with_an_example_that_is_answered_by_csv(server: Server) -> None:
-    operation = server.get("/openapi.json").json()["paths"]["/invocations"]["post"]
-    rows = operation["requestBody"]["content"]["text/csv"]["examples"]
-    assert rows.keys() == MODELS.keys()
-    reply = ask(server, "forest", rows["forest"]["value"], Accept="text/csv")
-    assert reply.text == operation["responses"]["200"]["content"]["text/csv"]["examples"]["forest"]["value"]
-
-
 def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
     """JSON unless the body is text; `headers` with _ for -."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}

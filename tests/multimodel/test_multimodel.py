@@ -9,8 +9,6 @@ from urllib.parse import quote
 import psutil
 import pytest
 import requests
-from jsonschema import Draft202012Validator
-from openapi_spec_validator import validate
 
 from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
@@ -208,28 +206,6 @@ def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Con
             break
         assert len(page["models"]) == 2
     assert names == sorted(LOADED)
-
-
-def test_openapi_has_the_routes_of_this_mode_and_of_each_loaded_model(running: Container) -> None:
-    document = running.server.get("/openapi.json").json()
-    validate(document)
-    paths = document["paths"]
-    assert {f"/models/{quote(name, safe='')}/invoke" for name in LOADED} <= paths.keys()
-    assert {(path, method) for path in ("/models", "/models/{name}") for method in paths[path]} == {
-        ("/models", "get"),
-        ("/models", "post"),
-        ("/models/{name}", "get"),
-        ("/models/{name}", "delete"),
-    }
-    listed = Draft202012Validator(document | {"$ref": "#/components/schemas/LoadedModels"})
-    listed.validate(running.get("", limit="2").json())
-    body = paths["/models/first/invoke"]["post"]["requestBody"]["content"]["application/json"]
-    [example] = [each["value"] for each in body["examples"].values() if "instances" in each["value"]]
-    Draft202012Validator(document | body["schema"]).validate(example)
-    assert predictions(running.invoke("first", json=example)) == [{"ten": 10.0}]
-    forms = paths["/models/digits/invoke"]["post"]["requestBody"]["content"]
-    assert {"multipart/form-data", "image/png", "application/x-npy"} <= forms.keys()
-    assert "top_k" in [each["name"] for each in paths["/models/digits/invoke"]["post"]["parameters"]]  # in the query
 
 
 def test_a_loaded_model_is_a_409_and_so_is_a_target_that_is_taken(running: Container) -> None:

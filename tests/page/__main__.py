@@ -1,6 +1,5 @@
-"""`python -m tests.page`: takes the pictures of the page for docs/ and the README, and the copy of /openapi.json."""
+"""`python -m tests.page`: takes the pictures of the page for docs/ and the README."""
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -13,8 +12,6 @@ PICTURES = ((WIDE, "light", "docs/page.png"), (PHONE, "dark", "docs/page-phone.p
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), ROOT / "model_repository", SERVE_PAGE="true", **FP32).wait_ready()
-        document = server.get("/openapi.json").json()
-        (ROOT / "docs/openapi.json").write_text(json.dumps(document, indent=1) + "\n")
         with chromium() as browser:
             for width, scheme, file in PICTURES:
                 with opened(browser, server.url, width, scheme=scheme) as page:

@@ -61,7 +61,7 @@ def test_every_get_route_answers(server: Server) -> None:
     assert {"/models", "/ping", "/metrics"} <= set(paths)
     for path in paths:
         for name in names if "{name}" in path else [""]:
-            assert server.get(path.format(name=name)).status_code == 200, (path, name)
+            assert server.get(path.format(name=name, version=1)).status_code == 200, (path, name)
 
 
 @pytest.mark.parametrize("task", TASKS)

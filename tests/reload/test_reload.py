@@ -204,7 +204,6 @@ def test_an_added_model_is_listed_and_answers(server: Server, folder: Path) -> N
     write_model(folder, "added", 7, "seven")
     wait_until(lambda: "added" in described(server), server.output)
     assert answer(server, "added") == [21.0, "seven"]
-    assert "/v2/models/added/infer" in server.get("/openapi.json").json()["paths"]
     assert server.get("/v2/models/added").json()["name"] == "added"
 
 

@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "multimodel": ("serving/multimodel/*.py",),
     "preparation": ("serving/preparation/*.py",),
     "reload": ("serving/reload/*.py",),
-    "front": ("serving/front/*.py", "serving/front/openapi/*.py", "predictor.py", "wsgi.py"),
+    "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }
 
 

@@ -1,0 +1,198 @@
+"""GET /openapi.json: the routes, the errors, and each client's parameters and example, as OpenAPI 3.1.
+
+It is made from the code alone and calls nothing, so it is the same whatever is served; GET /models has the models. What
+writes it is imported at the first call, because that takes time.
+"""
+
+import base64
+import importlib
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from flask import Response, current_app
+
+from serving import VERSION
+from serving.errors import ServingError
+from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
+from serving.front.replies import json_reply
+from serving.headers import JSON_TYPE, TARGET_MODEL
+
+Json = dict[str, Any]
+UNSAID = {"HEAD", "OPTIONS"}
+PAGES = "/docs/"  # the page's files are not part of the API
+TEXT: Json = {"type": "string"}
+FILE: Json = {"type": "string", "format": "binary"}
+OBJECT: Json = {"type": "object"}
+TENSORS = "Tensors"
+OF_NGINX = {  # the errors that nginx.conf answers itself
+    "400": ["invalid_request"],
+    "404": ["not_found"],
+    "405": ["method_not_allowed"],
+    "413": ["payload_too_large"],
+    "414": ["invalid_request"],
+    "431": ["invalid_request"],
+    "500": ["internal_error"],
+    "503": ["frontend_unavailable", "overloaded", "triton_unavailable"],
+    "504": ["timeout"],
+}
+
+
+def openapi() -> Response:
+    """The API of this server as OpenAPI 3.1."""
+    paths: dict[str, Json] = {}
+    for rule in current_app.url_map.iter_rules():
+        if rule.rule.startswith(PAGES):
+            continue
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
+        for method in sorted((rule.methods or set()) - UNSAID):
+            paths.setdefault(path, {})[method.lower()] = _operation(path, method, text)
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Several models on one endpoint", "version": VERSION, "license": {"name": "Apache-2.0"}},
+        "paths": dict(sorted(paths.items())),
+        "components": {"schemas": _schemas(), "responses": _errors()},
+    }
+    return json_reply(document)
+
+
+def _operation(path: str, method: str, text: str) -> Json:
+    summary, _, more = text.partition("\n")
+    reply: Json = {"description": "the answer"}
+    if path != "/ping" and method != "DELETE":
+        reply["content"] = _reply(path, method)
+    operation: Json = {
+        "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
+        "tags": [_tag(path)],
+        "summary": summary,
+        "responses": {"200": reply} | {status: {"$ref": f"#/components/responses/{status}"} for status in _codes()},
+    }
+    if more.strip():
+        operation["description"] = more.strip()
+    if given := list(_parameters(path, method)):
+        operation["parameters"] = given
+    if method == "POST" and path != "/ping":
+        operation["requestBody"] = {"required": True, "content": _body(path)}
+    return operation
+
+
+def _tag(path: str) -> str:
+    if path.startswith("/v2/"):
+        return "kserve"
+    return "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
+
+
+def _parameters(path: str, method: str) -> Iterator[Json]:
+    for name in re.findall(r"{(\w+)}", path):
+        yield {"name": name, "in": "path", "required": True, "schema": TEXT}
+    if path == "/invocations":
+        for name in ("model_name", "model_version"):
+            about = "for a body that does not name it; the parameters of the model's client are taken here too"
+            yield {"name": name, "in": "query", "description": about, "schema": TEXT}
+    if (path, method) == ("/models", "POST"):
+        yield {"name": TARGET_MODEL, "in": "header", "description": "what callers name the model by", "schema": TEXT}
+
+
+def _body(path: str) -> Json:
+    from serving.bodies.kserve import BINARY_TYPE
+
+    if path == "/models":
+        load = {"properties": {"model_name": TEXT, "url": TEXT}, "required": ["model_name", "url"]}
+        return {JSON_TYPE: {"schema": OBJECT | load}}
+    if path.startswith("/v2/"):
+        infer = path.endswith("/infer")
+        tensors = {JSON_TYPE: {"schema": _reference(TENSORS) if infer else OBJECT}}
+        return tensors | ({"application/octet-stream": {"schema": FILE}} if infer else {})
+    from serving.bodies.json_lines import LINES_TYPES
+    from serving.bodies.npy import NPY_TYPE
+
+    raw = {kind for client in _clients().values() for kind in client.codec.media_types} - {JSON_TYPE}
+    examples = {name: {"value": body} for name, client in _clients().items() if (body := _example(client))}
+    schema = {"anyOf": [*map(_reference, _clients()), _reference(TENSORS)]}
+    files = {kind: {"schema": FILE} for kind in sorted({*raw, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})}
+    return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
+
+
+def _reply(path: str, method: str) -> Json:
+    if path == "/metrics":
+        return {PROMETHEUS: {"schema": TEXT}}
+    if path.startswith("/examples/") or path == "/docs":
+        return {"*/*": {"schema": {}}}
+    found: Json = {JSON_TYPE: {"schema": OBJECT}}
+    if method == "POST" and path != "/models":
+        found["text/event-stream"] = {"schema": TEXT}
+    return found
+
+
+@cache
+def _clients() -> dict[str, Any]:
+    """Return the class of each client by its name."""
+    from serving.inference.registry import families
+
+    return {name: importlib.import_module(f"clients.{name}").Client for name in families()}
+
+
+def _schemas() -> dict[str, Json]:
+    error = dict.fromkeys(("error", "code", "request_id"), TEXT)
+    tensor = {"name": TEXT, "datatype": TEXT, "shape": {"type": "array", "items": {"type": "integer"}}, "data": {}}
+    inputs = {"type": "array", "items": OBJECT | {"properties": tensor, "required": ["name", "datatype", "shape"]}}
+    return {
+        "Error": OBJECT | {"properties": error, "required": [*error]},
+        TENSORS: OBJECT | {"properties": {"model_name": TEXT, "inputs": inputs}, "required": ["inputs"]},
+        **{name: _request(client) for name, client in _clients().items()},
+    }
+
+
+def _request(client: Any) -> Json:
+    """Return the schema of a JSON body for a model of this client."""
+    parameters = {
+        each.name: each.schema() | {"description": each.help, "default": _plain(each.default)}
+        for each in client.parameters
+    }
+    instances = {"type": "array", "minItems": 1, "description": f"each is {client.codec.expected}"}
+    fields = {
+        "model_name": TEXT,
+        "model_version": {"type": ["string", "integer", "null"]},
+        "instances": instances,
+        "parameters": {"type": ["object", "null"], "properties": parameters, "additionalProperties": False},
+    }
+    return OBJECT | {"description": inspect.getdoc(client), "properties": fields, "required": ["instances"]}
+
+
+def _example(client: Any) -> Json | None:
+    """Return a body with the client's own example; None if an example depends on the model."""
+    data = getattr(client, "example", None)
+    if not isinstance(data, bytes):
+        return None
+    part = client.codec.part
+    instance = {part: base64.b64encode(data).decode()} if part else data.decode()
+    return {"model_name": "NAME", "instances": [instance]}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _reference(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+@cache
+def _codes() -> dict[str, str]:
+    """Return the error codes of each status, separated by commas."""
+    codes = defaultdict(set, {status: set(found) for status, found in OF_NGINX.items()})
+    left: list[type[ServingError]] = [ServingError]
+    while left:
+        kind = left.pop()
+        codes[str(kind.status)].add(kind.code)
+        left += kind.__subclasses__()
+    return {status: ", ".join(sorted(found)) for status, found in sorted(codes.items())}
+
+
+def _errors() -> Json:
+    content = {JSON_TYPE: {"schema": _reference("Error")}}
+    return {status: {"description": f"code: {codes}", "content": content} for status, codes in _codes().items()}

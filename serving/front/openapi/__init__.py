@@ -1,1 +1,0 @@
-"""/openapi.json: what the routes take and give, described from what checks it."""
