@@ -127,9 +127,9 @@ def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Pat
 
 def test_a_text_without_a_mask_is_refused_by_its_number(tmp_path: Path) -> None:
     client = serve(tmp_path, "fill-mask").client
-    with pytest.raises(DecodingError, match=r"instance 1: .*write \[MASK\]"):
+    with pytest.raises(DecodingError, match=r"instance 1: .*\[MASK\]"):
         client.preprocess(["the [MASK]", "the cat"])
-    with pytest.raises(DecodingError, match=r"instance 0: its \[MASK\] is beyond .* 24 tokens"):
+    with pytest.raises(DecodingError, match=r"instance 0: .*\[MASK\].* 24"):
         client.preprocess(["cat " * 50 + "[MASK]"])
 
 
@@ -208,10 +208,10 @@ def test_more_masks_than_are_filled_in_are_refused(tmp_path: Path, monkeypatch: 
     served = serve(tmp_path, "fill-mask")
     tensors = served.client.preprocess(["[MASK] " * 3])
     values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
-    with pytest.raises(InvalidRequest, match="'top_k': 900 tokens for each of 3 masks"):
+    with pytest.raises(InvalidRequest, match="'top_k'"):
         served.client.postprocess(values, tensors, [""], served.client.read_parameters({"top_k": 900}))
     monkeypatch.setattr("clients._text.fill_mask.MOST_MASKS", 3)
-    with pytest.raises(DecodingError, match=r"instance 1: it has 4 \[MASK\], at most 3"):
+    with pytest.raises(DecodingError, match=r"instance 1: .*4 \[MASK\]"):
         served.client.preprocess(["[MASK] " * 3, "[MASK] " * 4])
 
 
@@ -250,14 +250,14 @@ def test_vocab_txt_alone_tokenizes_as_tokenizer_json_does(tmp_path: Path) -> Non
 def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     serve(tmp_path, "embedding")
     shutil.rmtree(tmp_path / "bert" / "tokenizer")
-    with pytest.raises(InvalidRequest, match=r"neither tokenizer\.json nor vocab\.txt"):
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
         Served(tmp_path / "bert")
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     serve(tmp_path, "embedding")
     (tmp_path / "bert" / "tokenizer" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InvalidRequest, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
         Served(tmp_path / "bert")
 
 
@@ -265,7 +265,7 @@ def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
     serve(tmp_path, "fill-mask")
     settings = tmp_path / "bert" / "tokenizer" / "tokenizer_config.json"
     settings.write_text(json.dumps({"mask_token": "<none>"}))
-    with pytest.raises(InvalidRequest, match="its tokenizer has no '<none>'"):
+    with pytest.raises(InvalidRequest, match="'<none>'"):
         Served(tmp_path / "bert", task="fill-mask")
 
 

@@ -114,7 +114,7 @@ def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: 
 @pytest.mark.parametrize("last", [0.5, -1, 2])
 def test_six_columns_that_are_no_end_to_end_head_are_an_error_and_not_an_answer(last: float, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    with pytest.raises(InferenceFailed, match="other values than class ids of 2 labels: it is no end-to-end head"):
+    with pytest.raises(InferenceFailed, match="2 labels"):
         detect(client_of(tmp_path, (300, 6)), np.full((300, 6), last))
 
 
@@ -157,7 +157,7 @@ def test_masks_are_the_edges_of_what_torch_enlarges(layout: str, tmp_path: Path)
     sheet = Image.new("RGB", (320, 320), "white")
     veiled = ImageChops.difference(client.draw(sheet, {"detections": found[:1]}), sheet)
     assert np.asarray(veiled)[160, 120].any()
-    with pytest.raises(InvalidRequest, match=r"max_detections.* from 1 to 300"):
+    with pytest.raises(InvalidRequest, match="max_detections"):
         client.read_parameters({"max_detections": 301})
 
 
@@ -179,7 +179,7 @@ def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path
 
 @pytest.mark.parametrize("keypoints", ["17", "17,4", "0,3", "1.5,3"])
 def test_keypoints_are_a_number_and_the_values_of_each(keypoints: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"'keypoints'.* must be how many, and 2 or 3 values of each"):
+    with pytest.raises(InvalidRequest, match="'keypoints'"):
         client_of(tmp_path, (56, 8400), keypoints=keypoints)
 
 

@@ -27,5 +27,5 @@ def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_give
 def test_an_image_too_narrow_for_its_proportions_is_refused_and_the_narrowest_is_not() -> None:
     options = {"resize_to": (64, 96), "size_divisor": 16, "interpolation": "bilinear"}
     assert RESIZE[KEEP_RATIO](Image.new("RGB", (600, 100)), (-1, -1), options).size == (96, 16)
-    with pytest.raises(DecodingError, match=r"image of 700×100 pixels is too narrow.* would be less than 16"):
+    with pytest.raises(DecodingError, match="700×100"):
         RESIZE[KEEP_RATIO](Image.new("RGB", (700, 100)), (-1, -1), options)

@@ -143,7 +143,7 @@ def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Echo, what: s
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
     request = Request("id", TensorBody(document, memoryview(b""), length=1000))
-    with pytest.raises(InvalidRequest, match=f"model 'm' has 1 {what}, and the request names 2"):
+    with pytest.raises(InvalidRequest, match=what):
         list(Inference(echo, Decoder(Limits())).results(client_of(4), request))
     assert echo.batches == []
 
@@ -189,7 +189,7 @@ class Loser(Brightness):
 
 
 def test_a_client_that_loses_a_prediction_is_found_out(echo: Echo) -> None:
-    with pytest.raises(InferenceFailed, match="0 predictions of 1 instances"):
+    with pytest.raises(InferenceFailed, match="0 predictions"):
         predict(echo, client_of(2, Loser), [item(0)])
 
 
