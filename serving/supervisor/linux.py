@@ -19,7 +19,7 @@ from serving.host import machine
 from serving.host.network import Address, get
 from serving.host.processes import dying_with_us
 from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
-from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process
+from serving.supervisor.system import STOP_SIGNALS, PermanentFailure, Process
 
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # health checks that fail one after the other before a server counts as hung
@@ -208,6 +208,6 @@ def _reason(status: int, body: bytes) -> str:
     try:
         said = json.loads(body)
         text = f"/ping: {status} {said['error']}"
-        return Hopeless(text) if said.get("code") == ModelFailed.code else text
+        return PermanentFailure(text) if said.get("code") == ModelFailed.code else text
     except (ValueError, KeyError, TypeError):
         return f"/ping: {status} {body.decode('utf-8', 'replace').strip()}"

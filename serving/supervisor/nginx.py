@@ -1,8 +1,12 @@
-"""nginx.conf, the template beside `serve`, with the settings put in. Standard library only."""
+"""nginx's process, and nginx.conf: the template beside `serve` with the settings put in."""
 
 import math
 import os
 import re
+import shutil
+import signal
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serving import VERSION
@@ -10,12 +14,39 @@ from serving.host.machine import cpu_quota
 from serving.host.network import bracketed
 from serving.settings.table import Settings
 from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, hard_limit, nginx_connections
+from serving.supervisor.system import Process
 
 HERE = Path(__file__).resolve().parents[2]
 TEMPLATE = HERE / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
+MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
+# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself.
+NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
+
+
+def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:
+    """Return nginx's process, and write nginx.conf into the run folder. The variable NGINX names its listeners."""
+    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    if not binary:
+        raise FileNotFoundError("nginx is not installed: install a package of it, such as Debian's nginx-light")
+    configuration = settings.run_dir / "nginx.conf"
+    text = nginx_configuration(settings)
+    configuration.write_text(text, encoding="utf-8")
+    command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
+    # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
+    heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
+    inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
+    return Process(
+        "nginx",
+        command,
+        {**environ, **heap, **inherited},
+        settings.run_dir,
+        stop_signal=signal.SIGQUIT,
+        noise=NGINX_NOISE,
+        listeners=tuple(listeners),
+    )
 
 
 def nginx_configuration(settings: Settings) -> str:

@@ -17,15 +17,12 @@ from serving.repository.layout import LayoutError, arranged
 from serving.repository.links import arrange
 from serving.settings.handed_on import LOG_GROUP, METRIC_NAMESPACE
 from serving.settings.table import SECRETS, Settings
-from serving.supervisor.nginx import nginx_configuration
+from serving.supervisor.nginx import MALLOC_THRESHOLD, nginx
 from serving.supervisor.system import Process
 from serving.supervisor.triton import triton
 
 HERE = Path(__file__).resolve().parents[2]
-MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 
-# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself.
-NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
 
 AGENT = "start-amazon-cloudwatch-agent"
 AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
@@ -113,29 +110,6 @@ def emptied(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:
-    """Renders nginx.conf into the run folder. The variable NGINX is how nginx hands its listeners to a new binary."""
-    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    if not binary:
-        raise FileNotFoundError("nginx is not installed: install a package of it, such as Debian's nginx-light")
-    configuration = settings.run_dir / "nginx.conf"
-    text = nginx_configuration(settings)
-    configuration.write_text(text, encoding="utf-8")
-    command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
-    # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
-    heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
-    inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
-    return Process(
-        "nginx",
-        command,
-        {**environ, **heap, **inherited},
-        settings.run_dir,
-        stop_signal=signal.SIGQUIT,
-        noise=NGINX_NOISE,
-        listeners=tuple(listeners),
-    )
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:

@@ -3,17 +3,16 @@
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^----------- a process dies or is restarted ---------/
 
-A process that dies is started again after a growing pause. One with a health check (`Process.answers_at`) that does not
-answer for `hang_timeout` is killed, which counts as a death. Another process that finds one broken though it runs asks
-for a restart, in a file (`Process.restart_request`): the broken one is killed, as it may not stop, and started again.
+A process that dies is started again after a growing pause. A process whose health check (`Process.answers_at`) does not
+answer for `hang_timeout` is killed, which counts as a death. A process that finds another one broken asks for its
+restart in a file (`Process.restart_request`): the broken one is killed, because it may not stop, and started again.
 
-What ends everything, with its reason in the log:
-- more than five deaths of one process in a minute, or more than ten restarts that were asked for. Processes that the
-  kernel kills because memory is short are not counted: they are sound, and their callers ask too much;
-- a start that is not ready in time, or whose /ping says that no waiting helps.
+Everything ends, with the reason in the log, after:
+- more than five deaths of one process in a minute, or more than ten requested restarts. Processes that the kernel kills
+  for lack of memory do not count: they work, but their callers ask too much;
+- a start that is not ready in time, or whose /ping says that waiting will not help.
 
-The policy touches the world only through a System (system.py) and two files, so tests replay histories with a fake of
-it.
+The policy touches the world only through a System (system.py) and two files, so tests replay histories with a fake.
 """
 
 import math
@@ -25,18 +24,18 @@ from pathlib import Path
 
 from serving.host.processes import describe_exit
 from serving.host.status import ProcessStatus, write_status
-from serving.supervisor.system import STOP_SIGNALS, Hopeless, Process, System
+from serving.supervisor.system import STOP_SIGNALS, PermanentFailure, Process, System
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
 RESTARTS_ALLOWED = 10  # likewise, of those that were asked for
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
-POLL_INTERVAL = 0.1  # while something is awaited
-IDLE_INTERVAL = 1.0  # else: how long a request for a restart may lie
-LOOK_INTERVAL = 0.9  # at the least between two looks at the health checks, which are asked every second
-REPORT_INTERVAL = 5.0  # of a start that is not ready yet, with its reason
-STOP_BEFORE_READY = 3.0  # nothing is in work then, and a tritonserver that loads models does not hear of a stop
+POLL_INTERVAL = 0.1  # while a process or readiness is awaited
+IDLE_INTERVAL = 1.0  # otherwise; a request for a restart may wait that long
+LOOK_INTERVAL = 0.9  # at least, between two looks at the health checks, which are asked every second
+REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
+STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that loads models ignores a stop
 KILLED_BECAUSE = {True: "out of memory", False: "not for want of memory", None: "perhaps out of memory"}
 
 
@@ -46,7 +45,7 @@ class Failure(Exception):
 
 @dataclass
 class _Recent:
-    """Times within the last WINDOW seconds, of which `allowed` are no reason to end."""
+    """Times within the last WINDOW seconds; more than `allowed` end everything."""
 
     allowed: int
     times: deque[float] = field(default_factory=deque)
@@ -63,8 +62,8 @@ class _Child:
     starts: int = 0
     deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
     restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
-    restart_reason: str = ""  # why it is being killed as others asked for it; "" when it is not
-    hang_reason: str = ""  # why it is being killed, as it did not answer
+    restart_reason: str = ""  # why it is being killed on request; "" when it is not
+    hang_reason: str = ""  # why it is being killed because it did not answer
     silence: float = 0.0  # seconds since its last answer
     retry_at: float = 0.0
     last_exit: str = ""
@@ -99,7 +98,7 @@ class Supervisor:
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
-        """The exit code: 0 after a signal, 1 after a failure, whose reason is the last line said."""
+        """Return the exit code: 0 after a signal, 1 after a failure, whose reason is the last line of the log."""
         code, reason = 0, "stopped"
         try:
             self._start_due()
@@ -119,7 +118,7 @@ class Supervisor:
         return code
 
     def _is_stop(self, number: int | None) -> bool:
-        """Whether it is a signal to stop; one that a process gets instead is passed on."""
+        """Return whether it is a signal to stop. Pass on a signal that a process gets instead."""
         takers = [child for child in self._children if number in child.process.passed_on]
         for child in takers:
             if child.pid is not None and number is not None:
@@ -145,12 +144,12 @@ class Supervisor:
         self._write_status()
 
     def _reap(self) -> list[tuple[_Child, int]]:
-        """Those of ours that ended, with their exit codes."""
+        """Return our processes that ended, with their exit codes."""
         ended = dict(self._system.reap())
         return [(child, ended[child.pid]) for child in self._children if child.pid in ended]
 
     def _handle_death(self, child: _Child, code: int) -> None:
-        """Has it started again after a pause, or gives it up."""
+        """Have the process started again after a pause, or give it up."""
         now, name = self._system.now(), child.process.name
         requested, ours = child.restart_reason, child.restart_reason or child.hang_reason
         short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
@@ -194,7 +193,7 @@ class Supervisor:
                 self._system.kill_group(child.pid)
 
     def _was_short_of_memory(self) -> bool | None:
-        """Whether the kernel has killed one for memory since the last time; None where it is not said."""
+        """Return whether the kernel killed a process for lack of memory since the last call, None if unknown."""
         before, self._oom_kills = self._oom_kills, self._system.oom_kills()
         return None if before is None or self._oom_kills is None else self._oom_kills > before
 
@@ -207,7 +206,7 @@ class Supervisor:
         return describe_exit(code)
 
     def _give_up(self, child: _Child, reason: str) -> None:
-        """For ever; raises Failure when it is one that serving needs."""
+        """Never start it again. Raise Failure if serving needs it."""
         if not child.process.optional:
             raise Failure(reason)
         child.retry_at = math.inf
@@ -225,7 +224,7 @@ class Supervisor:
             self._write_status()
             self._next_report = REPORT_INTERVAL
             self._announce(took)
-        elif isinstance(reason, Hopeless) and not self._has_been_ready:
+        elif isinstance(reason, PermanentFailure) and not self._has_been_ready:
             raise Failure(f"this cannot start: {reason}")
         elif took > self._start_timeout:
             raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
@@ -239,7 +238,7 @@ class Supervisor:
             self._system.say(self._when_ready.pop(0))
 
     def _stop(self) -> None:
-        """One after the other, the last first, under one deadline; then what is left is killed."""
+        """Stop the processes one after the other, the last first, under one deadline, then kill what is left."""
         self._stage = "stopping"
         self._write_status()
         # Callers may have seen a 200 of /ping that this loop has not seen yet.
@@ -268,7 +267,7 @@ class Supervisor:
         processes = {child.process.name: self._describe(child) for child in self._children}
         try:
             write_status(self._status_file, self._stage, processes)
-        except OSError as err:  # a full disk is no reason to leave the processes alone
+        except OSError as err:  # a full disk must not end supervision
             self._system.say(f"the status cannot be written: {err}", "warning")
 
     def _describe(self, child: _Child) -> ProcessStatus:
@@ -278,13 +277,13 @@ class Supervisor:
 
 
 def _requested_restart(child: _Child) -> str:
-    """The reason, when one is asked for and meant for this start; a request is removed when it was read."""
+    """Return the reason of a restart that is requested for this start, else "". Remove a request that was read."""
     file = child.process.restart_request
     if file is None:
         return ""
     try:
         start, _, reason = file.read_text(encoding="utf-8").partition(" ")
         file.unlink()
-    except OSError:  # nothing is asked for; a file that is not ours is no reason to leave the processes alone
+    except OSError:  # no request, or a file that is not ours
         return ""
     return reason if start == str(child.starts) else ""

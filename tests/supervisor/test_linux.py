@@ -16,7 +16,7 @@ import pytest
 
 from serving.supervisor.linux import LinuxSystem
 from serving.supervisor.log import Output
-from serving.supervisor.system import Hopeless
+from serving.supervisor.system import PermanentFailure
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
@@ -285,7 +285,7 @@ def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         said = LinuxSystem(("127.0.0.1", server.server_address[1]), Output(1)).ping()
-        assert (said, isinstance(said, Hopeless)) == (reason, "damaged" in reason)
+        assert (said, isinstance(said, PermanentFailure)) == (reason, "damaged" in reason)
         server.shutdown()
 
 

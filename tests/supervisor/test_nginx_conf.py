@@ -22,8 +22,7 @@ import requests
 from serving.host.machine import Machine
 from serving.settings.table import Settings
 from serving.supervisor import nginx as nginx_module
-from serving.supervisor.nginx import nginx_configuration
-from serving.supervisor.processes import nginx
+from serving.supervisor.nginx import nginx, nginx_configuration
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
 

@@ -10,7 +10,7 @@ import pytest
 
 from serving.host.processes import describe_exit
 from serving.supervisor.supervisor import Supervisor
-from serving.supervisor.system import Hopeless, Process
+from serving.supervisor.system import PermanentFailure, Process
 
 SIGCHLD = 17
 
@@ -325,14 +325,14 @@ def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(
 
 
 def test_a_start_that_no_waiting_helps_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.down = lambda: Hopeless("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
+    system.down = lambda: PermanentFailure("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
     assert supervisor.run() == 1
     assert 5 < system.clock < 6
     assert system.told_last("503 a damaged model")
 
 
 def test_what_was_ready_once_is_given_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.down = lambda: Hopeless("/ping: 503") if 50 < system.clock < 70 else ""
+    system.down = lambda: PermanentFailure("/ping: 503") if 50 < system.clock < 70 else ""
     system.at(60, system.die("tritonserver", -SIGSEGV))
     system.at(90, system.send(SIGTERM))
     assert supervisor.run() == 0
