@@ -178,6 +178,18 @@ def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]
     return read_labels(model, filename)
 
 
+def label_of(labels: Sequence[str], class_id: int) -> str:
+    """Return the class's label; its number when the model has no labels."""
+    return labels[class_id] if labels else str(class_id)
+
+
+def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: int) -> str:
+    """Return an error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
+    if not labels or classes in (-1, len(labels)):
+        return ""
+    return f"model '{model.name}' has {len(labels)} labels, its output '{output}' has {classes} classes"
+
+
 def read_labels(model: Model, filename: str) -> list[str]:
     """The lines of a file in the model's folder, one label each, in the order of the class ids."""
     lines = model.file(filename).read_text(encoding="utf-8").splitlines()

@@ -10,7 +10,7 @@ from PIL import Image
 from clients._drawing import draw
 from clients._image import LABELS, ImageClient
 from clients._predictions import sigmoid, softmax
-from clients.base import Model, Parameter, Tensors, labels_of
+from clients.base import Model, Parameter, Tensors, label_of, labels_mismatch, labels_of
 from serving.errors import InferenceFailed, InvalidRequest
 
 LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them
@@ -60,10 +60,8 @@ class Client(ImageClient):
             raise InvalidRequest(mismatch)
 
     def _mismatch(self, classes: int) -> str:
-        classes -= self.options["scores"] == "softmax"
-        if not self.labels or classes < 0 or classes == len(self.labels):
-            return ""
-        return f"model '{self.model.name}' has {len(self.labels)} labels, its output '{LOGITS}' {classes} classes"
+        classes = max(classes - (self.options["scores"] == "softmax"), -1)
+        return labels_mismatch(self.model, self.labels, LOGITS, classes)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
@@ -110,7 +108,7 @@ class Client(ImageClient):
         return best, shares[best].argmax(1), shares[best].max(1)
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
-        label = self.labels[class_id] if self.labels else str(class_id)
+        label = label_of(self.labels, class_id)
         return {"label": label, "class_id": class_id, "score": score, "box": dict(zip(CORNERS, corners, strict=True))}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:

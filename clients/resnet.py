@@ -7,7 +7,7 @@ import numpy as np
 
 from clients._image import EXAMPLE, LABELS, ImageClient
 from clients._predictions import ACTIVATIONS
-from clients.base import Model, Parameter, Tensors, TensorSpec, labels_of
+from clients.base import Model, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
 from serving.errors import InferenceFailed, InvalidRequest
 
 
@@ -40,7 +40,9 @@ class Client(ImageClient):
         self.labels = labels_of(model, self.options["labels"])
         if not _is_a_list(self.output.shape):
             raise InvalidRequest(self._no_list(self.output.shape))
-        if mismatch := self._mismatch(_class_count(self.output, model.max_batch_size)):
+        if mismatch := labels_mismatch(
+            model, self.labels, self.output.name, _class_count(self.output, model.max_batch_size)
+        ):
             raise InvalidRequest(mismatch)
 
     def postprocess(
@@ -54,7 +56,7 @@ class Client(ImageClient):
         if not _is_a_list(output.shape[1:]):
             raise InferenceFailed(self._no_list(output.shape[1:]))
         rows = self.finite(outputs, self.output.name).reshape(len(instances), -1)
-        if mismatch := self._mismatch(rows.shape[1]):
+        if mismatch := labels_mismatch(self.model, self.labels, self.output.name, rows.shape[1]):
             raise InferenceFailed(mismatch)
         scores = ACTIVATIONS[self.options["activation"]](rows)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
@@ -64,7 +66,7 @@ class Client(ImageClient):
     def _prediction(self, class_ids: list[int], scores: list[float]) -> dict[str, Any]:
         return {
             "classes": [
-                {"label": self.labels[i] if self.labels else str(i), "class_id": i, "score": score}
+                {"label": label_of(self.labels, i), "class_id": i, "score": score}
                 for i, score in zip(class_ids, scores, strict=True)
             ]
         }
@@ -73,15 +75,6 @@ class Client(ImageClient):
         return (
             f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is no list of scores, one "
             "for each class: a detector, a segmentation or an encoder takes another client, or none"
-        )
-
-    def _mismatch(self, classes: int) -> str:
-        """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
-        if not self.labels or classes in (-1, len(self.labels)):
-            return ""
-        return (
-            f"file '{self.options['labels']}' of model '{self.model.name}' has {len(self.labels)} labels, "
-            f"output '{self.output.name}' has {classes} classes"
         )
 
 

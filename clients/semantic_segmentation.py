@@ -13,7 +13,7 @@ from PIL import Image
 from clients._drawing import VEIL, class_colour
 from clients._image import LABELS, ImageClient, Pixels
 from clients._masks import map_size
-from clients.base import Model, Parameter, Tensors, labels_of
+from clients.base import Model, Parameter, Tensors, label_of, labels_mismatch, labels_of
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -54,9 +54,7 @@ class Client(ImageClient):
     def _mismatch(self, classes: int) -> str:
         if classes > MOST_CLASSES:
             return f"output '{self.output.name}' has {classes} classes, and a map has at most {MOST_CLASSES}"
-        if not self.labels or classes in (-1, len(self.labels)):
-            return ""
-        return f"model '{self.model.name}' has {len(self.labels)} labels, its output {classes} classes"
+        return labels_mismatch(self.model, self.labels, self.output.name, classes)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
@@ -76,14 +74,11 @@ class Client(ImageClient):
         counts = np.bincount(classes.reshape(-1), minlength=len(scores))
         order = [index for index in np.argsort(-counts, kind="stable").tolist() if counts[index]]
         segments = [
-            {"label": self._label(index), "class_id": index, "share": float(counts[index] / classes.size)}
+            {"label": label_of(self.labels, index), "class_id": index, "share": float(counts[index] / classes.size)}
             for index in order
         ]
         image = {"image": {"width": size[0], "height": size[1]}}
         return {"segments": segments, **({"map": _encoded(classes)} if with_map else {}), **image}
-
-    def _label(self, class_id: int) -> str:
-        return self.labels[class_id] if self.labels else str(class_id)
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """The image under a veil of its classes' colours; InvalidRequest where the map was not asked for."""

@@ -16,7 +16,7 @@ from clients._drawing import draw
 from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
 from clients._image import DEFAULT_LABELS, EXAMPLE
 from clients._masks import outlines, runs
-from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
+from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -77,7 +77,7 @@ class Client(ModelClient):
         self.keypoints = _keypoints(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        if mismatch := self._mismatch(self._head(self.output.shape)):
+        if mismatch := labels_mismatch(model, self.labels, self.output.name, self._head(self.output.shape).classes):
             raise InvalidRequest(mismatch)
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
@@ -145,7 +145,7 @@ class Client(ModelClient):
             head = self._head(output.shape[1:])
         except InvalidRequest as err:
             raise InferenceFailed(f"model '{self.model.name}': {err}") from err
-        if mismatch := self._mismatch(head):
+        if mismatch := labels_mismatch(self.model, self.labels, self.output.name, head.classes):
             raise InferenceFailed(mismatch)
         prototypes = outputs.get(self.prototypes)
         for name in filter(None, (self.output.name, self.prototypes)):
@@ -204,10 +204,7 @@ class Client(ModelClient):
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
-        return {"label": self._label(class_id), "class_id": class_id, "score": score, "box": box}
-
-    def _label(self, class_id: int) -> str:
-        return self.labels[class_id] if self.labels else str(class_id)
+        return {"label": label_of(self.labels, class_id), "class_id": class_id, "score": score, "box": box}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """The image with its masks, a box and a label for each detection, and its keypoints."""
@@ -217,16 +214,6 @@ class Client(ModelClient):
         """That of an output with this shape; raises InvalidRequest."""
         others = [spec.shape for spec in self.model.outputs[1:]]
         return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
-
-    def _mismatch(self, head: Head) -> str:
-        """An error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
-        classes = head.classes
-        if not self.labels or classes in (-1, len(self.labels)):
-            return ""
-        return (
-            f"file '{self.options['labels']}' of model '{self.model.name}' has {len(self.labels)} labels, "
-            f"output '{self.output.name}' has {classes} classes"
-        )
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
