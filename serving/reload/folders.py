@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from serving.repository.copies import signature
 from serving.repository.layout import folders_in, is_model
-from serving.repository.live import Table
+from serving.repository.live import Table, signature
 from serving.settings.table import Settings
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model folder, and its signature (repository/copies.py)."""
+    """A model folder, and its signature (repository/live.py)."""
 
     folder: Path
     signature: str
@@ -62,7 +61,7 @@ class Folders:
 
     @cached_property
     def wanted(self) -> set[str]:
-        """As at a start (repository/served.py): what is named and what that calls, or all."""
+        """As at a start (preparation/survey.py): what is named and what that calls, or all."""
         named = [*self.settings.load_models, *filter(None, [self.settings.default_model])]
         left, found = set(named or self.seen) & self.seen.keys(), set[str]()
         while left:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from serving.errors import ServingError, TritonUnavailable
 from serving.inference.crashes import Crashes
 from serving.reload.trial import Refused
-from serving.repository.links import replace_config
+from serving.repository.layout import replace_config
 from serving.repository.live import LiveModel, LiveModels
 from serving.repository.model_config import read_config, written
 from serving.settings.table import Settings

@@ -13,8 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from serving.errors import InvalidRequest
-from serving.repository.layout import CONFIG, folders_in, is_model, versions
-from serving.repository.links import link_entries
+from serving.repository.layout import CONFIG, folders_in, is_model, link_entries, versions
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
 EXAMPLE = (

@@ -1,10 +1,11 @@
 """The folders of a model repository: which are models, which versions, which configuration. Standard library only.
 
-A repository is a folder of model folders; several are served as one.
+A repository is a folder of model folders; several are served as one. serve never writes to one: a model that needs
+another configuration is shown to Triton through a folder of links.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serving.settings.table import AUTO
@@ -83,3 +84,29 @@ def config_file(model: Path, device: str) -> Path:
 def arranged(run_dir: Path, number: int) -> Path:
     """Where the model repository of that number is shown with configurations that are made for this machine."""
     return run_dir / "arranged" / str(number)
+
+
+def link_entries(folder: Path, target: Path) -> None:
+    """Make `target` a folder with a link to each entry of `folder`."""
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in folder.iterdir():
+        (target / entry.name).symlink_to(entry)
+
+
+def replace_config(shown: Path, text: str) -> None:
+    """Gives a model that is shown another configuration."""
+    for name in (CONFIG, "configs"):
+        (shown / name).unlink(missing_ok=True)
+    (shown / CONFIG).write_text(text, encoding="utf-8")
+
+
+def arrange(repository: Path, target: Path, configs: Mapping[str, str]) -> None:
+    """Makes `target` show the repository, those of its models that are in `configs`, by their folder, with that one."""
+    target.mkdir(parents=True)
+    for folder in folders_in(repository):
+        shown = target / folder.name
+        if text := configs.get(str(folder)):
+            link_entries(folder, shown)
+            replace_config(shown, text)
+        else:
+            shown.symlink_to(folder)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from serving.host.network import bracketed, reached
 from serving.repository.facts import Facts
-from serving.repository.layout import LayoutError, arranged
-from serving.repository.links import arrange
+from serving.repository.layout import LayoutError, arrange, arranged
 from serving.settings.handed_on import LOG_GROUP, METRIC_NAMESPACE
 from serving.settings.table import SECRETS, Settings
 from serving.supervisor.nginx import MALLOC_THRESHOLD, nginx

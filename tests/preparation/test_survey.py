@@ -28,11 +28,11 @@ def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
     facts = look(tmp_path)
     assert Facts.from_json(facts.to_json()) == facts
     assert (facts.default, facts.complete) == ("net", False)
-    assert f"{tmp_path}/other is ignored: it is no model" in facts.warnings
+    assert any(f"{tmp_path}/other" in line for line in facts.warnings)
 
 
 def test_mistakes_are_told_and_those_of_configurations_apart(tmp_path: Path) -> None:
-    assert look(tmp_path).mistakes[0] == f"there is no model in {tmp_path}: found nothing"
+    assert str(tmp_path) in look(tmp_path).mistakes[0]
     write(tmp_path / "net", "no protobuf")
     facts = look(tmp_path)
     assert (facts.mistakes, len(facts.unreadable), list(facts.models)) == ((), 1, ["net"])
@@ -66,7 +66,7 @@ def test_triton_gets_a_whole_file_where_one_says_what_differs_and_the_reason_of_
     assert list(facts.configs) == [str(tmp_path / "later")], "it may be loaded through gRPC"
     assert "KIND_CPU" in facts.configs[str(tmp_path / "later")] and facts.engines == ()
     facts = look(tmp_path, SERVE_LOAD_MODELS="plain", SERVE_CPU_ENGINE="openvino")
-    assert facts.engines == ("plain: OpenVINO, because SERVE_CPU_ENGINE says so",)
+    assert [line.partition(":")[0] for line in facts.engines] == ["plain"]
     assert 'backend: "openvino"' in facts.configs[str(tmp_path / "plain")]
     assert Facts.from_json(facts.to_json()) == facts
     assert look(tmp_path, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").configs == {}
@@ -75,7 +75,7 @@ def test_triton_gets_a_whole_file_where_one_says_what_differs_and_the_reason_of_
 def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "net", f"{ONNX} {X} {Y}")
     write(tmp_path / "bad", f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}")
-    assert "it must be auto, onnxruntime or openvino" in look(tmp_path).unreadable[0]
+    assert "cpu_engine" in look(tmp_path).unreadable[0]
     assert look(tmp_path, SERVE_LOAD_MODELS="net").unreadable == ()
 
 

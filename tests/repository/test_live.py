@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository import copies
-from serving.repository.copies import copy, signature
-from serving.repository.live import LiveModels, Table
+from serving.repository import live as live_module
+from serving.repository.live import LiveModels, Table, copy, signature
 
 
 def make(folder: Path) -> Path:
@@ -67,7 +66,7 @@ def test_what_no_model_reads_is_no_change_and_a_link_to_its_own_folder_is_no_end
 def test_a_copy_stays_as_it_was_and_a_large_file_of_it_is_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "LARGEST_COPY", 20)
+    monkeypatch.setattr(live_module, "LARGEST_COPY", 20)
     model = make(tmp_path / "model")
     (model / "1/large").write_text("x" * 21)
     (model / "2").symlink_to(model / "1")

@@ -1,4 +1,4 @@
-"""What serving.preparation.complete_config adds to a configuration, against what Triton and the same backends add."""
+"""What serving.preparation.staging adds to a configuration, against what Triton and the same backends add."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
     command = [
         sys.executable,
         "-m",
-        "serving.preparation.complete_config",
+        "serving.preparation.staging",
         str(model),
         str(model / "config.pbtxt"),
         str(backends),
