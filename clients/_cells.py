@@ -40,7 +40,7 @@ def array_of(rows: Sequence[Row], datatype: str, missing: bool, place: Callable[
 
 
 def _floats(rows: Sequence[Row], dtype: Any, missing: bool) -> Array | None:
-    """All at once, where every cell can be read so and is in order; else None."""
+    """Read all cells at once. Return None if one of them cannot be read that way."""
     try:
         with np.errstate(over="ignore"):
             array = np.array(rows, np.float64).astype(dtype)
@@ -59,7 +59,7 @@ def is_number(text: str) -> bool:
 
 
 def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
-    """Reads one cell; raises ValueError that says what was expected."""
+    """Read one cell. Raise ValueError with what was expected."""
     if datatype in FLOATS:
         return lambda cell: _float(cell, datatype, missing)
     if datatype in INTEGERS:
@@ -77,7 +77,7 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
 
 
 def _number(cell: Any) -> float:
-    """NaN of an empty cell."""
+    """Return the cell as a number, NaN for an empty one."""
     if cell is None or (isinstance(cell, str) and not cell.strip()):
         return math.nan
     if isinstance(cell, bool | int | float) or (isinstance(cell, str) and is_number(cell)):

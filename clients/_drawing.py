@@ -12,8 +12,8 @@ SEEN = 0.5  # keypoints of a lower score are not drawn
 
 
 def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.Image:
-    """A copy of the image with a frame, the label and the score of each detection, its mask and its keypoints; each
-    class has its colour."""
+    """Return a copy of the image with the frame, label, score, mask and keypoints of each detection, in a colour for
+    each class."""
     picture = image.copy()
     stroke = max(round(sum(picture.size) * 0.0015), 2)
     if any(found.get("polygons") for found in detections):
@@ -48,12 +48,12 @@ def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, found: Mapping[str, An
 
 
 def class_colour(class_id: int) -> Colour:
-    """A strong colour, different for neighbouring classes: their hues are a golden angle apart."""
+    """Return a strong colour that differs between neighbouring classes: their hues are a golden angle apart."""
     red, green, blue = colorsys.hsv_to_rgb(class_id * 0.618034 % 1, 0.85, 0.9)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def _ink(ground: Colour) -> Colour:
-    """Black or white, whichever reads better (luma of ITU-R BT.601)."""
+    """Return black or white, whichever is easier to read (luma of ITU-R BT.601)."""
     luma = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2]
     return (0, 0, 0) if luma > 128 else (255, 255, 255)

@@ -55,7 +55,7 @@ class Candidates:
     extras: NDArray[np.float32]
 
     def take(self, which: Any) -> "Candidates":
-        """Those of an index, a slice or a mask."""
+        """Return the candidates that an index, a slice or a mask selects."""
         return Candidates(self.boxes[which], self.scores[which], self.classes[which], self.extras[which])
 
 
@@ -84,7 +84,7 @@ def head_of(
 
 
 def without_batch(shape: Shape, rank: int) -> Shape:
-    """A model's own batch dimension is 1 or variable."""
+    """Drop a batch dimension of the model's own, which is 1 or variable."""
     return tuple(shape)[1:] if len(shape) == rank + 1 and shape[0] in (1, -1) else tuple(shape)
 
 
@@ -107,7 +107,7 @@ def _is_strange(table: Shape, fits_labels: bool) -> bool:
 
 
 def _surplus(head: Head, labels: int) -> str:
-    """What the values of a box are beside class scores; "" where there seem to be none, or nobody knows."""
+    """Return what a box has besides class scores; "" if it seems to have nothing else, or it is unknown."""
     if not labels:
         known = {COCO + MASKS: "80 classes and 32 mask coefficients: a segmentation head without its prototypes"}
         known |= {PERSON: f"a person and 17 keypoints: a pose head; {POSE}"} if head.layout == COLUMNS else {}
@@ -128,7 +128,7 @@ def refused(shape: Shape, what: str, remedy: str) -> InvalidRequest:
 
 
 def candidates(table: NDArray[Any], head: Head, confidence: float) -> Candidates:
-    """The boxes of a table with a score above `confidence`, each with its best class."""
+    """Return the boxes of a table with a score above `confidence`, each with its best class."""
     if head.layout == FINAL:
         rows = table[table[:, 4] > confidence].astype(np.float32)
         return Candidates(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.intp), rows[:, 6:])

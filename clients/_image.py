@@ -87,7 +87,7 @@ class ImageClient(ModelClient):
 
     @property
     def keeps_ratio(self) -> bool:
-        """Whether each image has a size of its own."""
+        """Return whether each image keeps a size of its own."""
         return keeps_ratio(self.options)
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
@@ -131,14 +131,14 @@ class ImageClient(ModelClient):
         return np.asarray(values, np.float64)
 
     def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
-        """An output as FP32; raises InferenceFailed where it is not finite."""
+        """Return an output as FP32. Raise InferenceFailed when it is not finite."""
         values: NDArray[np.float32] = outputs[name].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         return values
 
     def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
-        """The same, a row for each image, where the network itself has a batch of one."""
+        """Return the same with one row for each image, also if the network has a batch dimension of its own."""
         values = self.finite(outputs, name)
         return values[:, 0] if self.frame.own_batch and values.shape[1:2] == (1,) else values
 
@@ -160,7 +160,7 @@ class Frame:
 
 
 def _frame(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
-    """The frame that follows from the input's shape and the settings `layout` and `size`."""
+    """Return the frame that the input's shape and the settings `layout` and `size` give."""
     shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
         raise InvalidRequest(
@@ -187,7 +187,7 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 
 
 def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
-    """(height, width) from the setting, checked against the shape, or from the shape alone."""
+    """Return (height, width) from the setting, checked against the shape, or from the shape alone."""
     given = options["size"]
     if keeps_ratio(options):
         if given or shape != (-1, -1):

@@ -43,7 +43,7 @@ def runs(
 
 
 def map_size(width: int, height: int) -> tuple[int, int]:
-    """Of a mask or a map of an image."""
+    """Return the width and height of a mask or map for an image of `width` × `height`."""
     factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
     return max(1, int(width * factor)), max(1, int(height * factor))
 
@@ -51,7 +51,7 @@ def map_size(width: int, height: int) -> tuple[int, int]:
 def _runs(
     box: NDArray[np.float32], levels: NDArray[np.float32], fit: Letterbox, size: tuple[int, int]
 ) -> dict[str, Any]:
-    """The mask within the box: each pixel's level is that of its place in the network's input."""
+    """Return the run lengths of a mask. Each pixel's level is that at its position in the network's input."""
     scale = np.array([fit.new_width, fit.new_height]) / size  # of the network's input, for each pixel
     shift = np.array([fit.left, fit.top])
     corners = (box.reshape(2, 2) - shift) / scale

@@ -65,7 +65,7 @@ class Parameter(NamedValue):
     """A named value from config.pbtxt or a request."""
 
     def parse(self, value: Any) -> Any:
-        """The checked value; InvalidRequest names the parameter and the allowed values."""
+        """Return the checked value. Raise InvalidRequest with the parameter and the allowed values."""
         try:
             return super().parse(value)
         except ValueError as err:
@@ -99,21 +99,21 @@ class ModelClient(ABC):
     outputs: tuple[str, ...] = ()
 
     def __init__(self, model: Model) -> None:
-        """Reads the model's folder once; raises InvalidRequest or OSError when the folder is wrong."""
+        """Read the model's folder once. Raise InvalidRequest or OSError when the folder is wrong."""
         self.model = model
         self._check_names()
         self.options = {p.name: self._configured(p) for p in self.settings}
         self.defaults = {p.name: self._configured(p) for p in self.parameters}
 
     def _check_names(self) -> None:
-        """A parameter of config.pbtxt that is no setting may be the backend's, unless it is one but for a letter."""
+        """Refuse a parameter of config.pbtxt that looks like a mistyped setting. Others may be the backend's."""
         known = {each.name for each in (*self.settings, *self.parameters)}
         for name in sorted(self.model.parameters.keys() - known):
             if near := nearest(name, known):
                 raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
 
     def check_keys(self, instance: Any) -> None:
-        """Raises DecodingError for a JSON object with a key that nothing would read."""
+        """Raise DecodingError for a JSON object with a key that nothing would read."""
         known = self.codec.keys if self.keys is None else self.keys
         if known is None or not isinstance(instance, dict):
             return
@@ -125,7 +125,7 @@ class ModelClient(ABC):
         return parameter.default if raw is None else parameter.parse(raw)
 
     def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every request parameter with its value; raises InvalidRequest for an unknown parameter or a wrong value."""
+        """Return every request parameter with its value. Raise InvalidRequest for an unknown name or a wrong value."""
         known = {p.name: p for p in self.parameters}
         if strange := sorted(set(given) - set(known)):
             raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', strange[0], known)}")
@@ -139,12 +139,13 @@ class ModelClient(ABC):
         """
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """What the caller calls: as preprocess, where the request's parameters matter, or an instance makes several
-        rows (`rows`). postprocess gets the outputs of all rows, and tells by its `inputs` which are whose."""
+        """Make the tensors of a request. Override it instead of preprocess if they depend on the request's parameters,
+        or if an instance makes several rows (`rows`): postprocess gets the outputs of all rows, and its `inputs` must
+        say which instance a row belongs to."""
         return self.preprocess(instances)
 
     def rows(self, instance: Any) -> int:
-        """About how many rows `prepare` makes of it; a batch gets fewer instances where it is more than one."""
+        """Return about how many rows `prepare` makes of the instance; more rows mean fewer instances in a batch."""
         return 1
 
     @abstractmethod
@@ -157,16 +158,16 @@ class ModelClient(ABC):
         """
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
-        """The JSON Schema of each parameter, for GET /models and the page."""
+        """Return the JSON Schema of each parameter, for GET /models and the page."""
         return {parameter.name: parameter.schema() for parameter in self.parameters}
 
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
-        """The instance as a picture with its prediction on it, for `Accept: image/jpeg` or `image/png`."""
+        """Return the instance as a picture with its prediction, for `Accept: image/jpeg` or `image/png`."""
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Of the first line of CSV: the columns that it names, () when it is a header of other names than the model
-        knows, None when it is a row."""
+        """Return the columns that the first line of a CSV names, () for a header with names that the model does not
+        know, None for a row."""
         return None
 
 
@@ -191,6 +192,6 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
 
 
 def read_labels(model: Model, filename: str) -> list[str]:
-    """The lines of a file in the model's folder, one label each, in the order of the class ids."""
+    """Return the lines of a file in the model's folder: one label each, in the order of the class ids."""
     lines = model.file(filename).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip()]

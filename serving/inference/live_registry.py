@@ -14,8 +14,8 @@ from serving.triton.gateway import IndexEntry, TritonGateway
 
 
 class LiveRegistry(Registry):
-    """A call meets one state of its model: the client and what Triton has loaded are of one copy of its folder, which
-    is not unloaded before the call ends."""
+    """Gives each call one state of its model: its client and what Triton has loaded come from the same copy of the
+    model's folder, and that copy is not unloaded before the call ends."""
 
     def __init__(self, gateway: TritonGateway, live: LiveModels, default: str, crashes: Crashes) -> None:
         super().__init__(gateway, [live.repository], default, crashes=crashes)
@@ -24,7 +24,7 @@ class LiveRegistry(Registry):
         self._renewing = threading.Lock()
 
     def index(self) -> dict[str, dict[str, IndexEntry]]:
-        """By the names that callers know."""
+        """Return Triton's index by the names that callers know."""
         entries, table = list[IndexEntry](), Table()
         while table is not self._live.table():  # else the entries may say that what was replaced is unloaded
             table, entries = self._live.table(), self.gateway.index()
@@ -37,7 +37,7 @@ class LiveRegistry(Registry):
 
     @contextmanager
     def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
-        """As of any registry."""
+        """Give the model to one request, as Registry.use does, and keep its copy loaded until the request ends."""
         name = name or self.default or self._only_name()
         with self._live.using(name) as model:
             if model is None:
@@ -48,14 +48,14 @@ class LiveRegistry(Registry):
                 yield served
 
     def get(self, name: str) -> ServedModel:
-        """As of any registry."""
+        """Return the model called `name`. The first call makes its client."""
         models = self._live.table().models
         if name not in models:
             raise ModelNotFound(name, models)
         return self._of(name, models[name])
 
     def refused(self) -> Sequence[Refusal]:
-        """Changes of model folders that are not served."""
+        """Return the changes of model folders that were refused."""
         return self._live.table().refused
 
     def _of(self, name: str, model: LiveModel) -> ServedModel:

@@ -71,7 +71,7 @@ class Registry:
         self._versions: dict[str, dict[str, IndexEntry]] = {}
 
     def index(self) -> dict[str, dict[str, IndexEntry]]:
-        """{name: {version: entry}} as Triton says it now; remembered for `get`."""
+        """Return {name: {version: entry}} as Triton reports it now, and keep it for `get`."""
         versions: dict[str, dict[str, IndexEntry]] = {}
         for entry in self.gateway.index():
             if self.only and entry.name not in self.only:
@@ -82,8 +82,8 @@ class Registry:
 
     @contextmanager
     def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
-        """The model that a request means, for its time; raises ModelNotFound, VersionNotFound, ModelNotReady,
-        ModelRestarting, ModelRefused, InvalidRequest."""
+        """Give the model called `name`, else the default one, else the only one, to one request. Raise ModelNotFound,
+        VersionNotFound, ModelNotReady, ModelRestarting, ModelRefused or InvalidRequest."""
         name = name or self.default or self._only_name()
         with self.crashes.watch(partial(self._names, name)):
             served = self.get(name)
@@ -91,12 +91,12 @@ class Registry:
             yield served
 
     def trouble(self, name: str) -> ServingError | None:
-        """Why the model, or a part of it, is not served for a while after deaths of its processes."""
+        """Return why the model, or a part of it, is refused or restarting after its processes died, if it is."""
         return self.crashes.error(self._names(name))
 
     def _names(self, name: str) -> Sequence[str]:
-        """Its own, and its parts'. While a part is not loaded Triton does not tell what it is a part of, so its folder
-        is asked; of names that Triton knows, for others are a caller's."""
+        """Return the names of the model and its parts. Triton does not describe an ensemble while a part is not loaded,
+        so its folder is read, but only for a name that Triton knows: any other name comes from a caller."""
         if served := self._served.get(name):
             return served.names
         return [name, *configs_of_parts(self._on_disk(name), self._on_disk)] if name in self._versions else [name]
@@ -166,7 +166,7 @@ class Registry:
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
 
     def load(self, name: str, folder: Path, triton_name: str = "") -> ServedModel:
-        """The model that Triton serves by that name, or by another one, with a client made from its folder."""
+        """Return the model that Triton serves as `triton_name`, else as `name`, with a client made from `folder`."""
         config = self.gateway.config(triton_name or name)
         model, parts = describe_model(name, folder, config), configs_of_parts(config, self._part)
         sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
@@ -182,11 +182,11 @@ class Registry:
             return replace(served, client_error=reason)
 
     def refused(self) -> "Sequence[Refusal]":
-        """Changes of model folders that are not served."""
+        """Return the changes of model folders that were refused."""
         return ()
 
     def forget(self, served: ServedModel | None) -> None:
-        """Lets the code of a model's own client go, when the model is served no more."""
+        """Drop the code of a model's own client, once the model is no longer served."""
         if served and served.client and (module := type(served.client).__module__).startswith(OWN_CLIENT):
             sys.modules.pop(module, None)
 
@@ -198,7 +198,7 @@ class Registry:
 
 
 def sequencing_of(config: Any) -> Sequencing | None:
-    """The model's own; of an ensemble that of its first part that has one counts."""
+    """Return the model's sequencing; for an ensemble, that of its first part that has one."""
     id_type = correlation_type(config)
     return Sequencing(id_type, sequence_idle_seconds(config)) if id_type else None
 
@@ -214,7 +214,7 @@ def output_labels(folder: Path, config: Any) -> dict[str, list[bytes]]:
 
 
 def describe_model(name: str, folder: Path, config: Any) -> Model:
-    """A ModelConfig as clients see it."""
+    """Return a ModelConfig as clients see it."""
     return Model(
         name=name,
         path=folder,
@@ -231,8 +231,8 @@ def _spec(tensor: Any) -> TensorSpec:
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """The model's client: its folder's client.py, else the one its `client` parameter names, else the one
-    named as the model or its folder, else none. Raises what the client's code raises, or InvalidRequest."""
+    """Make the model's client: its folder's client.py, else the one that its `client` parameter names, else the one
+    named as the model or its folder, else none. Raise what the client's code raises, or InvalidRequest."""
     module = _client_module(model)
     if module is None:
         return None
@@ -255,18 +255,18 @@ def _client_module(model: Model) -> ModuleType | None:
 
 
 def families() -> list[str]:
-    """The names of the clients that this project brings: the modules of clients/, but its base."""
+    """Return the names of the clients in this project: the modules of clients/, without its base."""
     names = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
 
 
 def family_name(name: str) -> str:
-    """The module of a client that may be called otherwise."""
+    """Return the module of the client called `name`, which may be an alias."""
     return ALSO_CALLED.get(name, name.replace("-", "_"))
 
 
 def family(name: str) -> type[ModelClient]:
-    """The class of one of these clients."""
+    """Return the class of one of these clients."""
     client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
     return client
 

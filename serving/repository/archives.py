@@ -32,18 +32,18 @@ class Archive:
     parts: tuple[Path, ...]
 
     def weight(self) -> int:
-        """Bytes of what is loaded: of every folder its files and its largest version."""
+        """Return the bytes that are loaded: the files and the largest version of every folder."""
         return sum(_weight(part) for part in self.parts)
 
     def stage(self, target: Path) -> None:
-        """Makes `target` a repository of these folders; their contents are links."""
+        """Make `target` a repository of these folders; their contents are links."""
         shutil.rmtree(target, ignore_errors=True)
         for part in self.parts:
             link_entries(part, target / part.name)
 
 
 def locate(url: str, root: Path) -> Archive:
-    """The archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB; raises InvalidRequest, Unreadable."""
+    """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise InvalidRequest or Unreadable."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
@@ -108,7 +108,7 @@ def _weight(folder: Path) -> int:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links to folders are not followed."""
+    """Return the bytes of a file, or of all files below a folder, without following links to folders."""
     if not path.is_dir():
         return path.stat().st_size if path.exists() else 0
     return sum(_size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink()))
