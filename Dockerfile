@@ -34,6 +34,7 @@ COPY build_engines build_engines
 RUN --mount=type=bind,source=clients,target=/opt/program/clients \
     --mount=type=bind,source=serving,target=/opt/program/serving \
     --mount=type=bind,source=model_repository,target=/opt/program/model_repository \
+    --mount=type=bind,source=backends,target=/opt/program/backends \
     for model in bert efficientnet yolov4_tiny; do \
       .venv/bin/python -m build_engines build $model --precision fp32 --for cpu --out built || exit; done
 COPY model_repository built

@@ -1,17 +1,23 @@
 """python -m build_engines build | list | inspect | verify | archive"""
 
+import argparse
+import dataclasses
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from build_engines.commands.parser import make_parser
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, UsageError
+from build_engines.recipes import RECIPES
+from build_engines.request import REPOSITORY, Request, positive
 
 INTERRUPTED = 130  # a shell's status of a command that SIGINT ended
+FIELDS = dataclasses.fields(Request)[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 0, 1 for a failure, 2 for a command that makes no sense."""
+    """Run the command line. Return 0, 1 for a failure, 2 for invalid arguments."""
     parsed = make_parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up as Ctrl-C does
     try:
@@ -29,6 +35,123 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(message: str, code: int) -> int:
     print(f"build_engines: {message}", file=sys.stderr)
     return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser. What a command needs is imported when it runs."""
+    parser = argparse.ArgumentParser(prog="python -m build_engines", description="Makes what Triton serves.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_build(commands.add_parser("build", help="build a model folder from weights"))
+    commands.add_parser("list", help="list the models that can be built by name").set_defaults(run=_list)
+    _stored(commands.add_parser("inspect", help="print a model's inputs, outputs, size and origin"), _inspect)
+    verify = _stored(
+        commands.add_parser("verify", help="compare the engine with its fp32 reference; exit code 1 if a limit fails"),
+        _verify,
+    )
+    verify.add_argument("--reference", type=Path, metavar="ONNX", help="the fp32 model, if it is not in the cache")
+    verify.add_argument("--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts")
+    verify.add_argument("--count", type=positive, default=0, help="number of samples; default: all")
+    archive = _stored(commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes"), _archive)
+    archive.add_argument("--copies", type=positive, default=0, help="make NAME-0.tar.gz …, each with its own name")
+    archive.add_argument(
+        "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="output folder; default: dist"
+    )
+    return parser
+
+
+def _stored(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    parser.add_argument("model", metavar="MODEL", help="a folder of the repository")
+    parser.add_argument("--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each field of Request."""
+    parser.set_defaults(run=_build)
+    parser.add_argument("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
+    parser.add_argument("--force", action="store_true", help="build even if the model is up to date")
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for each in FIELDS:
+        words = dict(each.metadata)
+        title = words.pop("group")
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        flag = words.pop("flag", f"--{each.name.replace('_', '-')}")
+        groups[title].add_argument(flag, dest=each.name, default=argparse.SUPPRESS, **words)
+
+
+def request_of(parsed: argparse.Namespace) -> Request:
+    """Return what `build` is asked for. UsageError for a name that cannot be a model's."""
+    from build_engines.engines.trtexec import find_trtexec
+    from serving.host.machine import has_gpu
+    from serving.inference.registry import family_name
+
+    given = {each.name: value for each in FIELDS if (value := getattr(parsed, each.name, None)) is not None}
+    for name in (parsed.model, given.get("name", "")):
+        if name.startswith(".") or "/" in name or name != name.strip():
+            raise UsageError(f"'{name}' cannot be the name of a model's folder")
+    if parsed.model not in RECIPES and "weights" not in given:
+        raise UsageError(
+            f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one of your own add "
+            "--weights PATH or HUB-ID"
+        )
+    given |= {name: tuple(given[name]) for name in ("inputs", "controls") if name in given}
+    given["settings"] = dict(given.get("settings", ()))
+    given["client"] = family_name(given.get("client", ""))
+    given["repository"] = given.get("repository", REPOSITORY).resolve()
+    given.setdefault("target", "tensorrt" if find_trtexec() and has_gpu() else "cpu")
+    return Request(parsed.model, **given)
+
+
+def _build(parsed: argparse.Namespace) -> int:
+    from build_engines.build import build
+    from build_engines.ensembles import image_classes, text_embedding
+
+    started = time.monotonic()
+    builders = {"text_embedding": text_embedding.build, "image_classes": image_classes.build}
+    folder, made = builders.get(parsed.model, build)(request_of(parsed), parsed.force)
+    print(f"built {folder} in {time.monotonic() - started:.1f} s" if made else f"{folder} is up to date")
+    return 0
+
+
+def _list(_: argparse.Namespace) -> int:
+    for name, recipe in RECIPES.items():
+        print(f"{name:<14} {recipe.summary}")
+    print(
+        "NAME           your own: --weights PATH (ONNX, TorchScript, a checkpoint, a model of scikit-learn, XGBoost or "
+        "LightGBM) or HUB-ID"
+    )
+    return 0
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    from build_engines.inspection import report
+    from build_engines.model_folder.stored import open_model
+
+    for line in report(open_model(parsed.model, parsed.repository)):
+        print(line)
+    return 0
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from build_engines.inspection import verify
+    from build_engines.model_folder.stored import open_model
+
+    stored = open_model(parsed.model, parsed.repository)
+    scores = verify(stored, parsed.reference, parsed.samples, parsed.count)
+    for score in scores:
+        print(score)
+    return 0 if all(score.passed for score in scores) else 1
+
+
+def _archive(parsed: argparse.Namespace) -> int:
+    from build_engines.archive import archive
+    from build_engines.model_folder.files import digest
+
+    for path in archive(parsed.model, parsed.repository, parsed.out, parsed.copies):
+        print(f"{path} {path.stat().st_size / 1e6:.1f} MB SHA-256 {digest(path)}")
+    return 0
 
 
 if __name__ == "__main__":

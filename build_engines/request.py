@@ -1,68 +1,131 @@
-"""What the command line asks to be built."""
+# ruff: noqa: RUF009  (`option` is a field of the dataclass)
+"""What `build` is asked to make. Each field is also a flag of the command line, and declared only here."""
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from build_engines.recipes import RECIPES, Recipe
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
-PRECISIONS = ("auto", "fp32", "fp16", "int8")
-TARGETS = ("auto", "cpu", "openvino", "gpu", "tensorrt")
+PRECISIONS = ("fp32", "fp16", "int8")
+TARGETS = ("cpu", "openvino", "gpu", "tensorrt")
+NETWORK, ENGINE, CLIENT, SERVING = "the network", "the engine", "the client", "how Triton serves it (config.pbtxt)"
 
 
-@dataclass(frozen=True)
-class ServingOptions:
-    """How Triton is to run the model. 0, "" and () leave a choice to the family, or to Triton.
+def option(group: str, default: Any, about: str, **words: Any) -> Any:
+    """Declare a field and its flag: --NAME, or `flag`. Other `words` are those of argparse's add_argument."""
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**made, metadata={"group": group, "help": about, **words})
 
-    `queue_delay` is in microseconds; `versions` is "latest:N", "all" or numbers separated by commas; `sequence_idle`
-    is in seconds.
-    """
 
-    instances: int = 0
-    preferred_batch_sizes: tuple[int, ...] = ()
-    queue_delay: int = 0
-    warm_up: bool = False
-    response_cache: bool = False
-    versions: str = ""
-    sequence_idle: float = 0.0
+def positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    return tuple(positive(part) for part in text.split(","))
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be built. `target` is one of TARGETS; `name` is the model's folder, "" for the usual one.
+    """What to build. 0, -1, "" and () leave a choice to the family, or to Triton.
 
-    `boxes` is how many leave a detector's network, 0 for all and -1 for the usual number; `calibration` is a folder of
-    images, or a file of texts, for INT8; `tokenizer` is the folder that an ONNX file of texts goes with; `settings` are
-    the client's. The fields' names stand in build.json: a build whose record has others is made again.
+    `model` is a recipe's name or the user's own. The fields' names are in build.json: a model whose record has others
+    is built again.
     """
 
     model: str
-    weights: str = ""
-    precision: str = "fp32"
-    target: str = "cpu"
-    repository: Path = REPOSITORY
-    name: str = ""
-    client: str = ""
-    task: str = ""
-    labels: Path | None = None
-    calibration: Path | None = None
-    tokenizer: Path | None = None
-    max_batch_size: int = -1
-    size: int = 0
-    boxes: int = -1
-    inputs: tuple[str, ...] = ()
-    controls: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    allow_pickle: bool = False
-    serving: ServingOptions = field(default_factory=ServingOptions)
+    weights: str = option(NETWORK, "", "PATH or HUB-ID; default: the recipe's own")
+    size: int = option(NETWORK, 0, "height and width of the input, for networks exported here", type=positive)
+    inputs: tuple[str, ...] = option(
+        NETWORK,
+        (),
+        "for TorchScript, such as FP32:3,224,224; for scikit-learn a column each, such as age:FP32:1",
+        flag="--input",
+        action="append",
+        metavar="[NAME:]DATATYPE:DIMS",
+    )
+    allow_pickle: bool = option(
+        NETWORK,
+        False,
+        "read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
+        action="store_true",
+    )
+    target: str = option(
+        ENGINE,
+        "cpu",
+        "gpu: ONNX Runtime's TensorRT provider; default: tensorrt with trtexec and a GPU, else cpu",
+        flag="--for",
+        choices=TARGETS,
+    )
+    precision: str = option(ENGINE, "fp32", "default: fp32", choices=PRECISIONS)
+    calibration: Path | None = option(
+        ENGINE, None, "for INT8: a folder of images, or a file of texts", type=Path, metavar="PATH"
+    )
+    client: str = option(
+        CLIENT,
+        "",
+        "for your own model: image-classification (resnet), image-embedding, semantic-segmentation, "
+        "object-detection (yolov5), detr, bert, table; default: none, it takes tensors",
+    )
+    task: str = option(CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md")
+    tokenizer: Path | None = option(
+        CLIENT, None, "for an ONNX file of texts: its tokenizer's files", type=Path, metavar="FOLDER"
+    )
+    labels: Path | None = option(CLIENT, None, "file with one label per line", type=Path, metavar="FILE")
+    settings: Mapping[str, str] = option(
+        CLIENT,
+        dict,
+        "setting of the client, as a parameter in config.pbtxt; repeatable",
+        flag="--set",
+        action="append",
+        type=pair,
+        metavar="NAME=VALUE",
+    )
+    max_batch_size: int = option(SERVING, -1, "0: no batches, one instance at a time", type=count, metavar="N")
+    instances: int = option(SERVING, 0, "how many run side by side", type=positive, metavar="N")
+    preferred_batch_sizes: tuple[int, ...] = option(SERVING, (), "of dynamic batching", type=sizes, metavar="N,N")
+    queue_delay: int = option(
+        SERVING, 0, "how long dynamic batching waits for more", type=count, metavar="MICROSECONDS"
+    )
+    warm_up: bool = option(SERVING, False, "let Triton run the model on zeros when it loads it", action="store_true")
+    response_cache: bool = option(
+        SERVING, False, "let Triton repeat the answer to the same tensors", action="store_true"
+    )
+    versions: str = option(SERVING, "", "all, latest:2 or 1,3", metavar="POLICY")
+    controls: tuple[str, ...] = option(
+        SERVING,
+        (),
+        "for sequence batching; KIND is start, end, ready or corrid",
+        flag="--sequence-control",
+        action="append",
+        metavar="KIND=INPUT",
+    )
+    sequence_idle: float = option(SERVING, 0.0, "after which a session is forgotten", type=float, metavar="SECONDS")
+    repository: Path = option(
+        "", REPOSITORY, "the model repository to build into", flag="--out", type=Path, metavar="REPOSITORY"
+    )
+    name: str = option("", "", "the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
 
     @property
     def recipe(self) -> Recipe | None:
-        """None for a model of the user's own."""
+        """Return None for a model of the user's own."""
         return RECIPES.get(self.model)
-
-    @property
-    def source(self) -> str:
-        """The weights, the recipe's default where none are named."""
-        return self.weights or (self.recipe.weights[0] if self.recipe else "")

@@ -21,6 +21,11 @@ CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's ser
 VALUE_BYTES = 4  # runs compute in FP32, also from UINT8 pixels
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the optimization.graph.level in config.pbtxt that turns optimization off
+PARAMETERS = (  # of config.pbtxt; those of NVIDIA's backend that only a GPU has are among them
+    *("intra_op_thread_count", "inter_op_thread_count", "execution_mode", "enable_mem_arena", "enable_mem_pattern"),
+    *("separate_runs", "memory.enable_memory_arena_shrinkage", "cudnn_conv_algo_search", "gpu_mem_limit"),
+    *("arena_extend_strategy", "cudnn_conv_use_max_workspace", "do_copy_in_default_stream"),
+)
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
 BRIEF_SPIN = {SPIN_TIME: "20"}  # microseconds: long enough between operators, too short between runs
 FATAL = 4  # ONNX Runtime's log severity

@@ -32,8 +32,6 @@ class TorchInstance:
         self._name_tensors(config)
         key = same_shapes if config["max_batch_size"] > 0 else alone
         self.batcher = Batcher(self._read, partial(run_concatenated, self._run), key)
-        for warning in self.settings.warnings:
-            pb_utils.Logger.log_warn(f"{args['model_instance_name']}: {warning}")
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}{self._share(path)}"
         )

@@ -9,7 +9,6 @@ import torch
 from instance import default_threads, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 
 ALLOWED = "true, false, 1, 0"
-IGNORED = {"ENABLE_NVFUSER": "PyTorch 2.2 and newer have no nvFuser"}
 SWITCHES = {  # TorchScript executor options; PyTorch's defaults apply unless config.pbtxt sets them
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",
@@ -29,14 +28,12 @@ class TorchSettings:
     intra_op_threads: int = 1
     inter_op_threads: int = 0
     switches: tuple[tuple[str, bool], ...] = ()
-    warnings: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
         """ValueError names a parameter with a wrong value, and the allowed values."""
         given = given_parameters(config)
         threads = _threads(given, "INTRA_OP_THREAD_COUNT")
-        ignored = [name for name in IGNORED if _boolean(given, name, False)]
         return cls(
             inference_mode=_boolean(given, "INFERENCE_MODE", True),
             optimized_execution=not _boolean(given, "DISABLE_OPTIMIZED_EXECUTION", False),
@@ -46,7 +43,6 @@ class TorchSettings:
             intra_op_threads=threads if threads > 0 else default_threads(),
             inter_op_threads=max(0, _threads(given, "INTER_OP_THREAD_COUNT")),
             switches=tuple((name, _boolean(given, name, True)) for name in SWITCHES if name in given),
-            warnings=tuple(f"parameter '{name}' has no effect: {IGNORED[name]}" for name in ignored),
         )
 
     def apply(self) -> None:

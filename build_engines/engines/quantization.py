@@ -10,7 +10,7 @@ Texts: dynamic INT8 of the matrices for ONNX Runtime. OpenVINO has no fast kerne
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -20,11 +20,13 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from build_engines.engines.calibration import calibration_batches, client_of
+from build_engines import comparison
 from build_engines.errors import BuildError
-from build_engines.measurement.runners import onnx_runner
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
+from build_engines.runners import onnx_runner
+from clients.base import Model, ModelClient, Tensors
+from serving.inference.registry import make_client
 from serving.repository.engines import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")
@@ -142,3 +144,39 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
+    """Return the model as clients see it."""
+    settings = {"client": model_spec.client} if model_spec.client else {}
+    return Model(
+        name=folder.name,
+        path=folder,
+        inputs=model_spec.inputs,
+        outputs=model_spec.outputs,
+        max_batch_size=model_spec.max_batch_size,
+        parameters=settings | dict(model_spec.settings),
+    )
+
+
+def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
+    """Return the model's client with the files in the folder; BuildError if they do not fit together."""
+    try:
+        return make_client(_model_of(model_spec, folder)) if model_spec.client else None
+    except Exception as err:  # a client's code may raise anything
+        raise BuildError(f"the client '{model_spec.client}' cannot be made for this model: {err}") from err
+
+
+class Batches(CalibrationDataReader):  # type: ignore[misc]
+    """Inputs for ONNX Runtime's tools, one instance per batch."""
+
+    def __init__(self, batches: Iterable[Tensors]) -> None:
+        self.batches = iter(batches)
+
+    def get_next(self) -> Tensors | None:
+        return next(self.batches, None)
+
+
+def calibration_batches(client: ModelClient, family: str, request: Request) -> Batches:
+    """Return what the client makes of the files of --calibration."""
+    return Batches(comparison.for_calibration(client, family, request.calibration))

@@ -16,13 +16,13 @@ from pathlib import Path
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
 from build_engines.engines import trtexec
-from build_engines.engines.calibration import calibration_batches, client_of
+from build_engines.engines.quantization import calibration_batches, client_of
 from build_engines.engines.trtexec import Build, Gpu, Profile, Trtexec, TrtexecError, this_gpu
 from build_engines.errors import BuildError, UsageError
+from build_engines.model_folder.files import cache_folder
 from build_engines.model_folder.spec import MODEL_FILES, ONNX, PLAN, Engine, ModelSpec
 from build_engines.request import Request
 from build_engines.weights import onnx_files
-from build_engines.weights.downloads import cache_folder
 from clients._resizing import keeps_ratio
 
 CALIBRATION = "calibration.cache"
@@ -31,12 +31,9 @@ INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 st
 
 
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Write 1/model.plan beside 1/model.onnx; raise BuildError.
-
-    The precision `auto` is fp16: every GPU of TensorRT 8 and later computes it faster than fp32.
-    """
+    """Write 1/model.plan beside 1/model.onnx; raise BuildError."""
     check(model_spec)
-    precision = "fp16" if request.precision == "auto" else request.precision
+    precision = request.precision
     onnx = folder / "1" / "model.onnx"
     try:
         program, gpu = trtexec.inspect(), _gpu()
@@ -80,7 +77,7 @@ def profile(model_spec: ModelSpec, onnx: Path) -> Profile:
     inputs, _ = onnx_files.specs(onnx_files.read(onnx))
     varying = [spec.name for spec in inputs if -1 in spec.shape]
     shapes = model_spec.profile()
-    return {name: (shapes[name].minimum, shapes[name].optimum, shapes[name].maximum) for name in varying}
+    return {name: shapes[name] for name in varying}
 
 
 def _gpu() -> Gpu:
@@ -122,8 +119,8 @@ def _preferred(model_spec: ModelSpec) -> tuple[int, ...]:
     """The batch sizes that kernels were chosen for: the usual and the largest."""
     if not model_spec.max_batch_size or not model_spec.inputs:
         return ()
-    shapes = model_spec.profile()[model_spec.inputs[0].name]
-    return tuple(sorted({shapes.optimum[0], shapes.maximum[0]}))
+    _, usual, largest = model_spec.profile()[model_spec.inputs[0].name]
+    return tuple(sorted({usual[0], largest[0]}))
 
 
 def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, program: Trtexec) -> Path:

@@ -4,6 +4,7 @@ The options differ by version (NVIDIA/TensorRT, samples/common/sampleOptions.cpp
 `--memPoolSize` from 8.4 on; `--buildOnly` up to 8.5, `--skipInference` from then on. `trtexec --help` lists them.
 """
 
+import json
 import math
 import os
 import re
@@ -17,7 +18,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from build_engines.errors import BuildError
+from build_engines.weights import onnx_files
+from clients.base import Tensors, TensorSpec
 from serving.host.processes import dying_with_us
 
 FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"  # where NVIDIA's images of TensorRT and of PyTorch have it
@@ -32,11 +39,13 @@ WHERE_TO_GET_IT = (
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with the YY.MM of the "
     "tritonserver image"
 )
+PLAN_SECONDS = 300.0  # to load a plan of gigabytes and run it
+_MEDIAN = re.compile(r"GPU Compute Time:.*\bmedian = ([0-9.]+) ms")
 _BANNER = re.compile(r"\[TensorRT v(\d+)\]")
 _OPTION = re.compile(r"(?<![\w-])--([A-Za-z]\w*)")
 _PREFIX = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[[VIWEF]\] ")
 
-Profile = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # least, usual, largest shape
+Profile = Mapping[str, tuple[tuple[int, ...], ...]]  # least, usual, largest shape
 
 
 class TrtexecError(Exception):
@@ -208,3 +217,62 @@ def _last_words(lines: deque[str]) -> str:
 
 def _plain(line: str) -> str:
     return _PREFIX.sub("", line)
+
+
+def run_plan(path: Path, feed: Tensors) -> Tensors:
+    """Return the plan's outputs, with six digits; BuildError if it cannot be run here.
+
+    trtexec loads the plan again for each call, which takes seconds.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, feed = Path(scratch), _inputs(path, feed)
+        files = {name: folder / f"{number}.bin" for number, name in enumerate(feed)}
+        for name, array in feed.items():
+            files[name].write_bytes(np.ascontiguousarray(array).tobytes())
+        outputs = folder / "outputs.json"
+        inputs = ",".join(f"{quoted(name)}:{file}" for name, file in files.items())
+        once = ["--iterations=1", "--warmUp=0", "--duration=0"]
+        _run_plan(path, feed, [f"--loadInputs={inputs}", f"--exportOutput={outputs}", *once])
+        return {entry["name"]: _array(entry) for entry in json.loads(outputs.read_text(encoding="utf-8"))}
+
+
+def plan_latency(path: Path, feed: Tensors) -> float:
+    """Return the median milliseconds of a run on the GPU, without the copies to and from it."""
+    said = _run_plan(path, feed, [])
+    found = _MEDIAN.search("\n".join(said))
+    if not found:
+        raise BuildError("trtexec did not say how long a run takes")
+    return float(found[1])
+
+
+def _run_plan(path: Path, feed: Tensors, words: list[str]) -> list[str]:
+    try:
+        program = inspect()
+        shapes = [f"--shapes={text}"] if (text := _shapes_of(path, feed)) else []
+        return run([program.path, f"--loadEngine={path}", *shapes, *words], lambda _: None, PLAN_SECONDS)
+    except TrtexecError as err:
+        raise BuildError(str(err)) from err
+
+
+def _shapes_of(path: Path, feed: Tensors) -> str:
+    """Return the shapes of the inputs that vary in the ONNX file beside the plan; of all inputs without one."""
+    varying = {spec.name for spec in _specs(path) if -1 in spec.shape} if _specs(path) else set(feed)
+    named = {name: "x".join(map(str, array.shape)) for name, array in feed.items() if name in varying}
+    return ",".join(f"{quoted(name)}:{shape}" for name, shape in named.items())
+
+
+def _inputs(path: Path, feed: Tensors) -> Tensors:
+    """Return the feed without tensors that the model does not take: trtexec refuses those."""
+    names = {spec.name for spec in _specs(path)} or set(feed)
+    return {name: array for name, array in feed.items() if name in names}
+
+
+def _specs(path: Path) -> tuple[TensorSpec, ...]:
+    """Return the inputs of the ONNX file beside the plan; none without one."""
+    onnx = path.with_suffix(".onnx")
+    return tuple(onnx_files.specs(onnx_files.read(onnx))[0]) if onnx.is_file() else ()
+
+
+def _array(entry: dict[str, Any]) -> Any:
+    shape = [int(size) for size in entry["dimensions"].split("x") if size]
+    return np.array(entry["values"], np.float32).reshape(shape)

@@ -12,9 +12,9 @@ from typing import Any
 
 from build_engines.errors import UsageError
 from build_engines.model_folder.config import model_config, render
-from build_engines.model_folder.publish import check, publish, scratch_folder
+from build_engines.model_folder.files import check, publish, scratch_folder
 from build_engines.model_folder.spec import ModelSpec
-from build_engines.request import Request, ServingOptions
+from build_engines.request import Request
 from clients.base import TensorSpec
 
 MODEL_FILES = Path(__file__).resolve().parent / "model_files"
@@ -70,9 +70,12 @@ def dali_config(inputs: Specs, outputs: Specs, batch: int) -> str:
     return render(config)
 
 
-def ensemble_config(inputs: Specs, outputs: Specs, batch: int, steps: Sequence[Step]) -> str:
-    """config.pbtxt of an ensemble."""
-    config = _config(ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform="ensemble"))
+def ensemble_config(
+    inputs: Specs, outputs: Specs, batch: int, steps: Sequence[Step], settings: Mapping[str, str] | None = None
+) -> str:
+    """Return the config.pbtxt of an ensemble, with the settings of its client."""
+    spec = ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform="ensemble", settings=settings or {})
+    config = _config(spec)
     config.ClearField("instance_group")
     config.ClearField("dynamic_batching")
     for step in steps:
@@ -83,7 +86,7 @@ def ensemble_config(inputs: Specs, outputs: Specs, batch: int, steps: Sequence[S
 
 
 def _config(model_spec: ModelSpec) -> Any:
-    return model_config(model_spec, platform=model_spec.platform, kind="KIND_CPU", count=1, serving=ServingOptions())
+    return model_config(model_spec, platform=model_spec.platform, kind="KIND_CPU", count=1, request=Request(""))
 
 
 def batch_size(request: Request) -> int:

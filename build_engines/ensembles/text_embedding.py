@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from build_engines.building.model import build as build_model
+from build_engines.build import build as build_model
 from build_engines.ensembles.parts import (
     MODEL_FILES,
     Step,

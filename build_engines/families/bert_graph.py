@@ -1,4 +1,4 @@
-"""Any BERT checkpoint -> an ONNX graph, written with onnx's helpers and without torch.
+"""A plain BERT checkpoint -> an ONNX graph, written with onnx's helpers and without torch.
 
 BERT as in Devlin et al. 2018 (arXiv:1810.04805). The tensors have the names in which transformers' BertModel
 and its BertFor… save them. The graph uses only standard operators of opset 17, in an
@@ -16,19 +16,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from build_engines.errors import BuildError
 from build_engines.families.onnx_graph import Graph
 
 Array = NDArray[Any]
 
-LEAST = -65504.0  # FP16's
 MASKED_SCORE = -10000.0  # what Google's BERT adds to the scores of padding; FP16 holds it as well
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")  # of BERT's first training, in many checkpoints
 POSITIONS = "masked_lm_positions"  # the name that Google's run_pretraining.py gives it
-
-
-class CheckpointError(ValueError):
-    """The checkpoint cannot be written as this graph; the message says why."""
 
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
@@ -42,27 +38,18 @@ class BertShape:
     heads: int
     hidden: int
     vocabulary: int
-    activation: str
     epsilon: float
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "BertShape":
-        """Raises CheckpointError on an architecture that is not plain BERT."""
-        if config.get("model_type") != "bert":
-            raise CheckpointError(f"config.json has model_type {config.get('model_type')!r}, expected 'bert'")
-        if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder"):
-            raise CheckpointError("only encoders with absolute positions are supported")
-        activation = config.get("hidden_act", "gelu")
-        if activation not in ACTIVATIONS:
-            raise CheckpointError(f"hidden_act {activation!r} is none of: {', '.join(ACTIVATIONS)}")
+        """Read them; raise BuildError if one is missing."""
         if missing := [key for key in SIZES if key not in config]:
-            raise CheckpointError(f"config.json has no {missing[0]}")
+            raise BuildError(f"config.json has no {missing[0]}")
         return cls(
             layers=config["num_hidden_layers"],
             heads=config["num_attention_heads"],
             hidden=config["hidden_size"],
             vocabulary=config["vocab_size"],
-            activation=activation,
             epsilon=config.get("layer_norm_eps", 1e-12),
         )
 
@@ -86,15 +73,15 @@ class _Graph(Graph):
 
     def tensor(self, key: str) -> Array:
         if key not in self.tensors:
-            raise CheckpointError(f"the checkpoint has no tensor '{key}'; was it saved for another task?")
+            raise BuildError(f"the checkpoint has no tensor '{key}'; was it saved for another task?")
         self.used.add(key)
         return self.tensors[key]
 
     def check_all_used(self, task: str) -> None:
-        """Raises CheckpointError where the checkpoint has more than the task and what it was first trained with."""
+        """Raises BuildError where the checkpoint has more than the task and what it was first trained with."""
         left = sorted(key for key in self.tensors if key not in self.used and not _SPARE.match(key))
         if left:
-            raise CheckpointError(
+            raise BuildError(
                 f"the checkpoint has weights that the task {task} does not use: {', '.join(left[:3])}"
                 f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}; was it saved for another task?"
             )
@@ -118,21 +105,6 @@ def _gelu(graph: _Graph, x: str) -> str:
     """x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
     erf = graph.add("Erf", graph.add("Div", x, graph.floats(math.sqrt(2.0))))
     return graph.add("Mul", graph.add("Mul", x, graph.add("Add", erf, graph.floats(1.0))), graph.floats(0.5))
-
-
-def _gelu_tanh(graph: _Graph, x: str) -> str:
-    """x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³))), the approximation of the same paper."""
-    cube = graph.add("Mul", graph.add("Pow", x, graph.floats(3.0)), graph.floats(0.044715))
-    inner = graph.add("Mul", graph.add("Add", x, cube), graph.floats(math.sqrt(2.0 / math.pi)))
-    factor = graph.add("Add", graph.add("Tanh", inner), graph.floats(1.0))
-    return graph.add("Mul", graph.add("Mul", x, graph.floats(0.5)), factor)
-
-
-def _relu(graph: _Graph, x: str) -> str:
-    return graph.add("Relu", x)
-
-
-ACTIVATIONS = {"gelu": _gelu, "gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh, "relu": _relu}
 
 
 def _embeddings(graph: _Graph) -> str:
@@ -173,7 +145,7 @@ def _attention(graph: _Graph, x: str, mask: str, key: str, shape: BertShape) -> 
 def _layer(graph: _Graph, x: str, mask: str, key: str, shape: BertShape) -> str:
     mixed = graph.linear(_attention(graph, x, mask, f"{key}.attention.self", shape), f"{key}.attention.output.dense")
     x = graph.layer_norm(graph.add("Add", mixed, x), f"{key}.attention.output.LayerNorm")
-    wide = ACTIVATIONS[shape.activation](graph, graph.linear(x, f"{key}.intermediate.dense"))
+    wide = _gelu(graph, graph.linear(x, f"{key}.intermediate.dense"))
     return graph.layer_norm(graph.add("Add", graph.linear(wide, f"{key}.output.dense"), x), f"{key}.output.LayerNorm")
 
 
@@ -200,21 +172,11 @@ def _mean(graph: _Graph, x: str) -> str:
     return graph.add("Div", graph.add("Squeeze", total, graph.integers(1)), graph.add("Max", count, graph.floats(1.0)))
 
 
-def _maximum(graph: _Graph, x: str) -> str:
-    there = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.BOOL), graph.integers(2))
-    return graph.add("ReduceMax", graph.add("Where", there, x, graph.floats(LEAST)), axes=[1], keepdims=0)
-
-
 def _first(graph: _Graph, x: str) -> str:
     return graph.add("Gather", x, graph.constant("first_token", np.array(0, np.int64)), axis=1)
 
 
-def _last(graph: _Graph, x: str) -> str:
-    count = graph.add("ReduceSum", "attention_mask", graph.integers(1), keepdims=1)
-    return graph.add("GatherND", x, graph.add("Sub", count, graph.integers(1)), batch_dims=1)
-
-
-POOLING = {"mean": _mean, "max": _maximum, "cls": _first, "last": _last}
+POOLING = {"mean": _mean, "cls": _first}
 
 
 def _decoder(graph: _Graph) -> str:
@@ -231,7 +193,7 @@ def _masked_lm_logits(graph: _Graph, x: str, shape: BertShape) -> onnx.ValueInfo
     """
     at = graph.add("Unsqueeze", POSITIONS, graph.integers(2))
     x = graph.linear(graph.add("GatherND", x, at, batch_dims=1), "cls.predictions.transform.dense")
-    x = graph.layer_norm(ACTIVATIONS[shape.activation](graph, x), "cls.predictions.transform.LayerNorm")
+    x = graph.layer_norm(_gelu(graph, x), "cls.predictions.transform.LayerNorm")
     rows = graph.add("Reshape", x, graph.integers(-1, shape.hidden))
     own_bias = "cls.predictions.decoder.bias"
     bias = graph.weight(own_bias if own_bias in graph.tensors else "cls.predictions.bias")
@@ -293,12 +255,12 @@ def bert_model(
     config: Mapping[str, Any], tensors: Mapping[str, Array], task: str, pooling: str = "mean"
 ) -> onnx.ModelProto:
     """The ONNX model of a checkpoint: `config` is its config.json, `tensors` its weights (any float type), `pooling`
-    what an embedding is made from: the tokens' mean or max, the first (cls) or the last of them.
+    what an embedding is made from: the tokens' mean, or the first of them (cls).
 
     Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids; for fill-mask also
     masked_lm_positions [batch, masks]. Outputs FP32, by task: last_hidden_state [batch, sequence, hidden] and
     sentence_embedding [batch, hidden], or logits [batch, masks, vocabulary], [batch, labels], [batch, sequence, labels
-    or 2]. Raises CheckpointError.
+    or 2]. Raises BuildError.
     """
     shape = BertShape.read(config)
     graph = _Graph(plain_keys(tensors), shape.epsilon)

@@ -14,7 +14,7 @@ import numpy as np
 from build_engines.errors import UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
-from build_engines.model_folder.labels import write_labels
+from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import torch_files

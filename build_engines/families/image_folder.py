@@ -13,7 +13,7 @@ from typing import Any
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
-from build_engines.model_folder.labels import write_labels
+from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from clients._image import DEFAULT_LABELS
@@ -50,12 +50,8 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         raise BuildError(f"{path} has no preprocessor_config.json: it does not say how images are prepared")
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
-    try:
-        from build_engines.families import image_network
-    except ModuleNotFoundError as err:
-        raise BuildError(
-            f"{path} is exported with the package '{err.name}', which is not installed (make dev installs it)"
-        ) from err
+    from build_engines.families import image_network  # needs torch
+
     settings = image_network.write_onnx(path, client, request, folder / "1" / "model.onnx")
     activation = activation_of(config) if client == "resnet" else "softmax"
     settings |= {"activation": activation} if activation != "softmax" else {}

@@ -1,22 +1,25 @@
 """Models of scikit-learn, XGBoost and LightGBM, and their ONNX files, as model folders for the client `table`."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from build_engines.errors import UsageError
+from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families import table_graph
-from build_engines.families.onnx_file import with_tensors
+from build_engines.families.onnx_file import parse_inputs, with_tensors
 from build_engines.families.table_graph import Class
-from build_engines.families.torchscript_file import parse_inputs
-from build_engines.model_folder.labels import write_labels
+from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import estimators, onnx_files
+from build_engines.weights import onnx_files
 
 CLIENT = "table"
 BATCH_SIZE = 1024  # rows: one takes microseconds
+PICKLES = (".joblib", ".pkl", ".pickle")
+HEAD = 4096  # bytes that tell a kind
 COLUMNS, LABELS = "columns.txt", "labels.txt"
 
 
@@ -26,7 +29,7 @@ def is_table(request: Request, path: Path | None) -> bool:
         return False
     if path.suffix == ".onnx":
         return request.client == CLIENT or table_graph.is_table(onnx_files.read(path))
-    return bool(estimators.kind(path))
+    return bool(kind(path))
 
 
 def export(request: Request, path: Path, folder: Path) -> ModelSpec:
@@ -49,7 +52,7 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 def _converted(request: Request, path: Path, folder: Path) -> tuple[onnx.ModelProto, Sequence[Class], dict[str, str]]:
     """The graph, the classes and the settings; writes columns.txt."""
-    estimator = estimators.read(path, request.allow_pickle)
+    estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
     converted = convert(estimator, parse_inputs(request.inputs) if request.inputs else ())
@@ -66,3 +69,58 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
     write_labels(folder / LABELS, texts, request.labels)
     numbered = not texts and list(classes) != list(range(len(classes)))
     return {"classes": ",".join(map(str, classes))} if numbered else {}
+
+
+def kind(path: Path) -> str:
+    """pickle, xgboost or lightgbm; "" for another file."""
+    if path.suffix in PICKLES:
+        return "pickle"
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.startswith(b"tree\n"):
+        return "lightgbm"
+    return "xgboost" if path.suffix in (".json", ".ubj") and b"learner" in head else ""
+
+
+def read(path: Path, allow_pickle: bool) -> Any:
+    """The model: an estimator of scikit-learn's kind, or a Booster. Raises UsageError, BuildError."""
+    try:
+        return {"pickle": _pickle, "xgboost": _xgboost, "lightgbm": _lightgbm}[kind(path)](path, allow_pickle)
+    except (BuildError, ModuleNotFoundError):
+        raise
+    except Exception as err:  # each library has errors of its own, and a pickle's code may raise anything
+        raise BuildError(f"{path} cannot be read: {type(err).__name__}: {first_line(err)}") from err
+
+
+def _pickle(path: Path, allow_pickle: bool) -> Any:
+    """A model that another version of scikit-learn saved is refused: it may answer otherwise."""
+    if not allow_pickle:
+        raise UsageError(
+            f"{path} is a pickle: to read it is to run the code that is in it (docs/security.md). If you trust who "
+            "wrote it, add --allow-pickle; an ONNX file, XGBoost's model.json and LightGBM's model.txt hold no code"
+        )
+    import joblib
+    from sklearn.exceptions import InconsistentVersionWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InconsistentVersionWarning)
+        try:
+            return joblib.load(path)
+        except InconsistentVersionWarning as err:
+            raise BuildError(
+                f"{path} was saved by scikit-learn {err.original_sklearn_version}, and {err.current_sklearn_version} "
+                f"is here, which may answer otherwise: pip install scikit-learn=={err.original_sklearn_version}, or "
+                "convert it with skl2onnx where it was trained and bring the ONNX file"
+            ) from err
+
+
+def _xgboost(path: Path, _: bool) -> Any:
+    import xgboost
+
+    return xgboost.Booster(model_file=str(path))
+
+
+def _lightgbm(path: Path, _: bool) -> Any:
+    import lightgbm
+
+    return lightgbm.Booster(model_file=str(path))

@@ -6,6 +6,7 @@ HistGradientBoosting.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,21 @@ from onnx import helper
 
 from build_engines.errors import BuildError, first_line
 from build_engines.families import table_graph
-from build_engines.families.table_columns import Column
 
 Array = NDArray[Any]
 ROWS = 200
 AGREEING, CLOSE = 0.99, 1e-3  # the share of rows whose answers are the same, up to that part of their spread
 EMPTY = 0.1  # the share of missing numbers, where a model takes them
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
+
+
+@dataclass(frozen=True)
+class Column:
+    """`name` is "" where columns have none; `values` are the categories that the model knows, () for numbers."""
+
+    name: str
+    datatype: str = "FP32"
+    values: tuple[Any, ...] = ()
 
 
 def check(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column]) -> None:

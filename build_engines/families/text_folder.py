@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, first_line
-from build_engines.families.bert_graph import CheckpointError
 from clients._text.tokenizer import TextTokenizer
 from clients.bert import TASKS
 from serving.errors import InvalidRequest
@@ -57,22 +56,22 @@ def is_text(checkpoint: Path) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """The task asked for, else that of the network that config.json names; CheckpointError where they differ."""
+    """The task asked for, else that of the network that config.json names; BuildError where they differ."""
     if asked and asked not in TASKS:
-        raise CheckpointError(f"the task {asked!r} is none of: {', '.join(TASKS)}")
+        raise BuildError(f"the task {asked!r} is none of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["Model"])[0])
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
     if (checkpoint / MODULES).is_file():
         fitting = ("embedding",)
     elif "embedding" in fitting and not _is_encoder(name) and not asked:
-        raise CheckpointError(
+        raise BuildError(
             f"config.json says that it is a {name}, which does none of: {', '.join(TASKS)}; with --task embedding its "
             f"encoder is built, without what {name} adds to it"
         )
     if not asked:
         return "text-ranking" if "text-ranking" in fitting and _is_cross_encoder(config) else fitting[0]
     if asked not in fitting and asked != "embedding" and any(name.endswith(end) for end in HEADS):
-        raise CheckpointError(f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}")
+        raise BuildError(f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}")
     return asked
 
 
@@ -89,10 +88,10 @@ def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 def sentence_settings(checkpoint: Path) -> dict[str, str]:
     """The client's settings for a folder of sentence-transformers, without its pooling, which is the network's;
-    CheckpointError for a module that is not known."""
+    BuildError for a module that is not known."""
     modules = modules_of(checkpoint)
     if strange := [module for module in modules if module not in KNOWN_MODULES]:
-        raise CheckpointError(f"{MODULES} has {strange[0]}; the modules known are {', '.join(sorted(KNOWN_MODULES))}")
+        raise BuildError(f"{MODULES} has {strange[0]}; the modules known are {', '.join(sorted(KNOWN_MODULES))}")
     settings = {}
     if (checkpoint / MODULES).is_file() and "Normalize" not in modules:
         settings["normalize"] = "false"
@@ -107,16 +106,16 @@ def modules_of(checkpoint: Path) -> list[str]:
 
 
 def pooling_of(checkpoint: Path) -> str:
-    """mean, cls, max or last; CheckpointError for another one."""
+    """mean, cls, max or last; BuildError for another one."""
     given = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
     modes = {name: value for name, value in given.items() if name.startswith("pooling_mode_")}
     chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]
     known = {**POOLING, **NEW_POOLING}
     chosen = [str(given["pooling_mode"])] if "pooling_mode" in given else chosen
     if len(chosen) > 1 or (chosen and chosen[0] not in known):
-        raise CheckpointError(f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}")
+        raise BuildError(f"its pooling is {' and '.join(chosen)}; known is one of {', '.join(NEW_POOLING)}")
     if given.get("include_prompt") is False and read_json(checkpoint / PROMPTS).get("prompts"):
-        raise CheckpointError("its pooling leaves the prompt out (include_prompt), which is not done here")
+        raise BuildError("its pooling leaves the prompt out (include_prompt), which is not done here")
     return known[chosen[0]] if chosen else "mean"
 
 
@@ -159,19 +158,17 @@ def _convert_tokenizer(source: Path, target: Path) -> None:
 
 
 def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
-    """The tokenizer in a model's folder; CheckpointError where it does not fit the network."""
+    """The tokenizer in a model's folder; BuildError where it does not fit the network."""
     try:
         tokenizer = TextTokenizer(folder, 0)
     except InvalidRequest as err:
-        raise CheckpointError(str(err)) from err
+        raise BuildError(str(err)) from err
     size, rows = tokenizer.tokenizer.get_vocab_size(), tokenizer.config.get("vocab_size")
     if rows and size > rows:
-        raise CheckpointError(
-            f"its tokenizer has {size} tokens, and the network knows {rows}: they do not belong together"
-        )
+        raise BuildError(f"its tokenizer has {size} tokens, and the network knows {rows}: they do not belong together")
     lowers = read_json(checkpoint / LENGTHS).get("do_lower_case")
     if lowers and tokenizer.tokenizer.encode("ABC").ids != tokenizer.tokenizer.encode("abc").ids:
-        raise CheckpointError(f"{LENGTHS} says do_lower_case, and its tokenizer tells capitals from small letters")
+        raise BuildError(f"{LENGTHS} says do_lower_case, and its tokenizer tells capitals from small letters")
     return tokenizer
 
 

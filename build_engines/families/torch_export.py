@@ -1,11 +1,14 @@
-"""A torch network -> one ONNX file. The only module that calls torch's exporter; opset 17, which Triton 24.10 reads."""
+"""A torch network -> one ONNX file, in opset 17, which Triton 24.10 reads."""
 
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
+
+from build_engines.errors import BuildError
 
 OPSET = 17
 Shape = tuple[int | str, ...]  # a dimension with a name is free
@@ -68,3 +71,12 @@ def name_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
             dimensions.dim.add(**({"dim_param": size} if isinstance(size, str) else {"dim_value": size}))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
+
+
+def check_whole(folder: Path, loading: Mapping[str, Any]) -> None:
+    """`loading` is what from_pretrained says with output_loading_info; BuildError where a weight of the network is not
+    in the folder, which transformers would make up, or one of the folder is not in the network."""
+    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has what the network does not take:")):
+        if names := sorted(loading[kind]):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise BuildError(f"{folder} {what} {', '.join(names[:3])}{more}; was it saved for another task or network?")

@@ -13,7 +13,7 @@ import numpy as np
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
-from build_engines.model_folder.labels import read_lines, write_labels
+from build_engines.model_folder.files import read_lines, write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.packages import file_of
@@ -30,8 +30,8 @@ Section = Mapping[str, str]
 
 def export(request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
-    if request.size not in (0, SIDE) or request.boxes >= 0:
-        raise UsageError(f"YOLOv4-tiny takes {SIDE} pixels and returns all its boxes: leave out --size and --boxes")
+    if request.size not in (0, SIDE):
+        raise UsageError(f"--size {request.size}: YOLOv4-tiny takes {SIDE}")
     write_network(
         file_of(PACKAGE, "yolov4-tiny.cfg"), file_of(PACKAGE, "yolov4-tiny.weights"), folder / "1" / "model.onnx"
     )

@@ -1,82 +1,238 @@
-"""YOLOv5 as model folders, in every size of the release, from an official checkpoint or with random weights.
+# mypy: allow-subclassing-any
+"""YOLOv5's checkpoints, release 6 and 7 with three strides -> model folders.
 
-Random weights are for load tests: nonsense at the true speed. What needs torch is imported late.
+The release's packages are AGPL and are not imported. The network is written after its published structure and has the
+release's names, so that a checkpoint's tensors fit as they are. Width, depth, classes and anchors follow from them.
 """
 
-import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, max_pool2d
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
-from build_engines.model_folder.labels import write_labels
+from build_engines.families.torch_export import export_onnx
+from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
-from build_engines.weights.downloads import fetch
+from build_engines.weights.torch_files import Placeholder, load, tensors_of
 from clients._image import DEFAULT_LABELS
 
-if TYPE_CHECKING:
-    from build_engines.families.yolov5_network import YoloV5, YoloV5u
-
 MAX_BATCH_SIZE = 8
-SIDE, STRIDE = 640, 32
+SIDE = 640
+STRIDES = (8, 16, 32)
 BOXES = 1000  # that the network returns; hardly any of the others would be a detection
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
-CLASSES = 80  # of COCO
+Arrays = Mapping[str, NDArray[Any]]
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
-    """The model folder's files, from random weights, the release's checkpoint or one at `path`."""
-    side_of(request)  # UsageError before the long work
-    if path and path.is_dir():
-        raise BuildError(f"{path} is a folder, and a YOLOv5 is one file, its checkpoint best.pt or an ONNX file of it")
-    network, labels = _network(request, path)
-    layout = write_network(request, network, folder / "1" / "model.onnx")
-    return finish(request, folder, labels, layout)
-
-
-def _network(request: Request, path: Path | None) -> "tuple[YoloV5 | YoloV5u, tuple[str, ...]]":
-    """The network and its labels; no labels if they are unknown."""
-    from build_engines.families import yolov5_checkpoint, yolov5_random
-
-    if path is None and request.source == "random":
-        size, u = size_of(request.model)
-        return yolov5_random.network(size, CLASSES, anchor_free=bool(u)), ()
-    return yolov5_checkpoint.read(path or fetch(f"{request.model}.pt"))
-
-
-def write_network(request: Request, network: "YoloV5 | YoloV5u", model: Path) -> str:
-    """Writes the ONNX file and returns the client's `layout`."""
-    from build_engines.families.yolov5_network import YoloV5
-    from build_engines.families.yolov5_random import write_onnx
-
-    boxes = BOXES if request.boxes < 0 else request.boxes
-    write_onnx(network, side_of(request), model, boxes, batching=request.max_batch_size != 0)
-    return "yolov5" if isinstance(network, YoloV5) else "yolov5u"
-
-
-def finish(request: Request, folder: Path, labels: tuple[str, ...], layout: str) -> ModelSpec:
-    """Writes the labels and the example; what Triton must know."""
+    """Write the model folder's files."""
+    side = request.size or SIDE
+    if side < STRIDES[-1] or side % STRIDES[-1]:
+        raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
+    if path is None or path.is_dir():
+        raise BuildError("a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it")
+    network, labels = read(path)
+    model = folder / "1" / "model.onnx"
+    export_onnx(network, (3, side, side), model, ("images", "output0"), request.max_batch_size != 0, torch.uint8)
     shutil.copyfile(EXAMPLE, folder / "example.jpg")
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
-    model_spec = ModelSpec(
-        client="yolov5", max_batch_size=MAX_BATCH_SIZE, settings={"layout": layout}, lengths=(STRIDE, SIDE, 2 * SIDE)
+    lengths = (STRIDES[-1], SIDE, 2 * SIDE)
+    spec = ModelSpec(client="yolov5", max_batch_size=MAX_BATCH_SIZE, settings={"layout": "yolov5"}, lengths=lengths)
+    return with_tensors(request, folder, spec)
+
+
+def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
+    """Return the network with the checkpoint's weights, and its class names (none if it has none). BuildError."""
+    saved = load(path)
+    # the averaged model if there is one, as the release's own loader takes it
+    model = (saved.get("ema") or saved.get("model")) if isinstance(saved, Mapping) else saved
+    if not isinstance(model, Placeholder) or "_modules" not in model.state:
+        raise _refused(path, "it holds no model under 'ema' or 'model'")
+    arrays = dict(tensors_of(model))
+    try:
+        network = YoloV5(arrays)
+        own = network.state_dict()
+        network.load_state_dict(
+            {
+                name: torch.from_numpy(np.array(array)).to(own[name].dtype)
+                for name, array in arrays.items()
+                if not name.startswith(("model.24.anchor", "model.24.stride"))
+            }
+        )
+    except KeyError as err:
+        raise _refused(path, f"its tensors are not those of the published structure: {err}") from err
+    except (RuntimeError, IndexError, ValueError) as err:
+        raise _refused(path, f"it does not fit the published structure: {' '.join(str(err).split())[:300]}") from err
+    return network.eval(), _names(model, network.classes)
+
+
+def _refused(path: Path, why: str) -> BuildError:
+    return BuildError(
+        f"{path} is not a detector of YOLOv5, release 6 or 7, at three strides: {why}; where it was trained, write an "
+        f"ONNX file (yolo export model={path.name} format=onnx) and build that: --weights {path.stem}.onnx "
+        "--client yolov5"
     )
-    return with_tensors(request, folder, model_spec)
 
 
-def size_of(name: str) -> tuple[str, str]:
-    """yolov5su -> ("s", "u"); UsageError for a name without a size."""
-    found = re.fullmatch(r"yolov5([nsmlx])(u?)", name)
-    if not found:
-        raise UsageError(f"'{name}' does not say which size; the sizes are yolov5n, s, m, l and x, and yolov5nu …")
-    return found[1], found[2]
+def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
+    names = model.state.get("names")
+    if isinstance(names, Mapping):
+        names = [names[key] for key in sorted(names)]
+    found = tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
+    return found if len(found) == classes else ()
 
 
-def side_of(request: Request) -> int:
-    """Height and width of the input; a multiple of the largest stride."""
-    side = request.size or SIDE
-    if side < STRIDE or side % STRIDE:
-        raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDE}")
-    return side
+class Conv(nn.Module):
+    """Convolution, batch norm, SiLU; keeps the size at stride 1."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None) -> None:
+        super().__init__()
+        padding = kernel // 2 if padding is None else padding
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(outputs, eps=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.silu(self.bn(self.conv(x)))
+
+
+class Bottleneck(nn.Module):
+    """1×1 then 3×3, added to its input if `residual`."""
+
+    def __init__(self, channels: int, residual: bool) -> None:
+        super().__init__()
+        self.cv1, self.cv2, self.residual = Conv(channels, channels), Conv(channels, channels, 3), residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cv2(self.cv1(x))
+        return x + y if self.residual else y
+
+
+class C3(nn.Module):
+    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half pass by."""
+
+    def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True) -> None:
+        super().__init__()
+        hidden = outputs // 2
+        self.cv1, self.cv2, self.cv3 = Conv(inputs, hidden), Conv(inputs, hidden), Conv(2 * hidden, outputs)
+        self.m = nn.Sequential(*(Bottleneck(hidden, residual) for _ in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
+
+
+class SPPF(nn.Module):
+    """Spatial pyramid pooling: max pooling once, twice and three times, joined."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.cv1, self.cv2 = Conv(channels, channels // 2), Conv(2 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = [self.cv1(x)]
+        for _ in range(3):
+            pooled.append(max_pool2d(pooled[-1], 5, 1, 2))
+        return self.cv2(torch.cat(pooled, 1))
+
+
+class Heads(nn.Module):
+    """A 1×1 convolution for each stride."""
+
+    def __init__(self, widths: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.m = nn.ModuleList(nn.Conv2d(width, outputs, 1) for width in widths)
+
+
+class YoloV5(nn.Module):
+    """RGB pixels UINT8 [N,3,H,W] -> [N,boxes,5+classes]: cx, cy, w, h in input pixels, objectness, class scores.
+
+    Returns the BOXES rows with the highest objectness, in no order: the output is copied several times on its way to
+    the client, and hardly any of YOLOv5's 25,200 boxes (9 MB with 80 classes) is a detection. They are chosen before
+    they are decoded.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        super().__init__()
+        self.anchors = arrays["model.24.anchors"].astype(np.float64) * np.reshape(STRIDES, (3, 1, 1))
+        self.outputs = arrays["model.24.m.0.weight"].shape[0] // 3
+        self.classes = self.outputs - 5
+        a, b, c, d, e = (arrays[f"model.{layer}.conv.weight"].shape[0] for layer in (0, 1, 3, 5, 7))
+
+        def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
+            depth = len({name.split(".")[3] for name in arrays if name.startswith(f"model.{layer}.m.")})
+            return C3(inputs, outputs, depth, residual)
+
+        layers = {
+            0: Conv(3, a, 6, 2, 2),
+            1: Conv(a, b, 3, 2),
+            2: block(2, b, b),
+            3: Conv(b, c, 3, 2),
+            4: block(4, c, c),
+            5: Conv(c, d, 3, 2),
+            6: block(6, d, d),
+            7: Conv(d, e, 3, 2),
+            8: block(8, e, e),
+            9: SPPF(e),
+            10: Conv(e, d),
+            13: block(13, 2 * d, d, False),
+            14: Conv(d, c),
+            17: block(17, 2 * c, c, False),
+            18: Conv(c, c, 3, 2),
+            20: block(20, 2 * c, d, False),
+            21: Conv(d, d, 3, 2),
+            23: block(23, 2 * d, e, False),
+            24: Heads((c, d, e), 3 * self.outputs),
+        }
+        self.model = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        maps = self.maps(pixels.float() * (1 / 255))
+        sizes = [(int(each.shape[2]), int(each.shape[3])) for each in maps]  # constants in the export
+        rows = torch.cat(
+            [
+                each.reshape(-1, 3, self.outputs, h * w).permute(0, 1, 3, 2).reshape(-1, 3 * h * w, self.outputs)
+                for each, (h, w) in zip(maps, sizes, strict=True)
+            ],
+            1,
+        )
+        cells = torch.cat([self._cells(level, *size) for level, size in enumerate(sizes)])
+        chosen = rows[..., 4].topk(min(BOXES, len(cells)), 1, sorted=False).indices
+        rows = rows.gather(1, chosen.unsqueeze(2).expand(-1, -1, self.outputs))
+        return decode(rows, cells[chosen])
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Return the logits [N,3*outputs,H/s,W/s] for each stride s."""
+        kept: dict[int, Tensor] = {}
+        joined = {13: 6, 17: 4, 20: 14, 23: 10}  # a layer -> the earlier one whose output joins its input
+        for name, layer in list(self.model.items())[:-1]:
+            number = int(name)
+            if number in (13, 17):
+                x = interpolate(x, scale_factor=2.0, mode="nearest")
+            if number in joined:
+                x = torch.cat((x, kept[joined[number]]), 1)
+            kept[number] = x = layer(x)
+        heads = self.model["24"].m
+        return [head(kept[layer]) for head, layer in zip(heads, (17, 20, 23), strict=True)]
+
+    def _cells(self, level: int, height: int, width: int) -> Tensor:
+        """Return a row for each anchor and cell: x, y, stride, the anchor's width and height."""
+        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        cells = torch.stack((x, y, torch.full_like(x, STRIDES[level])), -1).reshape(-1, 3).float()
+        anchors = torch.from_numpy(self.anchors[level]).float()
+        return torch.cat([torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors])
+
+
+def decode(logits: Tensor, cells: Tensor) -> Tensor:
+    """Decode logits [N,M,5+C] of cells with anchors [N,M,5]; with s = sigmoid:
+    xy = (2s - 0.5 + cell) * stride, wh = (2s)^2 * anchor; the rest is s."""
+    centre, span, scores = logits.sigmoid().split((2, 2, int(logits.shape[2]) - 4), -1)
+    corner, stride, anchor = cells[..., :2] - 0.5, cells[..., 2:3], cells[..., 3:]
+    return torch.cat(((2 * centre + corner) * stride, (2 * span) ** 2 * anchor, scores), -1)

@@ -1,6 +1,6 @@
 """config.pbtxt, through Triton's own protobuf: what can be written there is what Triton can read.
 
-`ServingOptions` are what a user may choose; the rest follows from the model and the engine.
+The Request has what a user may choose; the rest follows from the model and the engine.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2
 
 from build_engines.errors import UsageError
 from build_engines.model_folder.spec import ModelSpec
-from build_engines.request import ServingOptions
+from build_engines.request import Request
 from clients.base import TensorSpec
 from serving.repository.model_config import datatype_name, is_map, is_whole, merged, parse_config
 
@@ -25,7 +25,7 @@ CONTROLS = {
 }
 
 
-def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, serving: ServingOptions) -> Any:
+def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request) -> Any:
     """The ModelConfig of the model on `platform`, `count` instances on `kind` (KIND_CPU, KIND_GPU)."""
     config = model_config_pb2.ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
     for spec in model_spec.inputs:
@@ -34,13 +34,13 @@ def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, se
         _tensor(config.output.add(), spec, model_spec.max_batch_size)
     if model_spec.labels:
         config.output[0].label_filename = model_spec.labels
-    group = config.instance_group.add(count=serving.instances or count)
+    group = config.instance_group.add(count=request.instances or count)
     group.kind = group.Kind.Value(kind)
-    _set_batching(config, model_spec, serving)
-    _set_versions(config, serving.versions)
-    if serving.response_cache:
+    _set_batching(config, model_spec, request)
+    _set_versions(config, request.versions)
+    if request.response_cache:
         config.response_cache.enable = True
-    if serving.warm_up:
+    if request.warm_up:
         _set_warm_up(config, model_spec)
     parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(model_spec.settings)
     for key, value in parameters.items():
@@ -61,21 +61,21 @@ def data_type(datatype: str) -> int:
     return int(model_config_pb2.DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
 
 
-def _set_batching(config: Any, model_spec: ModelSpec, serving: ServingOptions) -> None:
+def _set_batching(config: Any, model_spec: ModelSpec, request: Request) -> None:
     if model_spec.controls:
-        _set_sequences(config.sequence_batching, model_spec, serving)
+        _set_sequences(config.sequence_batching, model_spec, request)
         return
     if not model_spec.max_batch_size:
         return
     config.dynamic_batching.SetInParent()
-    config.dynamic_batching.preferred_batch_size.extend(serving.preferred_batch_sizes)
-    if serving.queue_delay:
-        config.dynamic_batching.max_queue_delay_microseconds = serving.queue_delay
+    config.dynamic_batching.preferred_batch_size.extend(request.preferred_batch_sizes)
+    if request.queue_delay:
+        config.dynamic_batching.max_queue_delay_microseconds = request.queue_delay
 
 
-def _set_sequences(batching: Any, model_spec: ModelSpec, serving: ServingOptions) -> None:
+def _set_sequences(batching: Any, model_spec: ModelSpec, request: Request) -> None:
     batching.direct.SetInParent()
-    batching.max_sequence_idle_microseconds = round(serving.sequence_idle * 1e6)
+    batching.max_sequence_idle_microseconds = round(request.sequence_idle * 1e6)
     for kind, spec in model_spec.controls.items():
         control = batching.control_input.add(name=spec.name).control.add()
         control.kind = control.Kind.Value(CONTROLS[kind])

@@ -12,15 +12,6 @@ ONNX, TORCHSCRIPT, PLAN = "onnxruntime_onnx", "pytorch_libtorch", "tensorrt_plan
 MODEL_FILES = {ONNX: "model.onnx", TORCHSCRIPT: "model.pt", PLAN: "model.plan"}
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """The shapes of one input that an engine is made for, the batch dimension included."""
-
-    minimum: tuple[int, ...]
-    optimum: tuple[int, ...]
-    maximum: tuple[int, ...]
-
-
 def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
     """The tensor's shape with `batch` in front, 0 for none, and `length` where a dimension varies."""
     return (*([batch] if batch else []), *(length if size == -1 else size for size in tensor.shape))
@@ -58,14 +49,11 @@ class ModelSpec:
         """The name of the model's file."""
         return MODEL_FILES[self.platform]
 
-    def profile(self) -> dict[str, Shapes]:
-        """The shapes of each input that an engine with fixed bounds, such as TensorRT's, is made for."""
-        return {spec.name: self._shapes(spec) for spec in self.inputs}
-
-    def _shapes(self, spec: TensorSpec) -> Shapes:
-        batches = (1, max(self.max_batch_size // 2, 1), self.max_batch_size) if self.max_batch_size else ()
-        shapes = [full_shape(spec, *each) for each in zip(batches or (0, 0, 0), self.lengths, strict=True)]
-        return Shapes(minimum=shapes[0], optimum=shapes[1], maximum=shapes[2])
+    def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the least, the usual and the largest shape of each input, batch dimension included."""
+        most = self.max_batch_size
+        sizes = list(zip((1, max(most // 2, 1), most) if most else (0, 0, 0), self.lengths, strict=True))
+        return {spec.name: tuple(full_shape(spec, batch, length) for batch, length in sizes) for spec in self.inputs}
 
 
 @dataclass(frozen=True)

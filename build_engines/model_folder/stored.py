@@ -6,7 +6,7 @@ from typing import Any
 
 from build_engines.engines.trtexec import this_gpu
 from build_engines.errors import BuildError
-from build_engines.model_folder.record import read_record
+from build_engines.model_folder.files import read_record
 from build_engines.model_folder.spec import MODEL_FILES
 from clients.base import Model, ModelClient
 from serving.inference.registry import describe_model, make_client

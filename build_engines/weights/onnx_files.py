@@ -14,19 +14,12 @@ from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
 DATATYPES = {
+    **{getattr(TensorProto, kind): kind for kind in ("INT8", "INT16", "INT32", "INT64", "BOOL")},
+    **{getattr(TensorProto, kind): kind for kind in ("UINT8", "UINT16", "UINT32", "UINT64")},
     TensorProto.FLOAT: "FP32",
     TensorProto.DOUBLE: "FP64",
     TensorProto.FLOAT16: "FP16",
     TensorProto.BFLOAT16: "BF16",
-    TensorProto.INT8: "INT8",
-    TensorProto.INT16: "INT16",
-    TensorProto.INT32: "INT32",
-    TensorProto.INT64: "INT64",
-    TensorProto.UINT8: "UINT8",
-    TensorProto.UINT16: "UINT16",
-    TensorProto.UINT32: "UINT32",
-    TensorProto.UINT64: "UINT64",
-    TensorProto.BOOL: "BOOL",
     TensorProto.STRING: "BYTES",
 }
 

@@ -1,4 +1,4 @@
-"""What --weights names: a word of the recipe, a file or folder, or a model of the Hugging Face hub."""
+"""What --weights names: a file or folder, or a model of the Hugging Face hub."""
 
 import hashlib
 import re
@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.model_folder.files import digest
 from build_engines.request import Request
-from build_engines.weights.digests import digest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
@@ -33,45 +33,31 @@ FOLDERS = {  # a file in it -> the same
     "adapter_config.json": "an adapter's weights go into its network first: merge_and_unload(), save_pretrained()",
     "*.onnx": "name the ONNX file that is in it",
 }
-HUB_FILES = [
-    "config.json",
-    "*.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "*.model",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "*_Pooling/config.json",
-    "*_Dense/config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-]
+HUB_FILES = (  # patterns
+    "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json vocab.txt vocab.json "
+    "merges.txt *.model preprocessor_config.json processor_config.json *_Pooling/config.json *_Dense/config.json "
+    "modules.json sentence_bert_config.json config_sentence_transformers.json"
+)
 
 
 def find(request: Request) -> Path | None:
-    """The file or folder with the weights, fetched from the hub for a HUB-ID; None for a recipe's word.
+    """Return the file or folder with the weights, fetched from the hub for a HUB-ID; None for a recipe's own weights.
 
-    UsageError when it is none of them.
+    UsageError if it is none of them.
     """
-    source, recipe = request.source, request.recipe
-    if recipe and source in recipe.weights:
+    source = request.weights or (request.recipe.hub if request.recipe else "")
+    if not source:
         return None
     path = Path(source).expanduser()
-    if source and path.exists():
+    if path.exists():
         return path
     if HUB_ID.fullmatch(source) and not path.suffix:
         return from_hub(source)
-    words = f"{', '.join(recipe.weights)}, " if recipe else ""
-    raise UsageError(f"--weights '{source}': there is no such file; it takes {words}a PATH or a HUB-ID (owner/name)")
+    raise UsageError(f"--weights '{source}': there is no such file; it takes a PATH or a HUB-ID (owner/name)")
 
 
 def kind(path: Path) -> str:
-    """onnx, torchscript, checkpoint (a folder as save_pretrained writes it) or tensors (a file of torch.save)."""
+    """Return onnx, torchscript, checkpoint (a folder of save_pretrained) or tensors (a file of torch.save)."""
     if path.is_dir():
         if (path / "config.json").is_file():
             return "checkpoint"
@@ -105,10 +91,8 @@ def _hint(path: Path) -> str:
     return f"; {found}" if found else ""
 
 
-def identity(path: Path | None) -> str:
-    """SHA-256 of a file, or of a folder's weights and configuration; "" for a recipe's word."""
-    if path is None:
-        return ""
+def identity(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's weights and configuration."""
     if path.is_file():
         return digest(path)
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in CHECKPOINT_SUFFIXES)
@@ -117,39 +101,14 @@ def identity(path: Path | None) -> str:
 
 
 def from_hub(model: str) -> Path:
-    """The folder of a hub's model, from the cache or the network, each file with the hash that the hub states."""
+    """Return the folder of a hub's model, from the cache or the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(model, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES.split()))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as err:
         raise BuildError(
             f"{model} cannot be fetched from the Hugging Face hub ({first_line(err)}). On a machine that can: "
             f"`hf download {model} --local-dir FOLDER`; bring FOLDER here and name it: --weights FOLDER"
         ) from err
-    _verify(model, folder)
-    return folder
-
-
-def _verify(model: str, folder: Path) -> None:
-    """Compares each file with the hub's own record of it; without a network the cache is taken as it was verified."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-    try:
-        records = HfApi().get_paths_info(model, names, revision=folder.name)
-    except (OfflineModeIsEnabled, OSError):
-        return
-    for record in records:
-        path, lfs = folder / record.path, getattr(record, "lfs", None)
-        expected = lfs.sha256 if lfs else getattr(record, "blob_id", "")
-        if expected != (digest(path) if lfs else _git_hash(path)):
-            path.resolve().unlink()
-            raise BuildError(f"{record.path} of {model} is damaged (expected hash {expected}); removed, try again")
-
-
-def _git_hash(path: Path) -> str:
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

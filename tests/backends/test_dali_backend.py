@@ -76,9 +76,10 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     write(models / "bad_empty", CONFIG, "other.txt", "")
     tiny_network(folder / "tiny.onnx", (299, 299, 3))
     for name, decoder in (("on_dali", "dali"), ("on_python", "python")):
-        arguments = ["build", "inception", "--for", "cpu", "--out", str(models), "--name", name]
+        arguments = ["build", "image_classes", "--for", "cpu", "--out", str(models), "--name", name]
+        arguments += ["--set", "mean=127.5", "--set", "std=127.5"]
         assert main([*arguments, "--weights", str(folder / "tiny.onnx"), "--set", f"decoder={decoder}"]) == 0
-        network = models / f"{name}_v3"  # Triton itself merges no configs/cpu.pbtxt
+        network = models / f"{name}_classifier"  # Triton itself merges no configs/cpu.pbtxt
         (network / "config.pbtxt").write_text(written(read_config(network, "cpu")))
     with serving(models, backends, folder / "log") as running:
         yield running
@@ -159,7 +160,7 @@ def test_the_ensemble_on_dali_equals_its_parts_called_one_by_one(client: Client)
     images = jpeg(3)[None]
     (pixels,) = infer(client, "on_dali_decoder", images)
     assert pixels.shape == (1, 299, 299, 3)
-    assert_equal(infer(client, "on_dali", images, "INPUT"), infer(client, "on_dali_v3", pixels, "image"))
+    assert_equal(infer(client, "on_dali", images, "INPUT"), infer(client, "on_dali_classifier", pixels, "image"))
 
 
 def test_the_step_in_python_gives_what_the_one_on_dali_gives(client: Client) -> None:

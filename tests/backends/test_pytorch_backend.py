@@ -108,7 +108,6 @@ def test_the_parameters_of_the_executor_and_the_threads_are_taken(server: Server
         "ENABLE_JIT_EXECUTOR=false, ENABLE_JIT_PROFILING=false, ENABLE_TENSOR_FUSER=false"
     )
     assert expected in server.text()
-    assert "weighted_shared_0_0: parameter 'ENABLE_NVFUSER' has no effect" in server.text()
     assert "weighted_0_0: cpu, 1 intra-op threads, inference mode, execution optimized" in server.text()
 
 

@@ -60,7 +60,7 @@ def settings(**given: str) -> TorchSettings:
 def test_the_defaults_are_those_of_nvidias_backend() -> None:
     found = settings()
     assert (found.inference_mode, found.optimized_execution, found.cudnn) == (True, True, True)
-    assert (found.weight_sharing, found.cache_cleaning, found.switches, found.warnings) == (False, False, (), ())
+    assert (found.weight_sharing, found.cache_cleaning, found.switches) == (False, False, ())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,6 @@ def test_the_defaults_are_those_of_nvidias_backend() -> None:
         "ENABLE_JIT_EXECUTOR",
         "ENABLE_JIT_PROFILING",
         "ENABLE_TENSOR_FUSER",
-        "ENABLE_NVFUSER",
         "DISABLE_CUDNN",
         "INTER_OP_THREAD_COUNT",
         "INTRA_OP_THREAD_COUNT",

@@ -76,7 +76,6 @@ SHARING = "".join(
         ("ENABLE_TENSOR_FUSER", "False"),
         ("DISABLE_OPTIMIZED_EXECUTION", "TRUE"),
         ("ENABLE_CACHE_CLEANING", "1"),
-        ("ENABLE_NVFUSER", "true"),
     )
 )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.measurement import isolated, timing
+from build_engines import runners
 
 
 @pytest.fixture(autouse=True)
@@ -18,5 +18,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are timed for a moment only: what is tested is that they are timed."""
-    for module in (timing, isolated):
-        monkeypatch.setattr(module, "SECONDS", 0.1)
+    monkeypatch.setattr(runners, "SECONDS", 0.1)

@@ -1,6 +1,7 @@
 """Small ONNX files and model folders that the tests build from."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from google.protobuf import text_format
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from tests.support.digits import held_out, held_out_pages
 
 Dims = Sequence[str | int]
 
@@ -109,3 +112,34 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(path, options)
+
+
+def save_digits(folder: Path, count: int = 64) -> Path:
+    """Save pictures of digits, to calibrate `resnet` with; return their folder."""
+    images = folder / "digits"
+    images.mkdir()
+    for number, (image, _) in enumerate(held_out(count)):
+        image.save(images / f"{number:03}.png")
+    return images
+
+
+def save_pages(folder: Path, count: int = 16) -> Path:
+    """Save pages of digits, to calibrate `yolov5` with; return their folder."""
+    images = folder / "pages"
+    images.mkdir()
+    for number, page in enumerate(islice(held_out_pages(7), count)):
+        page.image.save(images / f"{number:03}.png")
+    return images
+
+
+def save_texts(folder: Path) -> Path:
+    """Save lines of text, to calibrate `bert` with; return their file."""
+    file = folder / "texts.txt"
+    words = (
+        "the train was late",
+        "how do I reset my password",
+        "a cat sleeps on the roof",
+        "water boils at 100 degrees",
+    )
+    file.write_text("".join(f"{one}, and {other}.\n" for one in words for other in words))
+    return file

@@ -95,44 +95,11 @@ class Detect(nn.Module):
         return torch.cat(rows, 1)
 
 
-class DFL(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(16, 1, 1, bias=False)
-        self.conv.weight.data = torch.arange(16.0).view(1, 16, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, _, cells = x.shape
-        return self.conv(x.view(n, 4, 16, cells).transpose(2, 1).softmax(1)).view(n, 4, cells)
-
-
-class DetectU(nn.Module):
-    def __init__(self, classes: int, channels: list[int]) -> None:
-        super().__init__()
-        c2, c3 = max(16, channels[0] // 4, 64), max(channels[0], min(classes, 100))
-        self.cv2 = nn.ModuleList(nn.Sequential(Conv(c, c2, 3), Conv(c2, c2, 3), nn.Conv2d(c2, 64, 1)) for c in channels)
-        self.cv3 = nn.ModuleList(
-            nn.Sequential(Conv(c, c3, 3), Conv(c3, c3, 3), nn.Conv2d(c3, classes, 1)) for c in channels
-        )
-        self.dfl = DFL()
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        tables = []
-        for box, score, x, stride in zip(self.cv2, self.cv3, maps, (8, 16, 32), strict=True):
-            sides = self.dfl(box(x).flatten(2)) * stride
-            cells = [((i + 0.5) * stride, (j + 0.5) * stride) for j in range(x.shape[2]) for i in range(x.shape[3])]
-            middle = torch.tensor(cells).T
-            low, high = middle - sides[:, :2], middle + sides[:, 2:]
-            tables.append(torch.cat([(low + high) / 2, high - low, score(x).flatten(2).sigmoid()], 1))
-        return torch.cat(tables, 2)
-
-
 class Release(nn.Module):
     """Size n. `model` is numbered as the release's; a layer takes what the one before gives."""
 
-    def __init__(self, classes: int, anchor_free: bool) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        head = DetectU if anchor_free else Detect
         self.model = nn.Sequential(
             Conv(3, 16, 6, 2, 2),
             Conv(16, 32, 3, 2),
@@ -158,7 +125,7 @@ class Release(nn.Module):
             Conv(128, 128, 3, 2),
             Join(10),
             C3(256, 256, 1, False),
-            head(classes, [64, 128, 256]),
+            Detect(classes, [64, 128, 256]),
         )
         self.names: Any = [f"thing {number}" for number in range(classes)]
 
@@ -167,7 +134,7 @@ class Release(nn.Module):
         for layer in self.model:
             if isinstance(layer, Join):
                 x = torch.cat([x, outputs[layer.other]], 1)
-            elif isinstance(layer, Detect | DetectU):
+            elif isinstance(layer, Detect):
                 x = layer([outputs[17], outputs[20], outputs[23]])
             else:
                 x = layer(x)
@@ -180,7 +147,7 @@ def importable() -> Iterator[types.ModuleType]:
     """A module that has the stand-in's classes, as the release's has them: a checkpoint names them by it."""
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
-    classes = [Conv, Bottleneck, C3, SPPF, Up, Join, Detect, DetectU, DFL, Release]
+    classes = [Conv, Bottleneck, C3, SPPF, Up, Join, Detect, Release]
     homes = {each: each.__module__ for each in classes}
     for each in classes:
         setattr(module, each.__name__, each)
@@ -191,10 +158,10 @@ def importable() -> Iterator[types.ModuleType]:
     sys.modules.pop(MODULE, None)
 
 
-def random_release(classes: int, anchor_free: bool) -> Release:
+def random_release(classes: int) -> Release:
     """Its norms and biases are random too."""
     torch.manual_seed(0)
-    model = Release(classes, anchor_free)
+    model = Release(classes)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""Small random image classifiers: of transformers as folders, of torchvision as tensors."""
+"""Small random image classifiers of transformers, as folders."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,39 +118,3 @@ def _settle(network: Any) -> None:
 def image_processor_of(name: str) -> Any:
     """transformers' class that prepares images with Pillow."""
     return getattr(transformers, f"{name}ImageProcessorPil")
-
-
-def torchvision_state(bottleneck: bool) -> dict[str, torch.Tensor]:
-    """Random tensors under torchvision's names: stages of 2, 1, 1 and 1 blocks, 7 classes."""
-    torch.manual_seed(0)
-    state: dict[str, torch.Tensor] = {}
-
-    def convolution(name: str, out: int, into: int, kernel: int) -> None:
-        state[f"{name}.weight"] = torch.randn(out, into, kernel, kernel) / (into * kernel * kernel) ** 0.5
-
-    def norm(name: str, n: int) -> None:
-        values = {
-            "weight": torch.rand(n) + 0.5,
-            "bias": torch.randn(n),
-            "running_mean": torch.randn(n) / 9,
-            "running_var": torch.rand(n) + 0.5,
-            "num_batches_tracked": torch.tensor(3),
-        }
-        state.update({f"{name}.{key}": value for key, value in values.items()})
-
-    convolution("conv1", 8, 3, 7)
-    norm("bn1", 8)
-    into = 8
-    for stage, width in enumerate((16, 24, 32, 40), 1):
-        for index in range(2 if stage == 1 else 1):
-            place, inner = f"layer{stage}.{index}", width // 4 if bottleneck else width
-            kernels = [(inner, into, 1), (inner, inner, 3), (width, inner, 1)]
-            for k, (out, deep, size) in enumerate(kernels if bottleneck else [(width, into, 3), (width, width, 3)], 1):
-                convolution(f"{place}.conv{k}", out, deep, size)
-                norm(f"{place}.bn{k}", out)
-            if index == 0:
-                convolution(f"{place}.downsample.0", width, into, 1)
-                norm(f"{place}.downsample.1", width)
-            into = width
-    state["fc.weight"], state["fc.bias"] = torch.randn(7, 40), torch.randn(7)
-    return state

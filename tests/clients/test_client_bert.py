@@ -14,7 +14,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from build_engines.building.model import export
+from build_engines.build import export
 from build_engines.families import bert
 from build_engines.request import Request
 from clients._text.tokenizer import LONGEST_TOKEN

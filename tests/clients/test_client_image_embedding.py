@@ -9,9 +9,9 @@ import torch
 import transformers
 from PIL import Image
 
-from build_engines.building.model import export
+from build_engines.build import export
+from build_engines.comparison import compare
 from build_engines.errors import BuildError
-from build_engines.measurement.comparison import compare
 from build_engines.request import Request
 from clients.base import Model, TensorSpec
 from clients.image_embedding import Client

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from build_engines.measurement.comparison import compare
+from build_engines.comparison import compare
 from clients._masks import MOST_PIXELS
 from clients.base import Model, TensorSpec
 from clients.semantic_segmentation import Client, best_classes

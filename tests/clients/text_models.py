@@ -10,7 +10,7 @@ import transformers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from build_engines.building.model import export
+from build_engines.build import export
 from build_engines.request import Request
 from clients.base import Model, TensorSpec
 from clients.bert import Client

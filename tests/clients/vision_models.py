@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from PIL import Image
 
-from build_engines.building.model import build
+from build_engines.build import build
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from clients.base import ModelClient, Tensors

@@ -11,7 +11,7 @@ import torch
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 
-from build_engines.building.model import export
+from build_engines.build import export
 from build_engines.request import Request
 from tests.build_engines import trained, yolov5_release
 from tests.build_engines.models import save_classifier, save_constants, save_scale
@@ -36,10 +36,6 @@ def text_file(folder: Path) -> None:
     (folder / "made/1/model.onnx").rename(folder / "opinions.onnx")
 
 
-def torchvision(folder: Path) -> None:
-    torch.save(image_models.torchvision_state(bottleneck=False), folder / "resnet.pth")
-
-
 def classifier(folder: Path) -> None:
     save_classifier(folder / "birds.onnx")
     (folder / "birds.txt").write_text("hen\nowl\ntit\n")
@@ -47,7 +43,7 @@ def classifier(folder: Path) -> None:
 
 def checkpoint(folder: Path) -> None:
     with yolov5_release.importable():
-        release = yolov5_release.random_release(2, anchor_free=False)
+        release = yolov5_release.random_release(2)
         release.names = ["cat", "dog"]
         for head in release.model[-1].m:  # so that there are detections
             torch.nn.init.constant_(head.bias, 2)
@@ -117,7 +113,6 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
     "ranks": lambda folder: text(folder, "text-ranking", "LABEL_0", family="xlm-roberta"),
     "opinions": text_file,
     "flowers": lambda folder: image_models.save_classifier(folder / FOLDER, "vit"),
-    "pictures": torchvision,
     "looks": lambda folder: save_vision(folder / FOLDER, "dinov2"),
     "streets": lambda folder: save_vision(folder / FOLDER, "segformer"),
     "animals": lambda folder: save_vision(folder / FOLDER, "yolos"),

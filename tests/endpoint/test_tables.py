@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import requests
 
-from build_engines.building.model import build
+from build_engines.build import build
 from build_engines.request import Request
 from tests.build_engines import trained
 from tests.build_engines.trained import Trained

@@ -1,10 +1,11 @@
-"""The client of an ensemble that takes an encoded image and gives the probabilities of its classes."""
+"""The client of an ensemble that takes an encoded image and gives a score for each class."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from clients._predictions import ACTIVATIONS
 from clients.base import Model, ModelClient, Parameter, Tensors, labels_of
 from clients.resnet import Client as Classifier
 from serving.codecs import ENCODED_IMAGE
@@ -17,6 +18,7 @@ class Client(ModelClient):
 
     codec = ENCODED_IMAGE
     example = Classifier.example
+    settings = (Parameter("activation", "softmax", "what turns outputs into scores", choices=tuple(ACTIVATIONS)),)
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1),)
 
     def __init__(self, model: Model) -> None:
@@ -24,7 +26,7 @@ class Client(ModelClient):
         self.labels = labels_of(model, LABELS)
 
     def preprocess(self, instances: Sequence[bytes]) -> Tensors:
-        """Padded with zeros to the longest, which decoders ignore."""
+        """Pad with zeros to the longest; decoders ignore them."""
         longest = max(map(len, instances))
         rows = [np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in instances]
         return {"INPUT": np.stack(rows)}
@@ -32,9 +34,10 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[bytes], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        best = np.argsort(-outputs["OUTPUT"], axis=1, kind="stable")[:, : parameters["top_k"]]
-        rows = zip(best.tolist(), outputs["OUTPUT"].tolist(), strict=True)
-        return [{"classes": [self._class(index, scores[index]) for index in row]} for row, scores in rows]
+        scores = ACTIVATIONS[self.options["activation"]](outputs["OUTPUT"].astype(np.float32, copy=False))
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
+        rows = zip(best.tolist(), scores.tolist(), strict=True)
+        return [{"classes": [self._class(index, values[index]) for index in row]} for row, values in rows]
 
     def _class(self, index: int, score: float) -> dict[str, Any]:
         label = self.labels[index] if index < len(self.labels) else str(index)

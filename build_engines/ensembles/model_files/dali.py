@@ -1,4 +1,4 @@
-"""A part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
+"""A part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes] -> pixels [n, …].
 
 Decode, turn by EXIF, resize, (pixel - mean) / std. It runs on the processor, on machines with and without a GPU;
 on a GPU, device_id=0 and device="mixed" for the decoder put all of it there.
@@ -10,9 +10,9 @@ import nvidia.dali as dali
 from nvidia.dali import types
 from nvidia.dali.plugin.triton import autoserialize
 
-SIZE = 299
-LAYOUT = "HWC"
-MEAN, STD = 127.5, 127.5  # of pixels from 0 to 255
+SIZE = 224
+LAYOUT = "CHW"
+MEAN, STD = 0, 1  # of pixels from 0 to 255
 
 
 @autoserialize  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels FP32 [n, …].
+"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels, FP32 or UINT8 [n, …].
 
 What dali.py beside it does, where there is no DALI: decode, turn by EXIF, resize, (pixel - mean) / std.
 Bytes behind the image's end are ignored, so that a batch can be padded with zeros. Triton's Python environment
@@ -22,7 +22,9 @@ class TritonPythonModel:
     """The methods' names and arguments are Triton's."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        given = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
+        config = json.loads(args["model_config"])
+        given = {k: v["string_value"] for k, v in config["parameters"].items()}
+        self.dtype = pb_utils.triton_string_to_numpy(config["output"][0]["data_type"])
         self.size, self.channels_first = int(given["size"]), given["layout"] == "CHW"
         self.mean, self.std = np.float32(given["mean"]), np.float32(given["std"])
 
@@ -39,11 +41,12 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=error)
         return pb_utils.InferenceResponse([pb_utils.Tensor("DALI_OUTPUT_0", pixels)])
 
-    def _pixels(self, encoded: bytes) -> NDArray[np.float32]:
+    def _pixels(self, encoded: bytes) -> NDArray[Any]:
         file = Image.open(io.BytesIO(encoded))
         if file.width * file.height > LARGEST:
             raise ValueError(f"it has {file.width}×{file.height} pixels, more than {LARGEST}")
         image = ImageOps.exif_transpose(file).convert("RGB")
         small = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         values = (np.asarray(small, np.float32) - self.mean) / self.std
+        values = values.astype(self.dtype)
         return np.ascontiguousarray(values.transpose(2, 0, 1)) if self.channels_first else values

@@ -16,7 +16,7 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from build_engines.building.model import export
+from build_engines.build import export
 from build_engines.errors import BuildError
 from build_engines.families import bert, bert_graph
 from build_engines.model_folder.spec import ModelSpec
@@ -206,31 +206,13 @@ def test_the_graph_is_valid_for_onnxs_checker(tmp_path: Path) -> None:
         onnx.checker.check_model(onnx.load(tmp_path / "model" / "1" / "model.onnx"), full_check=True)
 
 
-def test_the_stand_in_has_bert_bases_weights() -> None:
-    small = bert.BERT_BASE | SMALL
-    weights = dict(bert.random_weights(small))
-    reference = transformers.BertForMaskedLM(transformers.BertConfig(**small))
-    shapes = {k.removeprefix("bert."): tuple(v.shape) for k, v in reference.named_parameters()}
-    assert {key: array.shape for key, array in weights.items()} == shapes
-    assert transformers.BertConfig(**bert.BERT_BASE).to_dict() == transformers.BertConfig().to_dict()
-    again = dict(bert.random_weights(small))
-    assert all(np.array_equal(array, again[key]) for key, array in weights.items())
-
-
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
     random_model("embedding").save_pretrained(tmp_path)
     with pytest.raises(BuildError, match=r"no tensor 'cls\.predictions"):
         build_checkpoint(tmp_path, "fill-mask", tmp_path / "model")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "no-such"}, "cannot be loaded for embedding"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu'"),
-        ({"position_embedding_type": "relative_key"}, "absolute positions"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [({"model_type": "no-such"}, "cannot be loaded for embedding")])
 def test_another_architecture_is_refused(change: dict[str, str], message: str, tmp_path: Path) -> None:
     random_model("embedding").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
-from build_engines.building.model import build
+from build_engines.build import build, export
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.image_heads import HEADS
-from build_engines.measurement.isolated import openvino_runner
-from build_engines.measurement.runners import onnx_runner
-from build_engines.measurement.timing import example_feed
+from build_engines.families.image_network import HEADS
 from build_engines.model_folder.config import read_config
 from build_engines.model_folder.stored import open_model
-from build_engines.request import Request, ServingOptions
+from build_engines.request import Request
+from build_engines.runners import OpenvinoRunner, example_feed, onnx_runner
 from clients.base import ModelClient
 from tests.build_engines.models import session
 from tests.clients.image_models import CLASSIFIERS, LABELS, image_processor_of, images, save_classifier
@@ -144,12 +144,81 @@ def test_a_network_whose_export_is_right_at_one_size_only_says_how_to_fix_one(tm
 
 def test_a_network_of_any_size_is_warmed_up_and_timed_at_its_shorter_side_and_runs_on_openvino(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
-    _, folder = made(tmp_path, checkpoint, serving=ServingOptions(warm_up=True))
+    _, folder = made(tmp_path, checkpoint, warm_up=True)
     config = read_config(folder)
     assert list(config.model_warmup[0].inputs["input"].dims) == [3, 64, 64]
     feed = example_feed(open_model("own", folder.parent).model, 1)
     assert feed["input"].shape == (1, 3, 64, 64)
-    onnx, openvino = onnx_runner(folder / "1/model.onnx"), openvino_runner(folder / "1/model.onnx", "f32")
+    onnx, openvino = (
+        onnx_runner(folder / "1/model.onnx"),
+        OpenvinoRunner(folder / "1/model.onnx", {"INFERENCE_PRECISION_HINT": "f32"}),
+    )
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
         wanted, found = onnx(feeds), openvino(feeds)
         assert all(np.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
+
+
+SMALL = {"embedding_size": 8, "hidden_sizes": (16, 24, 32, 40), "depths": (2, 1, 1, 1)}
+
+
+def test_a_checkpoints_labels_and_preparation_are_read(tmp_path: Path) -> None:
+    config = transformers.ResNetConfig(**SMALL, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
+    transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint/preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "crop_pct": 0.9,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.2, 0.2, 0.2],
+                "resample": 2,
+                "size": {"shortest_edge": 64},
+            }
+        )
+    )
+    model_spec = export(Request("own"), tmp_path / "checkpoint", tmp_path / "model")
+    assert (model_spec.client, model_spec.inputs[0].shape, model_spec.outputs[0].shape) == ("resnet", (3, 64, 64), (2,))
+    assert (model_spec.inputs[0].datatype, "mean" in model_spec.settings) == ("UINT8", False)
+    assert (model_spec.settings["resize_to"], model_spec.settings["interpolation"]) == ("71", "bilinear")
+    assert (tmp_path / "model/labels.txt").read_text() == "cat\ndog\n"
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)
+    network = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint").eval()
+    with torch.inference_mode():
+        expected = network((torch.from_numpy(pixels) / 255 - 0.5) / 0.2).logits.numpy()
+    (actual,) = session(tmp_path / "model/1/model.onnx").run(None, {"input": pixels})
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+OTHERS = [
+    (transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SHAPE, vocab_size=50), "RobertaForMaskedLM"),
+    (transformers.BertModel, transformers.BertConfig(**SHAPE, vocab_size=50), "BertModel"),
+    (transformers.ResNetModel, transformers.ResNetConfig(**SMALL), "ResNetModel"),
+]
+
+
+@pytest.mark.parametrize(("network", "config", "told"), OTHERS, ids=["roberta", "bert", "headless"])
+def test_the_architecture_in_config_json_decides_and_another_one_is_refused(
+    network: Any, config: Any, told: str, tmp_path: Path
+) -> None:
+    network(config).save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(BuildError, match=told):
+        build(Request("own", str(tmp_path / "checkpoint"), client="resnet", repository=tmp_path / "models"))
+    with pytest.raises(BuildError):
+        build(Request("own", str(tmp_path / "checkpoint"), client="yolov5", repository=tmp_path / "models"))
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: tensors.pop("classifier.1.bias"), "classifier.1.bias"),
+        (lambda tensors: tensors.update(more=torch.zeros(1)), "more"),
+    ],
+)
+def test_a_weight_that_is_missing_or_left_over_ends_the_build(change: Any, told: str, tmp_path: Path) -> None:
+    save_classifier(tmp_path, "resnet")
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BuildError, match=told):
+        build(Request("own", str(tmp_path), repository=tmp_path / "models"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from build_engines.building.model import build
+from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import efficientnet, yolov4_tiny
 from build_engines.request import Request

@@ -14,7 +14,7 @@ from skl2onnx.common.data_types import FloatTensorType
 from sklearn.linear_model import LogisticRegression
 
 from build_engines.__main__ import main
-from build_engines.building.model import build
+from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder.stored import StoredModel, open_model
 from build_engines.request import Request

@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from build_engines.building.model import build, export
+from build_engines.build import build, export
+from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
-from build_engines.measurement.comparison import compare
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
 from clients.bert import TASKS

@@ -1,150 +1,115 @@
-"""The YOLOv5 network, its export, and its stand-in with random weights."""
+"""YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from them."""
 
-from contextlib import nullcontext
-from itertools import islice
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
+from torch import nn
 
-from build_engines.building.model import build
-from build_engines.digits.held_out_pages import held_out_pages
-from build_engines.digits.pages import letterboxed
-from build_engines.errors import UsageError
-from build_engines.families.yolov5 import side_of
-from build_engines.families.yolov5_decoding import cells_of, decode, decode_free, with_anchors
-from build_engines.families.yolov5_network import ANCHORS, YoloV5, YoloV5u
-from build_engines.families.yolov5_random import network as random_network
-from build_engines.families.yolov5_random import write_onnx
-from build_engines.measurement.runners import runner_of
+from build_engines.build import build
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.yolov5 import decode, export, read
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
+from build_engines.weights.torch_files import Placeholder, load
+from tests.build_engines.yolov5_release import C3, MODULE, importable, random_release, save
 
 
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [("n", 1_867_405), ("s", 7_225_885), ("m", 21_172_173), ("l", 46_533_693), ("x", 86_705_005)],
-)
-def test_parameter_counts_are_those_published_for_the_fused_release(size: str, parameters: int) -> None:
-    network = YoloV5(size, classes=80).fuse()
-    assert sum(each.numel() for each in network.parameters()) == parameters
+@pytest.fixture(name="importable")
+def an_importable_release() -> Iterator[types.ModuleType]:
+    with importable() as module:
+        yield module
 
 
-@pytest.mark.parametrize(("size", "millions"), [("n", 2.6), ("s", 9.1), ("m", 25.1), ("l", 53.2), ("x", 97.2)])
-def test_parameter_counts_of_the_anchor_free_sizes_are_those_published(size: str, millions: float) -> None:
-    with torch.device("meta"):
-        network = YoloV5u(size, classes=80)
-    assert abs(sum(each.numel() for each in network.parameters()) / 1e6 - millions) < 0.1
+def test_a_checkpoint_answers_as_the_release_does(importable: Any, tmp_path: Path) -> None:
+    model = random_release(7)
+    network, names = read(save(model, tmp_path / "best.pt"))
+    pixels = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8)
+    with torch.inference_mode():
+        ours, theirs = network(pixels), model(pixels / 255)
+    assert ours.shape == (2, 3 * (96 + 24 + 6), 12)
+    for mine, wanted in zip(ours, theirs, strict=True):  # the rows come in no order
+        nearest = torch.cdist(mine.double(), wanted.double()).min(1)
+        assert float(nearest.values.max()) < 0.01
+        assert len(nearest.indices.unique()) == len(wanted)
+    assert names == tuple(f"thing {number}" for number in range(7))
 
 
-def test_anchor_free_decoding_follows_the_papers_formula() -> None:
-    """All weight on one bin: distances of 1, 2, 3 and 4 cells left of, above, right of and below the cell's middle."""
-    bins, scores = torch.full((1, 64, 8), -100.0), torch.zeros(1, 3, 8)
-    for side, distance in enumerate((1, 2, 3, 4)):
-        bins[0, 16 * side + distance, 7] = 100.0
-    table = decode_free(bins, scores, cells_of([(2, 4)], [8])[0])
-    assert table.shape == (1, 7, 8)
-    x1, y1, x2, y2 = 3.5 - 1, 1.5 - 2, 3.5 + 3, 1.5 + 4  # cell (3, 1)
-    expected = [8 * (x1 + x2) / 2, 8 * (y1 + y2) / 2, 8 * (x2 - x1), 8 * (y2 - y1), 0.5, 0.5, 0.5]
-    assert table[0, :, 7].tolist() == pytest.approx(expected)
+def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(importable: Any, tmp_path: Path) -> None:
+    model = random_release(7)
+    request = Request("pets", str(save(model, tmp_path / "best.pt")), client="yolov5", size=320, repository=tmp_path)
+    folder, _ = build(request)
+    pixels = torch.randint(0, 256, (3, 3, 320, 320), dtype=torch.uint8)
+    network, _ = read(tmp_path / "best.pt")
+    with torch.inference_mode():
+        expected = network(pixels)[..., 4].sort().values
+    session = onnxruntime.InferenceSession(str(folder / "1/model.onnx"), providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        (output,) = session.run(["output0"], {"images": pixels[:count].numpy()})
+        assert output.shape == (count, 1000, 12)
+        torch.testing.assert_close(
+            torch.from_numpy(output[..., 4]).sort().values, expected[:count], rtol=1e-3, atol=1e-3
+        )
+
+
+def test_the_moving_average_goes_first(importable: Any, tmp_path: Path) -> None:
+    model, other = random_release(2), random_release(2)
+    with torch.no_grad():
+        other.model[0].conv.weight.zero_()
+    network, _ = read(save(model, tmp_path / "best.pt", ema=other.half()))
+    assert network.state_dict()["model.0.conv.weight"].abs().max() == 0
+
+
+def test_a_checkpoint_becomes_a_model_folder_with_its_labels(importable: Any, tmp_path: Path) -> None:
+    model = random_release(3)
+    model.names = {0: "cat", 1: "dog", 2: "fox"}
+    path = save(model, tmp_path / "best.pt")
+    request = Request("pets", str(path), client="yolov5", size=64, max_batch_size=0, repository=tmp_path / "models")
+    folder, made = build(request)
+    assert made
+    assert (folder / "labels.txt").read_text() == "cat\ndog\nfox\n"
+    model_spec = open_model("pets", tmp_path / "models").model
+    assert (model_spec.max_batch_size, model_spec.outputs[0].shape) == (0, (1, 252, 8))
+    assert build(request) == (folder, False)
+
+
+@pytest.mark.parametrize("change", [{"model": None}, {"model": nn.Linear(2, 2)}])
+def test_another_checkpoint_is_refused(change: dict[str, Any], importable: Any, tmp_path: Path) -> None:
+    with pytest.raises(BuildError):
+        read(save(random_release(2), tmp_path / "best.pt", **change))
+
+
+def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_it(
+    importable: Any, tmp_path: Path
+) -> None:
+    model = random_release(2)
+    model.model[9].cv1 = C3(256, 256, 1)
+    with pytest.raises(BuildError, match="format=onnx"):
+        read(save(model, tmp_path / "best.pt"))
+
+
+def test_nothing_of_the_checkpoint_is_imported(importable: Any, tmp_path: Path) -> None:
+    path = save(random_release(2), tmp_path / "best.pt")
+    assert MODULE not in sys.modules
+    root = load(path)
+    assert isinstance(root["model"], Placeholder)
+    assert MODULE not in sys.modules
+
+
+@pytest.mark.parametrize("size", [300, 31])
+def test_a_size_that_no_stride_divides_is_refused(size: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        export(Request("pets", size=size), tmp_path / "best.pt", tmp_path)
 
 
 def test_decoding_follows_the_published_formula() -> None:
-    cells = with_anchors(cells_of([(2, 4)], [8])[0], ANCHORS[0])
-    logits = torch.zeros(1, 24, 7)  # sigmoid 0.5: xy = (0.5 + cell) · stride, wh = anchor
-    rows = decode(logits, cells)
-    assert rows.shape == (1, 24, 7)
-    row = 1 * 8 + 1 * 4 + 3  # second anchor, cell (3, 1)
-    assert rows[0, row].tolist() == [28, 12, 16, 30, 0.5, 0.5, 0.5]
-    logits[0, row, :4] = torch.tensor([100.0, -100.0, 100.0, -100.0])  # the ends: 2, 0 and 4, 0
-    assert decode(logits, cells)[0, row, :4].tolist() == [36, 4, 64, 0]
-
-
-def pixels_of(count: int, side: int) -> torch.Tensor:
-    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
-
-
-@pytest.fixture(params=[YoloV5, YoloV5u])
-def lively(request: pytest.FixtureRequest) -> YoloV5 | YoloV5u:
-    """A random network whose layers do not fade to a constant."""
-    torch.manual_seed(0)
-    network: YoloV5 | YoloV5u = request.param("n", classes=10)
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None  # plain average
-    network.train()(torch.rand(4, 3, 160, 160))
-    network.eval()
-    return network
-
-
-def rows_of(table: torch.Tensor) -> torch.Tensor:
-    """[N,M,5+10] as it is, [N,4+10,M] as [N,M,4+10]."""
-    return table if table.shape[2] == 15 else table.transpose(1, 2)
-
-
-def test_the_exported_model_equals_the_network_at_any_batch_size(lively: YoloV5 | YoloV5u, tmp_path: Path) -> None:
-    pixels = pixels_of(3, 320)
-    with torch.no_grad():
-        expected = rows_of(lively.decoded(pixels / 255))
-    write_onnx(lively, 320, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    for count in (1, 3):
-        (output,) = session.run(["output0"], {"images": pixels[:count].numpy()})
-        torch.testing.assert_close(rows_of(torch.from_numpy(output)), expected[:count], rtol=1e-3, atol=1e-2)
-
-
-def test_the_boxes_that_leave_the_exported_model_are_the_networks_best(
-    lively: YoloV5 | YoloV5u, tmp_path: Path
-) -> None:
-    pixels = pixels_of(3, 320)
-    with torch.no_grad():
-        every = rows_of(lively.decoded(pixels / 255))
-    write_onnx(lively, 320, tmp_path / "model.onnx", 50)
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    for count in (1, 3):
-        (output,) = session.run(["output0"], {"images": pixels[:count].numpy()})
-        for some, each in zip(rows_of(torch.from_numpy(output)), every, strict=False):
-            merits = [t[:, 4] if isinstance(lively, YoloV5) else t[:, 4:].amax(1) for t in (some, each)]
-            torch.testing.assert_close(merits[0].sort().values, merits[1].sort().values[-50:], rtol=1e-3, atol=1e-3)
-            near = torch.cdist(some.double(), each.double()).min(1)
-            assert float(near.values.max()) < 0.5  # pixels
-            assert len(near.indices.unique()) == 50
-
-
-def test_more_boxes_than_there_are_is_all_of_them(tmp_path: Path) -> None:
-    request = Request("yolov5nu", "random", size=64, boxes=500, repository=tmp_path)
-    build(request)
-    stored = open_model("yolov5nu", tmp_path)
-    assert stored.model.outputs[0].shape == (84, 84)
-    assert stored.model.parameters["layout"] == "yolov5u"
-
-
-def test_a_fixed_batch_and_another_size_are_the_clients_too(tmp_path: Path) -> None:
-    request = Request("yolov5nu", "random", max_batch_size=0, size=64, repository=tmp_path)
-    folder, _ = build(request)
-    stored = open_model("yolov5nu", tmp_path)
-    assert stored.model.max_batch_size == 0
-    assert [stored.model.inputs[0].shape, stored.model.outputs[0].shape] == [(1, 3, 64, 64), (1, 84, 84)]
-    client = stored.client()
-    assert client
-    inputs = client.preprocess([Image.open(folder / "example.jpg")])
-    outputs = {name: array[0] for name, array in runner_of(stored)({"images": inputs["images"][0]}).items()}
-    assert outputs["output0"].shape == (84, 84)
-
-
-@pytest.mark.parametrize("size", [0, 300, 31])
-def test_a_size_that_no_stride_divides_is_refused(size: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="multiple of 32") if size else nullcontext():
-        side_of(Request("yolov5n", size=size))
-
-
-def test_the_stand_in_lets_a_few_boxes_of_each_page_pass_on_average() -> None:
-    network = random_network("n", 80).eval()
-    pages = [letterboxed(page)[0].transpose(2, 0, 1) for page in islice(held_out_pages(1), 6)]
-    with torch.no_grad():
-        rows = network.decoded(torch.from_numpy(np.stack(pages)).float() / 255)
-    passing = (rows[..., 4] * rows[..., 5:].amax(-1) > 0.25).sum() / len(pages)
-    assert 1 < passing < 2000
+    cells = torch.tensor([[[3.0, 1.0, 8.0, 16.0, 30.0]]])  # x, y, stride, the anchor's width and height
+    logits = torch.zeros(1, 1, 7)  # sigmoid 0.5: xy = (0.5 + cell) · stride, wh = anchor
+    assert decode(logits, cells)[0, 0].tolist() == [28, 12, 16, 30, 0.5, 0.5, 0.5]
+    logits[0, 0, :4] = torch.tensor([100.0, -100.0, 100.0, -100.0])  # the ends: 2, 0 and 4, 0
+    assert decode(logits, cells)[0, 0, :4].tolist() == [36, 4, 64, 0]

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from build_engines.errors import UsageError
 from build_engines.model_folder.config import data_type, model_config, render
 from build_engines.model_folder.spec import TORCHSCRIPT, ModelSpec
-from build_engines.request import ServingOptions
+from build_engines.request import Request
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 
@@ -47,18 +47,13 @@ COUNTER = ModelSpec(
         "corrid": TensorSpec("ID", "UINT64", (1,)),
     },
 )
-CASES: dict[str, tuple[ModelSpec, str, str, ServingOptions]] = {
-    "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", ServingOptions(queue_delay=500)),
-    "image_tensorrt": (
-        IMAGE,
-        "tensorrt_plan",
-        "KIND_GPU",
-        ServingOptions(preferred_batch_sizes=(8, 32), queue_delay=100),
-    ),
-    "text_warm": (TEXT, "onnxruntime_onnx", "KIND_CPU", ServingOptions(instances=4, warm_up=True, response_cache=True)),
-    "torchscript": (TENSORS, TORCHSCRIPT, "KIND_CPU", ServingOptions(versions="latest:2", warm_up=True)),
-    "sequences": (COUNTER, "onnxruntime_onnx", "KIND_CPU", ServingOptions(sequence_idle=5, versions="1,3")),
-    "all_versions": (TENSORS, TORCHSCRIPT, "KIND_CPU", ServingOptions(versions="all")),
+CASES: dict[str, tuple[ModelSpec, str, str, Request]] = {
+    "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", Request("", queue_delay=500)),
+    "image_tensorrt": (IMAGE, "tensorrt_plan", "KIND_GPU", Request("", preferred_batch_sizes=(8, 32), queue_delay=100)),
+    "text_warm": (TEXT, "onnxruntime_onnx", "KIND_CPU", Request("", instances=4, warm_up=True, response_cache=True)),
+    "torchscript": (TENSORS, TORCHSCRIPT, "KIND_CPU", Request("", versions="latest:2", warm_up=True)),
+    "sequences": (COUNTER, "onnxruntime_onnx", "KIND_CPU", Request("", sequence_idle=5, versions="1,3")),
+    "all_versions": (TENSORS, TORCHSCRIPT, "KIND_CPU", Request("", versions="all")),
 }
 
 
@@ -93,20 +88,20 @@ def test_every_datatype_of_onnx_is_one_of_triton() -> None:
 @pytest.mark.parametrize("versions", ["latest", "latest:x", "newest", "1,x", ":", ","])
 def test_a_version_policy_that_cannot_be_read_is_refused(versions: str) -> None:
     with pytest.raises(UsageError, match=r"all, latest:2, 1,3"):
-        model_config(TENSORS, TORCHSCRIPT, "KIND_CPU", 1, ServingOptions(versions=versions))
+        model_config(TENSORS, TORCHSCRIPT, "KIND_CPU", 1, Request("", versions=versions))
 
 
 def test_a_control_input_of_another_datatype_is_refused() -> None:
     wrong = replace(COUNTER, controls={"start": TensorSpec("START", "INT64", (1,))})
     with pytest.raises(UsageError, match="FP32, INT32 and BOOL"):
-        model_config(wrong, "onnxruntime_onnx", "KIND_CPU", 1, ServingOptions())
+        model_config(wrong, "onnxruntime_onnx", "KIND_CPU", 1, Request(""))
 
 
 def test_a_profile_has_the_batch_and_the_lengths() -> None:
     image, text, fixed = IMAGE.profile()["input"], TEXT.profile()["input_ids"], TENSORS.profile()["INPUT__0"]
-    assert (image.minimum, image.optimum, image.maximum) == ((1, 3, 224, 224), (16, 3, 224, 224), (32, 3, 224, 224))
-    assert (text.minimum, text.optimum, text.maximum) == ((1, 1), (8, 128), (16, 512))
-    assert fixed.minimum == fixed.maximum == (1, 4)
+    assert image == ((1, 3, 224, 224), (16, 3, 224, 224), (32, 3, 224, 224))
+    assert text == ((1, 1), (8, 128), (16, 512))
+    assert fixed == ((1, 4),) * 3
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""What --weights names and cannot be built is told with what to do instead."""
+"""What --weights names: a remedy for what cannot be built, and models of the hub."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from safetensors.numpy import save_file
 from build_engines.__main__ import main
 from build_engines.errors import BuildError
 from build_engines.weights import sources
+from tests.support.harness import PATIENCE, ROOT
 
 
 @pytest.mark.parametrize(
@@ -57,11 +60,21 @@ def test_a_checkpoint_that_does_not_say_what_it_takes_is_refused(
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 2
-    assert "(gpt2) has neither a tokenizer's files nor preprocessor_config.json" in capsys.readouterr().err
+    assert "gpt2" in capsys.readouterr().err
 
 
 def test_a_bert_without_its_sizes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
     assert main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 1
-    assert "config.json has no num_hidden_layers" in capsys.readouterr().err
+    assert "num_hidden_layers" in capsys.readouterr().err
+
+
+def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build_engines", "build", "words", "--weights", "someone/model"]
+    environ = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, cwd=ROOT, env=environ, timeout=PATIENCE
+    )
+    assert done.returncode == 1
+    assert "hf download someone/model --local-dir FOLDER" in done.stderr

@@ -1,13 +1,9 @@
-# mypy: allow-subclassing-any
-"""Official YOLOv5 checkpoints, by a stand-in for the release. Files that would run code are made on purpose."""
+"""The reader of torch.save's files. Some here would run code, or read memory that is not theirs, on purpose."""
 
 import collections
 import pickle
 import struct
-import sys
-import types
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,86 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from build_engines.building.model import build
 from build_engines.errors import BuildError
-from build_engines.families.yolov5_checkpoint import read
-from build_engines.families.yolov5_network import YoloV5, YoloV5u
-from build_engines.model_folder.stored import open_model
-from build_engines.request import Request
 from build_engines.weights.torch_files import Placeholder, load, tensors_of
-from tests.build_engines.yolov5_release import C3, MODULE, importable, random_release, save
-
-
-@pytest.fixture(name="importable")
-def an_importable_release() -> Iterator[types.ModuleType]:
-    with importable() as module:
-        yield module
-
-
-@pytest.mark.parametrize("anchor_free", [False, True])
-def test_a_checkpoint_answers_as_the_release_does(anchor_free: bool, importable: Any, tmp_path: Path) -> None:
-    model = random_release(7, anchor_free)
-    network, names = read(save(model, tmp_path / "best.pt"))
-    images = torch.rand(2, 3, 64, 96)
-    with torch.inference_mode():
-        ours, theirs = network.eval().decoded(images), model(images)
-    assert ours.shape == ((2, 3 * (96 + 24 + 6), 12) if not anchor_free else (2, 11, 126))
-    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-4)
-    assert names == tuple(f"thing {number}" for number in range(7))
-    assert type(network) is (YoloV5u if anchor_free else YoloV5)
-
-
-def test_the_moving_average_goes_first(importable: Any, tmp_path: Path) -> None:
-    model, other = random_release(2, False), random_release(2, False)
-    with torch.no_grad():
-        other.model[0].conv.weight.zero_()
-    network, _ = read(save(model, tmp_path / "best.pt", ema=other.half()))
-    assert network.state_dict()["backbone.to8.0.conv.weight"].abs().max() == 0
-
-
-def test_a_checkpoint_becomes_a_model_folder_with_its_labels(importable: Any, tmp_path: Path) -> None:
-    model = random_release(3, True)
-    model.names = {0: "cat", 1: "dog", 2: "fox"}
-    path = save(model, tmp_path / "best.pt")
-    request = Request("pets", str(path), client="yolov5", size=64, repository=tmp_path / "models")
-    folder, made = build(request)
-    assert made
-    assert (folder / "labels.txt").read_text() == "cat\ndog\nfox\n"
-    assert open_model("pets", tmp_path / "models").model.outputs[0].shape == (7, 84)
-    assert build(request) == (folder, False)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": None}, "holds no model under 'ema' or 'model'"),
-        ({"model": nn.Linear(2, 2)}, "no tensor 'model.0.conv.weight'"),
-    ],
-)
-def test_another_checkpoint_is_refused(change: dict[str, Any], message: str, importable: Any, tmp_path: Path) -> None:
-    path = save(random_release(2, False), tmp_path / "best.pt", **change)
-    with pytest.raises(BuildError, match=message):
-        read(path)
-
-
-def test_a_structure_that_does_not_fit_is_refused(importable: Any, tmp_path: Path) -> None:
-    model = random_release(2, False)
-    model.model[2] = C3(32, 32, 4)
-    with pytest.raises(
-        BuildError, match=r"does not fit YOLOv5's published structure.*yolo export model=best\.pt format=onnx"
-    ):
-        read(save(model, tmp_path / "best.pt"))
-
-
-def test_nothing_of_the_checkpoint_is_imported(importable: Any, tmp_path: Path) -> None:
-    path = save(random_release(2, False), tmp_path / "best.pt")
-    assert MODULE not in sys.modules
-    root = load(path)
-    assert isinstance(root["model"], Placeholder)
-    assert MODULE not in sys.modules
-
-
-# --- files that would run code, or read memory that is not theirs ---
 
 
 class Bomb:
@@ -170,7 +88,7 @@ def test_a_tensor_within_its_storage_is_read(tmp_path: Path) -> None:
     [(0, (5,), (1,)), (1, (4,), (1,)), (0, (2, 2), (1, 3)), (-1, (2,), (1,)), (3, (2,), (-1,)), (0, (-2,), (1,))],
 )
 def test_a_tensor_beyond_its_storage_is_refused(bounds: Any, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="goes beyond its storage"):
+    with pytest.raises(BuildError):
         load(tensor_file(tmp_path / "t.pt", *bounds))
 
 
@@ -205,5 +123,5 @@ def test_a_broken_pickle_is_refused_in_one_line(content: bytes, tmp_path: Path) 
 
 def test_a_file_that_is_no_zip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"model": 1}))
-    with pytest.raises(BuildError, match=r"torch\.save"):
+    with pytest.raises(BuildError):
         load(tmp_path / "old.pt")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_engines.commands.archive import archive, renamed
+from build_engines.archive import archive, renamed
 from build_engines.errors import BuildError
 from serving.repository.model_config import parse_config
 from tests.build_engines.models import save_scale

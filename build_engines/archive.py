@@ -4,7 +4,6 @@ The same model gives the same bytes: entries are sorted, without times and owner
 each has its own name, its parts as well, for a part that two loaded ensembles share by name cannot be called.
 """
 
-import argparse
 import io
 import os
 import re
@@ -15,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tqdm import tqdm
+
 from build_engines.errors import BuildError
 from build_engines.model_folder.config import render
 from build_engines.model_folder.stored import open_model
-from build_engines.progress import of_bytes
-from build_engines.weights.digests import digest
 from serving.inference.registry import families
 from serving.repository.layout import versions
 from serving.repository.model_config import parse_config
@@ -27,13 +26,6 @@ from serving.repository.model_config import parse_config
 GZIP = 16 + zlib.MAX_WBITS
 BLOCK = 2**20  # bytes compressed at once
 _SKIPPED = re.compile(r"(^|/)(\.|__pycache__(/|$))|\.(pyc|part|partial)$")
-
-
-def run(parsed: argparse.Namespace) -> int:
-    """Prints each archive's size and SHA-256."""
-    for path in archive(parsed.model, parsed.repository, parsed.out, parsed.copies):
-        print(f"{path} {path.stat().st_size / 1e6:.1f} MB SHA-256 {digest(path)}")
-    return 0
 
 
 def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Path]:
@@ -70,7 +62,7 @@ def _write(target: Path, folders: list[Path], ending: str) -> Path:
     try:
         with (
             os.fdopen(handle, "wb") as raw,
-            of_bytes(target.name, total) as bar,
+            tqdm(desc=target.name, total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar,
             _Packed(raw) as packed,
             tarfile.open(fileobj=packed, mode="w|", bufsize=BLOCK, format=tarfile.GNU_FORMAT) as tar,
         ):

@@ -1,4 +1,4 @@
-"""One model from beginning to end: in a folder beside its place, renamed when it is complete.
+"""Build one model in a folder beside its place, which is renamed when it is complete.
 
     weights -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt, build.json -> checked -> published
 
@@ -6,79 +6,85 @@ A build that is interrupted or fails leaves the repository as it was.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from build_engines.building.provenance import made_from, up_to_date
-from build_engines.building.references import keep_reference
-from build_engines.building.settings import check_settings
-from build_engines.demos import resnet as demo_resnet
-from build_engines.demos import yolov5 as demo_yolov5
-from build_engines.engines import measured, onnx_runtime, onnx_tensorrt, openvino_runtime, tensorrt
+from backends.onnxruntime.onnx_session import PARAMETERS as OF_ONNXRUNTIME
+from backends.openvino.openvino_settings import READ as OF_OPENVINO
+from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
+from build_engines.engines import onnx_runtime, tensorrt
 from build_engines.errors import UsageError
-from build_engines.families import (
-    bert,
-    efficientnet,
-    image_folder,
-    onnx_file,
-    resnet,
-    table,
-    torchscript_file,
-    yolov4_tiny,
-    yolov5,
-)
+from build_engines.families import bert, bundled, efficientnet, image_folder, onnx_file, table, yolov4_tiny
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
 from build_engines.model_folder.config import difference, model_config, render
-from build_engines.model_folder.publish import check, keep_users_files, publish, scratch_folder
-from build_engines.model_folder.record import write_record
+from build_engines.model_folder.files import (
+    changed_files,
+    check,
+    digest,
+    keep_reference,
+    keep_users_files,
+    publish,
+    read_record,
+    scratch_folder,
+    write_record,
+)
 from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
-from build_engines.request import Request, ServingOptions
+from build_engines.request import Request
 from build_engines.weights import sources
-from build_engines.weights.digests import digest
+from serving.inference.registry import family
+from serving.named_value import unknown
 from serving.repository.engines import AUTO, PARAMETER
 
+
+def _yolov5(request: Request, path: Path | None, folder: Path) -> ModelSpec:
+    from build_engines.families import yolov5  # needs torch
+
+    return yolov5.export(request, path, folder)
+
+
 FAMILIES: dict[str, Callable[[Request, Path | None, Path], ModelSpec]] = {
-    "resnet": resnet.export,
-    "yolov5": yolov5.export,
+    "resnet": image_folder.export,
+    "yolov5": _yolov5,
     "bert": bert.export,
     **dict.fromkeys(("image_embedding", "semantic_segmentation", "detr"), image_folder.export),
 }
-# The recipes whose own weights are not those of their client's family.
+# The recipes whose own weights are not read by their client's family.
 OWN_WEIGHTS: dict[str, Callable[[Request, Path], ModelSpec]] = {
-    "resnet": demo_resnet.export,
-    "yolov5": demo_yolov5.export,
+    "resnet": bundled.export,
+    "yolov5": bundled.export,
     "efficientnet": efficientnet.export,
     "yolov4_tiny": yolov4_tiny.export,
 }
 # Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
-ENGINES = {  # by target
-    "cpu": onnx_runtime,
-    "openvino": openvino_runtime,
-    "gpu": onnx_tensorrt,
-    "tensorrt": tensorrt,
-    "auto": measured,
+ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
+    "cpu": onnx_runtime.for_cpu,
+    "openvino": onnx_runtime.for_openvino,
+    "gpu": onnx_runtime.for_gpu,
+    "tensorrt": tensorrt.build,
 }
+OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
+SESSION = "session."  # any of ONNX Runtime's own
 
 
 def build(request: Request, force: bool = False) -> tuple[Path, bool]:
-    """The model's folder, and whether it had to be made; BuildError."""
+    """Return the model's folder, and whether it had to be made; raise BuildError."""
     weights = sources.find(request)
     if table.is_table(request, weights):
         request = replace(request, target="cpu")  # no GPU computes its operators
-    engine_builder = ENGINES[request.target]
-    asked = made_from(request, weights, engine_builder.bound_to())
-    if not force and (there := up_to_date(request, asked)):
+    asked = made_from(request, weights)
+    if not force and (there := _up_to_date(request, asked)):
         return there, False
     with scratch_folder(request.repository) as folder:
         model_spec = export(request, weights, folder)
         source = digest(folder / "1" / model_spec.file)
         if model_spec.platform == ONNX and request.precision != "fp32":
             keep_reference(folder)
-        engine = engine_builder.build(model_spec, folder, request)
-        write_configs(folder, model_spec, engine, request.serving)
+        engine = ENGINES[request.target](model_spec, folder, request)
+        write_configs(folder, model_spec, engine, request)
         write_record(folder, asked, source, engine)
         check(folder)
         target = request.repository / (request.name or _usual_name(request, engine))
@@ -87,8 +93,33 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     return target, True
 
 
+def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
+    """Return all that decides what a build makes, without the paths of this machine."""
+    asked = asdict(request)
+    for place in ("repository", "name", "calibration", "labels", "tokenizer"):
+        asked.pop(place)
+    path = Path(request.weights).expanduser()
+    asked["weights"] = path.name if request.weights and path.exists() else request.weights
+    files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer}
+    asked["sha256"] = {name: sources.identity(file) for name, file in files.items() if file and file.exists()}
+    asked["calibration"] = request.calibration.name if request.calibration else ""
+    if request.target == "tensorrt" and (bound := tensorrt.bound_to()):
+        asked["bound_to"] = bound
+    return json.loads(json.dumps(asked))  # type: ignore[no-any-return]  # tuples as lists, as they are read back
+
+
+def _up_to_date(request: Request, asked: Mapping[str, Any]) -> Path | None:
+    """Return the folder with the same build if its files have not changed."""
+    names = [request.name] if request.name else [request.model, f"{request.model}_int8"]
+    for folder in (request.repository / name for name in names):
+        record = read_record(folder)
+        if record and record["made_from"] == asked and not changed_files(folder, record):
+            return folder
+    return None
+
+
 def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
-    """Fills the folder with the fp32 model and what belongs to it."""
+    """Fill the folder with the fp32 model and what belongs to it."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     if client := onnx_file.client_of(request):
         check_settings(client, request.settings)
@@ -98,21 +129,21 @@ def export(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
 
 
 def _exported(request: Request, weights: Path | None, folder: Path) -> ModelSpec:
-    """By what the weights are."""
+    """Export by the kind of the weights."""
     if weights and table.is_table(request, weights):
         return table.export(request, weights, folder)
     kind = sources.kind(weights) if weights else ""
     if weights and kind == "onnx":
         return onnx_file.export(request, weights, folder)
     if weights and kind == "torchscript":
-        return torchscript_file.export(request, weights, folder)
+        return onnx_file.export_torchscript(request, weights, folder)
     if weights is None and request.model in OWN_WEIGHTS:
         return OWN_WEIGHTS[request.model](request, folder)
     return FAMILIES[_family(request, weights, kind)](request, weights, folder)
 
 
 def _family(request: Request, weights: Path | None, kind: str) -> str:
-    """Whose weights these are: the recipe's or the flag's client, else the one that config.json names."""
+    """Return whose weights these are: the recipe's or the flag's client, else the one that config.json names."""
     name = request.recipe.client if request.recipe else onnx_file.client_of(request)
     if not name and kind == "checkpoint" and weights:
         config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
@@ -133,12 +164,24 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
     return name
 
 
-def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: ServingOptions) -> None:
-    """config.pbtxt for a GPU, configs/cpu.pbtxt for what differs without one; an engine for a CPU has the first."""
-    if not serving.preferred_batch_sizes:
-        serving = replace(serving, preferred_batch_sizes=engine.preferred_batch_sizes)
+def check_settings(client: str, names: Iterable[str]) -> None:
+    """Raise UsageError, with the nearest name, for a setting that neither the client nor a backend has."""
+    own = {each.name for each in (*family(client).settings, *family(client).parameters)} if client else set()
+    whose = f"the client '{client}'" if client else "a backend (name the --client for its own)"
+    for name in names:
+        if name not in own | OF_BACKENDS and not name.startswith(SESSION):
+            raise UsageError(f"--set {name}: {unknown(f'setting of {whose}', name, own or OF_BACKENDS)}")
+
+
+def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: Request) -> None:
+    """Write config.pbtxt for a GPU and configs/cpu.pbtxt for what differs without one.
+
+    An engine for a CPU only has the first alone.
+    """
+    if not request.preferred_batch_sizes:
+        request = replace(request, preferred_batch_sizes=engine.preferred_batch_sizes)
     cpu = model_config(
-        model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, serving=serving
+        model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, request=request
     )
     open_to_all = {PARAMETER: AUTO} if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX else {}
     for name, value in (open_to_all | dict(engine.cpu_parameters) | dict(model_spec.settings)).items():
@@ -146,7 +189,7 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: 
     if engine.cpu_only:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
-    gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, serving=serving)
+    gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, request=request)
     if engine.accelerator:
         accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
         accelerators.add(name="tensorrt", parameters=engine.accelerator)
@@ -156,5 +199,5 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, serving: 
 
 
 def _usual_name(request: Request, engine: Engine) -> str:
-    """The model's, with the precision behind it where a CPU's engine is not fp32: both can be served side by side."""
+    """Return the model's name, followed by the precision of a CPU's engine that is not fp32: both can be served."""
     return f"{request.model}_{engine.precision}" if engine.cpu_only and engine.precision != "fp32" else request.model

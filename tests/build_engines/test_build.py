@@ -1,6 +1,7 @@
 """Builds are done once, whole or not at all, and leave alone what is not theirs."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.building.model import build
+from build_engines.build import build
 from build_engines.errors import BuildError
-from build_engines.model_folder.publish import SCRATCH, scratch_folder
-from build_engines.model_folder.record import read_record
+from build_engines.model_folder.files import SCRATCH, read_record, scratch_folder
 from build_engines.request import Request
 from tests.build_engines.models import save_scale
 from tests.support.harness import PATIENCE, ROOT, wait_until
@@ -101,9 +101,13 @@ def test_what_a_killed_build_left_goes_after_a_day(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_build_leaves_nothing_half_made(number: int, tmp_path: Path) -> None:
-    """The recipe that takes longest: it trains."""
-    repository = tmp_path / "models"
-    command = [sys.executable, "-m", "build_engines", "build", "resnet", "--weights", "train", "--out", str(repository)]
+    """Calibrating on 300 images takes long enough."""
+    images, repository = tmp_path / "images", tmp_path / "models"
+    images.mkdir()
+    for each in range(300):
+        shutil.copy(ROOT / "model_repository/yolov5/example.jpg", images / f"{each}.jpg")
+    command = [sys.executable, "-m", "build_engines", "build", "yolov5", "--precision", "int8"]
+    command += ["--calibration", str(images), "--out", str(repository)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: list(repository.glob(f"{SCRATCH}*/1")), "the build has begun")

@@ -1,1 +1,0 @@
-"""One model from --weights to its published folder: family, engine, configuration, record."""

@@ -1,1 +1,0 @@
-"""The command line: its arguments, and one module per command."""

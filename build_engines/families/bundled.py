@@ -1,0 +1,38 @@
+"""`resnet` and `yolov5`: small networks that read handwritten digits. Their weights are in model_repository."""
+
+import shutil
+from pathlib import Path
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.onnx_file import with_tensors
+from build_engines.model_folder.files import digest
+from build_engines.model_folder.spec import ModelSpec
+from build_engines.request import REPOSITORY, Request
+
+SHA256 = {
+    "resnet": "ac2ffbdb8ce1bd7fe5e89c8c5417333b6f53dd49a967bd7e70593335eed2e576",
+    "yolov5": "757b33d66e30992e109b10c268f3617dbcf713ded89d8ce7b9913e8ba04f5f33",
+}
+SPECS = {
+    "resnet": ModelSpec(
+        client="resnet",
+        max_batch_size=32,
+        settings={"resize": "stretch", "interpolation": "bilinear"},
+        labels="labels.txt",
+    ),
+    "yolov5": ModelSpec(client="yolov5", max_batch_size=8, settings={"layout": "yolov5"}, lengths=(32, 640, 1280)),
+}
+
+
+def export(request: Request, folder: Path) -> ModelSpec:
+    """Copy the committed files; BuildError if the network is not the committed one."""
+    spec, source = SPECS[request.model], REPOSITORY / request.model
+    network = source / "1" / "model.onnx"
+    if request.size or {"mean", "std", "scale"} & set(request.settings):
+        raise UsageError(f"--size, and --set of scale, mean and std, are in the network of '{request.model}' already")
+    if not network.is_file() or digest(network) != SHA256[request.model]:
+        raise BuildError(f"{network} is not the committed network: get it back (git checkout {network})")
+    shutil.copyfile(network, folder / "1" / "model.onnx")
+    for file in (request.labels or source / "labels.txt", *source.glob("example.*")):
+        shutil.copyfile(file, folder / ("labels.txt" if file == request.labels else file.name))
+    return with_tensors(request, folder, spec)

@@ -1,0 +1,158 @@
+"""Run a model's file outside Triton, with the options of its backend, and time it.
+
+ONNX Runtime runs in this process, OpenVINO in one of its own, and a TensorRT plan through trtexec.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from backends.onnxruntime import onnx_session
+from backends.openvino.openvino_settings import OpenvinoSettings
+from build_engines.engines.trtexec import run_plan
+from build_engines.errors import BuildError, first_line
+from build_engines.model_folder.spec import ONNX, PLAN, full_shape
+from build_engines.model_folder.stored import StoredModel
+from clients._resizing import keeps_ratio
+from clients.base import Model, Tensors, TensorSpec
+from serving.repository.engines import OPENVINO, asked_of
+from serving.triton.tensors import numpy_dtype
+
+Runner = Callable[[Tensors], Tensors]
+LEAST_RUNS = 3
+SECONDS = 1.0  # for the runs of each
+LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
+
+
+def onnx_runner(path: Path) -> Runner:
+    """Run an ONNX file by ONNX Runtime on the CPU; BuildError if it cannot be loaded."""
+    try:
+        session = onnx_session.load(path, onnx_session.SessionSettings.from_config({}))
+    except (ValueError, FileNotFoundError) as err:
+        raise BuildError(first_line(err)) from err
+    inputs = {node.name for node in session.get_inputs()}
+    names = [node.name for node in session.get_outputs()]
+    return lambda feed: dict(
+        zip(names, session.run(names, {k: v for k, v in feed.items() if k in inputs}), strict=True)
+    )
+
+
+class OpenvinoRunner:
+    """Run an ONNX file by OpenVINO. In one process with ONNX Runtime it has crashed, so it has a process of its own."""
+
+    def __init__(self, path: Path, parameters: Mapping[str, str] | None = None) -> None:
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        self._ask(_load_openvino, path, dict(parameters or {}))
+
+    def __call__(self, feed: Tensors) -> Tensors:
+        found: Tensors = self._ask(_infer_openvino, feed)
+        return found
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except BrokenProcessPool as err:
+            raise BuildError("the process in which OpenVINO ran has crashed") from err
+        except Exception as err:  # OpenVINO's exceptions have no base of their own
+            raise BuildError(first_line(err)) from err
+
+
+_loaded: dict[str, Any] = {}  # the compiled model of an OpenvinoRunner's process
+
+
+def _load_openvino(path: Path, parameters: Mapping[str, str]) -> None:
+    import openvino
+
+    settings = OpenvinoSettings.from_config({"parameters": {k: {"string_value": v} for k, v in parameters.items()}})
+    core = openvino.Core()
+    properties = settings.properties(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+    _loaded["model"] = core.compile_model(str(path), "CPU", properties)
+
+
+def _infer_openvino(feed: Tensors) -> Tensors:
+    """Start a run and wait for it: openvino_engine.py says why not by `infer`."""
+    compiled = _loaded["model"]
+    request = compiled.create_infer_request()
+    inputs = {name for port in compiled.inputs for name in port.names}
+    request.start_async({name: array for name, array in feed.items() if name in inputs})
+    request.wait()
+    return {
+        name: request.get_output_tensor(index).data.copy()
+        for index, port in enumerate(compiled.outputs)
+        for name in port.names
+    }
+
+
+RUNNERS: dict[str, Callable[[Path], Runner]] = {ONNX: onnx_runner, PLAN: lambda path: partial(run_plan, path)}
+
+
+def runner_of(stored: StoredModel) -> Runner:
+    """Run the model's newest version by the engine that its configuration names.
+
+    BuildError for a platform that only Triton runs.
+    """
+    platform = stored.config.platform
+    if platform not in RUNNERS:
+        raise BuildError(
+            f"{stored.folder.name} is of platform '{platform or stored.config.backend}', "
+            f"which this command does not run; it runs {', '.join(RUNNERS)}"
+        )
+    if asked_of(stored.config) == OPENVINO:
+        return OpenvinoRunner(stored.file, stored.model.parameters)
+    return RUNNERS[platform](stored.file)
+
+
+def row_of(model: Model, rows: Tensors) -> Tensors:
+    """Return a client's rows as the model's file takes them: without the batch dimension if it takes no batches."""
+    return rows if model.max_batch_size else {spec.name: rows[spec.name][0] for spec in model.inputs}
+
+
+def rows_of(model: Model, outputs: Tensors) -> Tensors:
+    """Return the file's outputs as the client takes them: with a batch dimension."""
+    return outputs if model.max_batch_size else {name: array[None] for name, array in outputs.items()}
+
+
+def example_feed(model: Model, batch: int, length: int = 16) -> Tensors:
+    """Return random tensors (with a fixed seed) for every input.
+
+    A dimension that varies is `length`, or the shorter side of images that keep their proportions.
+    """
+    if keeps_ratio(model.parameters):
+        length = int(model.parameters["resize_to"].partition(",")[0])
+    rng = np.random.default_rng(0)
+    return {spec.name: _random(spec, batch if model.max_batch_size else 0, length, rng) for spec in model.inputs}
+
+
+def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator) -> Any:
+    shape = full_shape(spec, batch, length)
+    dtype = numpy_dtype(spec.datatype)
+    if dtype == np.object_:
+        return np.full(shape, "text", np.object_)
+    if dtype.kind == "f":
+        return rng.random(shape).astype(dtype)
+    return np.ones(shape, dtype) if dtype.kind == "i" else rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)
+
+
+def latencies(runs: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the median milliseconds of each run after a warm-up.
+
+    The runs take turns, so that a disturbance of the machine affects all of them.
+    """
+    for run in runs:
+        run()
+    times: list[list[float]] = [[] for _ in runs]
+    end = time.perf_counter() + SECONDS * len(runs)
+    while time.perf_counter() < end or len(times[0]) < LEAST_RUNS:
+        for taken, run in zip(times, runs, strict=True):
+            started = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - started)
+    return [median(taken) * 1e3 for taken in times]
