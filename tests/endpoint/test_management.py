@@ -128,10 +128,10 @@ def test_which_routes_are_management() -> None:
 
 
 @pytest.mark.parametrize("secret", ["just-a-word-42", "=word-42", "X-Key-42=", "X-Key=wörd-42"])
-def test_a_secret_that_no_header_can_carry_stops_the_start_and_is_not_told(secret: str) -> None:
+def test_a_secret_that_no_header_can_carry_stops_the_start_and_is_not_quoted(secret: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env({"SERVE_MANAGEMENT_SECRET": secret})
-    assert str(caught.value) == "SERVE_MANAGEMENT_SECRET=… is wrong: it must be HEADER=VALUE"
+    assert "SERVE_MANAGEMENT_SECRET" in str(caught.value) and secret not in str(caught.value)
 
 
 def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -> None:

@@ -214,7 +214,6 @@ def test_a_removed_model_is_not_found_and_the_others_go_on(server: Server, folde
     wait_for_answer(server, "leaving", 404)
     reply = server.post(json={"model_name": "leaving", "instances": [3]})
     assert reply.json()["code"] == "model_not_found"
-    assert "there is no model 'leaving'; the models served are: " in reply.json()["error"]
     assert "leaving" not in described(server)
     assert server.ping() == 200
     wait_tidy(server)
@@ -308,7 +307,7 @@ def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(serv
 def test_a_server_without_models_is_not_well_until_there_is_one(server: Server, folder: Path) -> None:
     for model in list(folder.iterdir()):
         shutil.rmtree(model)
-    wait_until(lambda: "no model is served" in server.get("/ping").text, server.output)
+    wait_until(lambda: "model_not_ready" in server.get("/ping").text, server.output)
     assert server.ping() == 503
     write_model(folder, "product", 2, "two")
     wait_until(lambda: server.ping() == 200, server.output)

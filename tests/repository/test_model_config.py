@@ -138,8 +138,8 @@ def test_a_mistake_in_either_file_is_told_with_its_own(tmp_path: Path) -> None:
     model = write(tmp_path / "net", "no protobuf")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text("max_batch_size: 4")
-    with pytest.raises(Unreadable, match=r"net/config\.pbtxt cannot be read"):
+    with pytest.raises(Unreadable, match=r"net/config\.pbtxt"):
         read_config(model, "cpu")
     (model / "configs/cpu.pbtxt").write_text("no protobuf")
-    with pytest.raises(Unreadable, match=r"configs/cpu\.pbtxt cannot be read"):
+    with pytest.raises(Unreadable, match=r"configs/cpu\.pbtxt"):
         read_config(model, "cpu")
