@@ -77,7 +77,7 @@ ROWS = [
     Behaviour("8", "config.pbtxt at the repository's root", start(make_talker, STOPS, ("config.pbtxt",))),
     Behaviour("8", "A default model without a folder", start(_one, STOPS, ("absent",), **{DEFAULT: "absent"})),
     Behaviour("8", "No model", start(_nothing, STOPS, ("model",))),
-    Behaviour("8", "One model and no name", start(_one, WARNS, ("WARNING", "one"))),
+    Behaviour("8", "One model and no name", start(_one, WARNS, ("warning", "one"))),
     Behaviour("8", "Two models and no name", start(_two, STOPS, ()), MANY),
     Behaviour(
         "8", "Two models and a name: only that is loaded", start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})
