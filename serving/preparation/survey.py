@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.host.tritonserver import backend_directory, python_backends
-from serving.repository.engines import Choice, Engines, told
+from serving.repository.engines import Choice, Engines, choice_lines
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import CONFIG, LayoutError, folders_in, has_a_model, is_model, versions
 from serving.repository.model_config import (
@@ -68,8 +68,8 @@ def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:
     return replace(
         facts,
         configs=configs,
-        engines=tuple(told(choices, refused=False)),
-        warnings=(*facts.warnings, *told(choices, refused=True)),
+        engines=tuple(choice_lines(choices, refused=False)),
+        warnings=(*facts.warnings, *choice_lines(choices, refused=True)),
         unreadable=tuple(unreadable),
     )
 

@@ -1,12 +1,12 @@
-"""The engine that runs an ONNX model on the processor: ONNX Runtime, or OpenVINO where that computes in BF16.
+"""Choose the engine that runs an ONNX model on the processor: ONNX Runtime, or OpenVINO if that computes in BF16.
 
     cpu_engine in config.pbtxt: onnxruntime, openvino ------------------> that one
     SERVE_CPU_ENGINE: onnxruntime, openvino ----------------------------> that one
     cpu_engine: auto, as build_engines writes --------------------------> OpenVINO with AMX or AVX512-BF16
     none of these ------------------------------------------------------> ONNX Runtime, as config.pbtxt says
 
-Where OpenVINO cannot run, ONNX Runtime serves: a repository works on every machine. BF16 has 8 significant bits, so no
-model gets it that does not say auto, unless somebody asks for it.
+If OpenVINO cannot run, ONNX Runtime serves, so a repository works on every machine. BF16 has 8 significant bits, so a
+model gets it only if it says auto or somebody asks for it.
 """
 
 import importlib.util
@@ -40,8 +40,8 @@ THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}  # ONNX Runtime's p
 
 @dataclass(frozen=True)
 class Processor:
-    """`features` are instruction sets; `obstacle` says why OpenVINO cannot run here, "" when it can; `own` says whether
-    its backend is this project's."""
+    """This machine's processor: `features` are its instruction sets; `obstacle` says why OpenVINO cannot run here ("":
+    it can); `own` whether Triton's backend for OpenVINO is this project's."""
 
     features: frozenset[str] = frozenset()
     obstacle: str = ""
@@ -49,13 +49,13 @@ class Processor:
 
     @property
     def bf16(self) -> str:
-        """With what it computes in BF16; "" when it does not."""
+        """Return the name of the instruction set that computes in BF16; "" if there is none."""
         return next((name for word, name in BF16.items() if word in self.features), "")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """`reason` in words that follow "because"; `refused` when another engine was asked for."""
+    """A chosen engine. `reason` follows "because" in a message; `refused`: another engine was asked for."""
 
     engine: str
     reason: str
@@ -66,7 +66,7 @@ class Choice:
 
 
 def choose(asked: str, setting: str, here: Processor) -> Choice | None:
-    """`asked` is what config.pbtxt says; None where nobody leaves it open."""
+    """Choose by config.pbtxt (`asked`) and by SERVE_CPU_ENGINE. Return None if neither leaves the choice open."""
     for engine, who in ((asked, f"config.pbtxt says {PARAMETER}"), (setting, "SERVE_CPU_ENGINE says so")):
         if engine in NAMES:
             if engine == OPENVINO and here.obstacle:
@@ -83,7 +83,7 @@ def choose(asked: str, setting: str, here: Processor) -> Choice | None:
 
 @dataclass(frozen=True)
 class Engines:
-    """Chooses for the models of a server, whose Triton has its backends in the folder `backends`."""
+    """Choose for the models of a server whose Triton has its backends in the folder `backends`."""
 
     settings: Settings
     backends: Path
@@ -93,8 +93,8 @@ class Engines:
         return this_processor(self.backends)
 
     def made(self, model: Path) -> tuple[Any, Choice | None]:
-        """The ModelConfig that Triton gets in place of the one that lies in the model's folder, None where it gets that
-        one; and why an engine was chosen, None where there was no choice. Raises Unreadable."""
+        """Return the ModelConfig that Triton gets in place of the model's config.pbtxt, None if it gets
+        that file; and why an engine was chosen, None if there was no choice. Raise Unreadable."""
         file = config_file(model, self.settings.device)
         config = read_merged(model, file)
         try:
@@ -105,8 +105,8 @@ class Engines:
         return (None if as_it_lies and not choice else made), choice
 
     def fitted(self, config: Any) -> tuple[Any, Choice | None]:
-        """A configuration with the engine that is chosen for it; the same and None where there is nothing to choose.
-        Raises InvalidRequest."""
+        """Return the configuration with the chosen engine, and the choice; the same and None if there is none. Raise
+        InvalidRequest."""
         if self.settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
             return config, None
         choice = choose(asked_of(config), self.settings.cpu_engine, self.here)
@@ -114,7 +114,7 @@ class Engines:
 
 
 def asked_of(config: Any) -> str:
-    """What config.pbtxt says, "" when nothing; raises InvalidRequest."""
+    """Return what config.pbtxt says of the engine; "" if nothing. Raise InvalidRequest."""
     asked = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
     if asked not in ("", AUTO, *NAMES):
         raise InvalidRequest(f"parameter '{PARAMETER}' is '{asked}'; it must be {AUTO}, {' or '.join(NAMES)}")
@@ -122,7 +122,7 @@ def asked_of(config: Any) -> str:
 
 
 def with_engine(config: Any, choice: Choice) -> Any:
-    """A copy for that engine, and the reason for GET /models."""
+    """Return a copy for that engine, with the reason that GET /models shows."""
     made = ModelConfig()
     made.CopyFrom(config)
     made.parameters[ENGINE_REASON].string_value = choice.reason
@@ -136,7 +136,7 @@ def with_engine(config: Any, choice: Choice) -> Any:
 
 
 def this_processor(backends: Path) -> Processor:
-    """This machine's, asked of Linux and of Python's packages; nothing is imported."""
+    """Ask Linux and Python's packages for this machine's; import nothing."""
     folder = backends / OPENVINO
     own = (folder / "model.py").is_file()
     obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
@@ -145,8 +145,8 @@ def this_processor(backends: Path) -> Processor:
     return Processor(processor_features(), obstacle, own)
 
 
-def told(choices: Mapping[str, Choice], refused: bool) -> list[str]:
-    """A line for each choice with the models that it was made for: those that were `refused`, or the others."""
+def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
+    """Return a log line for each choice with its models: the `refused` choices, or the others."""
     lines: dict[str, list[str]] = {}
     for name, choice in sorted(choices.items()):
         if choice.refused == refused:

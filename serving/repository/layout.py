@@ -27,7 +27,7 @@ _VERSION = re.compile(r"[1-9]\d*")
 
 
 class LayoutError(Exception):
-    """A repository is not laid out as one; each mistake says what was found and what was expected."""
+    """A repository has a wrong layout. Each mistake says what was found and what was expected."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -35,13 +35,13 @@ class LayoutError(Exception):
 
 
 def is_model(folder: Path) -> bool:
-    """A configuration, a version, or weights (which belong into a version); other containers' code/ is none."""
+    """Return whether it has a configuration, a version or weights. Another container's code/ has none of them."""
     named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
     return named or bool(versions(folder)) or any((folder / "configs").glob("*.pbtxt"))
 
 
 def holds_models(folder: Path) -> bool:
-    """Whether there is a model, or something that was meant to be one and whose mistakes must be told."""
+    """Return whether it has a model, or something that was meant to be one, whose mistakes must be reported."""
     try:
         return is_model(folder) or any(is_model(one) or has_a_model(one) for one in folders_in(folder))
     except OSError:
@@ -53,36 +53,36 @@ def has_a_model(folder: Path) -> bool:
 
 
 def final_folders(folders: Sequence[Path], platform_models: Path = PLATFORM_MODELS) -> tuple[Path, ...]:
-    """With a folder in place of "auto"."""
+    """Return the folders with a real one in place of "auto"."""
     auto = platform_models if AUTO in folders and holds_models(platform_models) else BUILT_IN_MODELS
     return tuple(auto if folder == AUTO else folder for folder in folders)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders in it by name, but for those that are hidden or that no model may be named as."""
+    """Return its folders by name, except hidden ones and names that no model may have."""
     found = (path for path in folder.iterdir() if path.is_dir())
     return sorted(path for path in found if not path.name.startswith((".", "__")) and not path.name.isdigit())
 
 
 def versions(model: Path) -> list[Path]:
-    """The folders that Triton takes for versions, the lowest number first."""
+    """Return the folders that Triton takes for versions, the lowest number first."""
     found = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
     return sorted(found, key=lambda path: int(path.name))
 
 
 def config_name(device: str) -> str:
-    """Triton's --model-config-name on a machine that runs models on the `device`."""
+    """Return Triton's --model-config-name for the `device`."""
     return "cpu" if device == "cpu" else ""
 
 
 def config_file(model: Path, device: str) -> Path:
-    """The configuration that counts there; one that is not whole is merged into config.pbtxt (model_config.py)."""
+    """Return the file that counts on the `device`. One that is not whole is merged into config.pbtxt."""
     own = model / "configs" / f"{config_name(device)}.pbtxt"
     return own if config_name(device) and own.is_file() else model / CONFIG
 
 
 def arranged(run_dir: Path, number: int) -> Path:
-    """Where the model repository of that number is shown with configurations that are made for this machine."""
+    """Return the folder that shows repository `number` with configurations made for this machine."""
     return run_dir / "arranged" / str(number)
 
 
@@ -94,14 +94,14 @@ def link_entries(folder: Path, target: Path) -> None:
 
 
 def replace_config(shown: Path, text: str) -> None:
-    """Gives a model that is shown another configuration."""
+    """Give a shown model another configuration."""
     for name in (CONFIG, "configs"):
         (shown / name).unlink(missing_ok=True)
     (shown / CONFIG).write_text(text, encoding="utf-8")
 
 
 def arrange(repository: Path, target: Path, configs: Mapping[str, str]) -> None:
-    """Makes `target` show the repository, those of its models that are in `configs`, by their folder, with that one."""
+    """Make `target` show the repository. A model whose folder is in `configs` is shown with that configuration."""
     target.mkdir(parents=True)
     for folder in folders_in(repository):
         shown = target / folder.name

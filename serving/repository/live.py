@@ -1,9 +1,9 @@
-"""The models of a server whose model folders may change while it serves (SERVE_RELOAD). Standard library only.
+"""The models of a server whose folders may change while it serves (SERVE_RELOAD). Standard library only.
 
     model folder --copy--> copies/LOAD/NAME --links, configuration--> served/TRITON_NAME --> Triton, clients
 
-A table says which copy each model is served from, and by which name Triton knows it: `serve` writes the first one, the
-process of serving/reload/ all others, and the workers read it. A call holds its copy until it ends.
+A table says which copy each model is served from, and by which name Triton knows it. `serve` writes the first table,
+the process of serving/reload/ all others, and the workers read it. A call holds a lock on its copy until it ends.
 """
 
 import fcntl
@@ -26,8 +26,8 @@ SPARE = "__"  # no folder whose name begins so is a model (repository/layout.py)
 
 @dataclass(frozen=True)
 class LiveModel:
-    """Triton's name of it, the copy that it is served from, the folder that was copied and its signature then, and the
-    models that it calls."""
+    """A model: its name in Triton, the load that its copy belongs to, the copied folder and its signature at that time,
+    and the models that it calls."""
 
     triton_name: str
     load: str
@@ -38,7 +38,7 @@ class LiveModel:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A change of these models' folders (name -> signature) that is not served, and why, a line for each mistake."""
+    """A change of these models' folders (name -> signature) that is not served; `reasons` has a line a mistake."""
 
     folders: dict[str, str]
     reasons: list[str]
@@ -57,7 +57,7 @@ class Table:
 
 
 class LiveModels:
-    """The files in `folder`; safe to share between threads and processes, of which one writes."""
+    """The files in `folder`. Safe to share between threads and processes if only one of them writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,8 +73,8 @@ class LiveModels:
         return self.folder / "table.json"
 
     def begin(self, folders: Iterable[Path], configs: Mapping[str, str], parts: Mapping[str, Sequence[str]]) -> None:
-        """Copies these folders, and serves them under their own names; `configs` has a configuration for some of the
-        folders, `parts` what an ensemble calls. Raises OSError."""
+        """Copy these folders and serve them under their own names. `configs` has a configuration for some folders,
+        `parts` the models that an ensemble calls. Raise OSError."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.repository.mkdir(parents=True)
         models = {}
@@ -86,28 +86,28 @@ class LiveModels:
         self.write(Table(models))
 
     def copy(self, name: str, model: LiveModel) -> None:
-        """Copies its folder; what is changed since its signature was taken is another change. Raises OSError."""
+        """Copy the model's folder. A change since its signature was taken counts as another change. Raise OSError."""
         copy(Path(model.source), self.copy_of(name, model))
 
     def copy_of(self, name: str, model: LiveModel) -> Path:
         return self.copies_of(model) / name
 
     def copies_of(self, model: LiveModel) -> Path:
-        """A repository of what was copied together."""
+        """Return the repository of models that were copied together."""
         return self.folder / "copies" / model.load
 
     def show(self, name: str, model: LiveModel, config: str = "") -> None:
-        """Puts the copy into Triton's repository, with another configuration where one is given."""
+        """Put the copy into Triton's repository, with another configuration if one is given."""
         link_entries(self.copy_of(name, model), self.path(model))
         if config:
             replace_config(self.path(model), config)
 
     def path(self, model: LiveModel) -> Path:
-        """Where Triton and the model's client read it."""
+        """Return the folder that Triton and the model's client read."""
         return self.repository / model.triton_name
 
     def table(self) -> Table:
-        """As it is now."""
+        """Return the current table."""
         found = self._file.stat()
         version = (found.st_ino, found.st_mtime_ns)
         if self._read[0] != version:
@@ -119,7 +119,7 @@ class LiveModels:
 
     @contextmanager
     def using(self, name: str) -> Iterator[LiveModel | None]:
-        """The model, whose copy stays as long as the context; None when there is none of that name."""
+        """Yield the model; its copy stays for the time of the context. Yield None if there is no such model."""
         while (model := self.table().models.get(name)) is not None:
             with _held(self.path(model), fcntl.LOCK_SH):
                 if self.table().models.get(name) == model:  # else it has just been replaced
@@ -128,20 +128,20 @@ class LiveModels:
         yield None
 
     def leftovers(self) -> list[str]:
-        """Triton's names of copies that are served no more."""
+        """Return Triton's names of copies that are no longer served."""
         return sorted({path.name for path in self.repository.iterdir()} - self.table().triton_names)
 
     def is_used(self, triton_name: str) -> bool:
-        """Whether a call that began before still holds it."""
+        """Return whether a call still holds it."""
         with _held(self.repository / triton_name, fcntl.LOCK_EX) as is_held:
             return not is_held
 
     def hide(self, triton_name: str) -> None:
-        """Takes it out of Triton's repository."""
+        """Remove it from Triton's repository."""
         shutil.rmtree(self.repository / triton_name, ignore_errors=True)
 
     def remove_copies(self) -> None:
-        """Those that nothing is served from."""
+        """Remove the copies that nothing is served from."""
         needed = {model.load for model in self.table().models.values()}
         for path in (self.folder / "copies").iterdir():
             if path.name not in needed:
@@ -149,13 +149,13 @@ class LiveModels:
 
 
 def new_load() -> str:
-    """The name of a folder of copies."""
+    """Return a new name for a folder of copies."""
     return secrets.token_hex(8)
 
 
 @contextmanager
 def _held(folder: Path, kind: int) -> Iterator[bool]:
-    """Whether the folder could be locked at once, for the time of the context; a lock ends with its process."""
+    """Lock the folder for the time of the context; yield whether that worked. A lock ends with its process."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -174,7 +174,7 @@ def _parsed(data: bytes) -> Table:
 
 
 def signature(folder: Path) -> str:
-    """Another one as soon as a file in the folder is another one; "" where there is no folder."""
+    """Return a fingerprint that changes whenever a file in the folder changes; "" if there is no folder."""
     try:
         rows = [_row(folder, path) for path in _entries(folder)]
     except FileNotFoundError:  # removed while we looked
@@ -183,8 +183,8 @@ def signature(folder: Path) -> str:
 
 
 def copy(folder: Path, target: Path) -> None:
-    """Makes `target` with the same files. One larger than LARGEST_COPY is the same file under another name (a hard
-    link), or where that cannot be, as on another file system, a symbolic link. Raises OSError."""
+    """Copy `folder` to `target`. A file larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on
+    another file system. Raise OSError."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)
@@ -211,7 +211,7 @@ def _row(folder: Path, path: Path) -> str:
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """All files and folders in it, the folders first; links are followed, but not in a circle."""
+    """Yield all files and folders below it, each folder before its contents. Follow links, but not in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in IGNORED or os.path.realpath(path) in above:

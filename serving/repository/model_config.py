@@ -1,4 +1,4 @@
-"""config.pbtxt as Triton's ModelConfig, and what one says; no other module reads one.
+"""Read config.pbtxt as Triton's ModelConfig, and answer questions about one. No other module reads one.
 
 It takes protobuf, which PID 1 does not have.
 """
@@ -36,7 +36,7 @@ class Unreadable(LoadFailed):
 
 
 def _messages() -> Any:
-    """tritonclient's module, without its package, which imports grpc: that takes half a second."""
+    """Return tritonclient's module without importing its package, which imports grpc: that takes half a second."""
     package = importlib.util.find_spec("tritonclient")
     if MESSAGES not in sys.modules and package and package.submodule_search_locations:
         file = Path(package.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
@@ -53,7 +53,7 @@ Control: Any = _messages().ModelSequenceBatching.Control
 
 
 def parse_config(text: str) -> Any:
-    """A config.pbtxt as the ModelConfig protobuf; raises InvalidRequest with line and column."""
+    """Parse a config.pbtxt. Raise InvalidRequest with line and column."""
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as err:
@@ -61,7 +61,7 @@ def parse_config(text: str) -> Any:
 
 
 def read_file(file: Path) -> Any:
-    """The ModelConfig in it, an empty one where there is no file, for Triton completes that; raises Unreadable."""
+    """Read a config.pbtxt; an empty one if there is no file, because Triton completes that. Raise Unreadable."""
     try:
         return parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")
     except (OSError, UnicodeDecodeError, InvalidRequest) as err:
@@ -69,12 +69,12 @@ def read_file(file: Path) -> Any:
 
 
 def read_config(model: Path, device: str) -> Any:
-    """The one that is served for the model on that device; raises Unreadable."""
+    """Return the configuration that is served for the model on the device. Raise Unreadable."""
     return read_merged(model, config_file(model, device))
 
 
 def read_merged(model: Path, file: Path) -> Any:
-    """The ModelConfig of one of the model's files; one that is not whole is merged into config.pbtxt. Raises
+    """Return the ModelConfig of one of the model's files, merged into config.pbtxt if it is not whole. Raise
     Unreadable."""
     own = read_file(file)
     if file == model / CONFIG or is_whole(own):
@@ -83,13 +83,13 @@ def read_merged(model: Path, file: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Whether it stands in place of config.pbtxt, as for Triton: it names tensors. Any other says what differs."""
+    """Return whether it names tensors: then it replaces config.pbtxt, as in Triton; else it overrides fields of it."""
     return bool(config.input or config.output)
 
 
 def merged(base: Any, own: Any, text: str) -> Any:
-    """A copy of `base` in which what `own`, whose text is given, names stands in place of what was there; of maps, such
-    as `parameters`, each key. A backend's file name goes with the backend."""
+    """Return a copy of `base` with the fields of `own`, whose text is given, in place of its own. Maps, such as
+    `parameters`, are merged by key. The name of the model's file is replaced together with the backend."""
     made = ModelConfig()
     made.CopyFrom(base)
     replaced = {field.name for field, _ in own.ListFields() if not is_map(field)}
@@ -97,21 +97,21 @@ def merged(base: Any, own: Any, text: str) -> Any:
         replaced |= BACKEND
     for name in replaced:
         made.ClearField(name)
-    return text_format.Merge(text, made)  # not of `own`: in a message a number that is 0 is as one that is not there
+    return text_format.Merge(text, made)  # the text, because in a message a 0 cannot be told from a missing number
 
 
 def is_map(field: Any) -> bool:
-    """Of a protobuf message's fields."""
+    """Return whether a field of a protobuf message is a map."""
     return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
 def written(config: Any) -> str:
-    """The config.pbtxt that `serve` makes of it."""
+    """Return the config.pbtxt that `serve` writes."""
     return "# Written by serve.\n" + str(text_format.MessageToString(config, as_utf8=True))
 
 
 def backend_of(config: Any) -> str:
-    """The backend's name; "" where Triton finds it by the model's files."""
+    """Return the backend's name; "" if Triton finds it by the model's files."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE
     return str(config.backend or PLATFORMS.get(config.platform, (config.platform, ""))[0])
@@ -123,12 +123,12 @@ def with_plan_remedies(reason: str, folder: Path) -> str:
 
 
 def parts_of(config: Any) -> list[str]:
-    """The models that the steps of an ensemble call, in order."""
+    """Return the models that the steps of an ensemble call, in order."""
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
 def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
-    """Those of the models that an ensemble calls, and of what these call, by name; `find` gives a model's."""
+    """Return the configurations of all models that an ensemble calls, however deep; `find` returns one by name."""
     found: dict[str, Any] = {}
     left = parts_of(config)
     while left:
@@ -139,7 +139,7 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def correlation_type(config: Any) -> str | None:
-    """The datatype of the sequence ids; None when it has no sequence batching."""
+    """Return the datatype of the sequence ids; None without sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
     controls = (c for each in config.sequence_batching.control_input for c in each.control)
@@ -148,19 +148,19 @@ def correlation_type(config: Any) -> str | None:
 
 
 def sequence_idle_seconds(config: Any) -> float:
-    """After how long without a request Triton forgets a sequence."""
+    """Return the seconds without a request after which Triton ends a sequence."""
     return float(config.sequence_batching.max_sequence_idle_microseconds / 1e6) or SEQUENCE_IDLE_SECONDS
 
 
 def datatype_name(data_type: int) -> str:
-    """ModelConfig's enum in the protocol's spelling: TYPE_FP32 -> FP32, TYPE_STRING -> BYTES."""
+    """Return ModelConfig's enum in the protocol's spelling: TYPE_FP32 -> FP32, TYPE_STRING -> BYTES."""
     name = str(DataType.Name(data_type)).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
 
 def is_complete(model: Path, config: Any) -> bool:
-    """Whether the configuration says all that Triton must know, and the model has nothing to add by code of its own:
-    a backend, and inputs and outputs of which each has a name, a type and dimensions."""
+    """Return whether Triton need not complete it: it names a backend and all tensors with type and dimensions, and the
+    model has no auto_complete_config of its own."""
     tensors = all(each.name and each.data_type and each.dims for each in (*config.input, *config.output))
     said = bool((config.backend or config.platform) and config.input and config.output and tensors)
     return said and not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))

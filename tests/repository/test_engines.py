@@ -1,4 +1,4 @@
-"""Which engine runs an ONNX model on which processor, and what Triton is told of it."""
+"""Which engine runs an ONNX model on which processor, and the configuration that Triton gets for it."""
 
 import sys
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import backend_directory
-from serving.repository.engines import Choice, Engines, Processor, choose, this_processor, told
+from serving.repository.engines import Choice, Engines, Processor, choice_lines, choose, this_processor
 from serving.repository.model_config import Unreadable, parse_config, read_config
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
@@ -63,7 +63,7 @@ def test_a_model_that_says_nothing_is_left_to_onnx_runtime_on_every_processor() 
 
 def test_where_openvino_cannot_run_onnx_runtime_serves_and_the_log_warns() -> None:
     refused = {"a": choose("openvino", "auto", BARE), "b": choose("", "openvino", BARE)}
-    lines = told({name: choice for name, choice in refused.items() if choice}, refused=True)
+    lines = choice_lines({name: choice for name, choice in refused.items() if choice}, refused=True)
     assert lines == [
         "a: ONNX Runtime, because OpenVINO is not installed, although config.pbtxt says cpu_engine",
         "b: ONNX Runtime, because OpenVINO is not installed, although SERVE_CPU_ENGINE says so",
@@ -72,7 +72,7 @@ def test_where_openvino_cannot_run_onnx_runtime_serves_and_the_log_warns() -> No
 
 def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
     choices = {name: choose("auto", "auto", here) for name, here in (("b", ZEN_4), ("a", ZEN_4), ("c", HASWELL))}
-    assert told({name: choice for name, choice in choices.items() if choice}, refused=False) == [
+    assert choice_lines({name: choice for name, choice in choices.items() if choice}, refused=False) == [
         "a, b: OpenVINO, because this processor computes in BF16 (AVX512-BF16)",
         "c: ONNX Runtime, because this processor has neither AMX nor AVX512-BF16",
     ]
