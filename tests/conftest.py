@@ -23,8 +23,6 @@ IMAGE = "tests/image/"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by timeout(1): what was started is ended too
 
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # jsonschema would compile its grammar for 2 s
-
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """Of the processes of `pytest -n`, one takes the tests of a whole file, for they share fixtures; and one those of

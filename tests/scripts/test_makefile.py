@@ -42,27 +42,52 @@ def test_what_it_serves_stops_with_it(tmp_path: Path) -> None:
     assert made.entries("serve")[-1]["message"] == "stopped"
 
 
-def test_whatever_is_installed_has_a_hash() -> None:
-    installs = re.findall(r"pip install .*|/pip .*-r .*|scripts/install .*", recipe("--always-make", "dev"))
-    assert installs
+def locked(name: str) -> dict[str, str]:
+    """Return the packages of a file in requirements/, each with its version and hashes."""
+    lines = (ROOT / "requirements" / name).read_text().replace("\\\n", "").splitlines()
+    pins = [line.partition("==") for line in lines if line and not line.lstrip().startswith("#")]
+    return {package: pin for package, _, pin in pins}
+
+
+def test_every_installed_package_has_a_hash() -> None:
+    installs = re.findall(r"pip install .*|scripts/install .*", recipe("--always-make", "dev"))
+    files = [file for install in installs for file in re.findall(r"requirements/(\S+)", install)]
+    assert sorted(files) == ["build.lock", "dev.lock", "torch.txt"]
     for install in installs:
         assert "--require-hashes" in install or install.startswith("scripts/install ")
-        for file in re.findall(r"requirements/\S+", install):
-            lines = (ROOT / file).read_text().replace("\\\n", "").splitlines()
-            assert all(" --hash=sha256:" in line for line in lines if line and not line.lstrip().startswith("#")), file
+    for file in files:
+        assert all(" --hash=sha256:" in pin for pin in locked(file).values()), file
+
+
+def test_each_lock_file_has_the_pins_of_the_smaller_one_and_none_has_torch() -> None:
+    serving, build, dev = (locked(f"{name}.lock").items() for name in ("serving", "build", "dev"))
+    assert serving < build < dev
+    assert not [name for name, _ in dev if name == "torch" or name.startswith("nvidia-cu")]
+
+
+def install(folder: Path, **commands: str) -> list[str]:
+    """Install a lock file into a folder's .venv whose commands are stand-ins, and return their calls."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / "requirements").symlink_to(ROOT / "requirements")
+    for name, last in commands.items():
+        file = folder / ".venv/bin" / name
+        file.write_text(f'#!/bin/sh\necho {name} "$@" >> calls\n{last}\n')
+        file.chmod(0o755)
+    subprocess.run([ROOT / "scripts/install", "requirements/dev.lock"], cwd=folder, check=True)
+    return (folder / "calls").read_text().splitlines()
 
 
 def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
-    """uv fails, as it does behind a mirror that pip's configuration alone names; both are stand-ins."""
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    for name, last in (("uv", "exit 2"), ("pip", "exit 0")):
-        file = tmp_path / ".venv/bin" / name
-        file.write_text(f'#!/bin/sh\necho {name} "$@" >> calls\n{last}\n')
-        file.chmod(0o755)
-    install = [str(ROOT / "scripts/install"), "--no-deps", "requirements/a.lock", "requirements/b.lock"]
-    subprocess.run(install, cwd=tmp_path, check=True)
-    first, second = (tmp_path / "calls").read_text().splitlines()
-    for call in (first, second):
-        assert "--require-hashes" in call
-        assert call.endswith("--no-deps -r requirements/a.lock -r requirements/b.lock")
-    assert (first.split()[0], second.split()[0]) == ("uv", "pip")
+    calls = install(tmp_path, uv="exit 2", pip="exit 0")
+    assert [call.split()[0] for call in calls] == ["uv", "pip"]
+    for call in calls:
+        assert call.endswith("--no-deps --require-hashes -r requirements/dev.lock")
+
+
+def test_pip_installs_uv_alone_with_its_hash_before_everything_else(tmp_path: Path) -> None:
+    made = "cp .venv/uv.txt installed; printf '#!/bin/sh\\necho uv >> calls' > .venv/bin/uv; chmod +x .venv/bin/uv"
+    calls = install(tmp_path, pip=made)
+    assert [call.split()[0] for call in calls] == ["pip", "uv"]
+    assert calls[0].endswith("--require-hashes -r .venv/uv.txt")
+    pins = re.findall(r"^(\S+)==", (tmp_path / "installed").read_text(), re.MULTILINE)
+    assert pins == ["uv"]

@@ -1,16 +1,14 @@
-"""Photos of scikit-image, from its wheel, which `make dev` unpacks and nothing imports."""
+"""Photos of the package scikit-image, which is installed without what it imports."""
 
 import io
-import sys
-from pathlib import Path
+from importlib import metadata
 
 from PIL import Image
 
-REFERENCES = Path(sys.prefix) / "references"
-
 
 def photo(name: str) -> Image.Image:
-    return Image.open(REFERENCES / f"skimage/data/{name}.png").convert("RGB")
+    file = metadata.distribution("scikit-image").locate_file(f"skimage/data/{name}.png")
+    return Image.open(str(file)).convert("RGB")
 
 
 def png(name: str) -> bytes:

@@ -18,7 +18,7 @@ from build_engines.weights import torch_files
 from build_engines.weights.packages import file_of
 from tests.build_engines.models import session
 from tests.support.harness import ROOT
-from tests.support.photos import REFERENCES, photo
+from tests.support.photos import photo
 
 MODELS = ROOT / "model_repository"
 CFG, WEIGHTS = (file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights"))
@@ -34,8 +34,7 @@ def onnx_output(model: str, images: NDArray[np.uint8]) -> Any:
     return session(MODELS / model / "1/model.onnx").run(None, {"images": images})[0]
 
 
-def test_efficientnet_gives_the_logits_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(REFERENCES)
+def test_efficientnet_gives_the_logits_of_pytorch() -> None:
     network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0").eval()
     network.load_state_dict(torch.load(file_of(*efficientnet.WEIGHTS), weights_only=True))
     images = pixels(224)
