@@ -1,5 +1,5 @@
 # make run: set everything up and serve on http://localhost:8080, to this machine only (HOST=0.0.0.0: to others too).
-# make test: set up and run every test; make test FILE=tests/x: one file or folder. make check: tests without servers.
+# make test: set up and run every test; make test FILE=tests/x: one file or folder. make check: lint and unit tests.
 PYTHON ?= python3
 PORT ?= 8080
 HOST ?= $(or $(SERVE_HOST),127.0.0.1)
@@ -11,7 +11,7 @@ MODELS := $(patsubst %,model_repository/%/1/model.onnx,$(BUNDLED))
 # Keep bytecode whatever the shell says: torch and the tests take 10 s of each process that may not.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run setup models dev test packages check networks unit fuzz bench faults soak image release lint format lock clean
+.PHONY: run setup models dev test packages check unit fuzz bench faults soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
@@ -25,7 +25,7 @@ dev: .venv/.dev
 
 # Four processes, each with whole files: most tests wait for servers to start and stop. With more threads, torch's would
 # wait for each other and take twice the processor time.
-test networks unit: export OMP_NUM_THREADS = 1
+test unit: export OMP_NUM_THREADS = 1
 test: setup models
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),dev,lint)
 	$(BIN)/python -m pytest $(or $(FILE:%=-n 0 %),-n 4 --dist loadfile --no-loadscope-reorder) $(PYTEST_ARGS)
@@ -33,21 +33,12 @@ test: setup models
 packages:
 	@$(DEBIAN) podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
-# Lint and the tests that start no server (tests/support/calls.py tells which), in two parts: those whose modules import
-# torch need 9 s of processor time for that. Tests that build models, and most of the fuzzing, take minutes: run them by
-# `make test FILE=tests/build_engines` and `FILE=tests/fuzz`.
+# Lint, types and the tests that start no server and import no torch.
 check: setup models dev
-	@$(MAKE) --no-print-directory -j 3 --output-sync=target networks unit lint
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target unit lint
 
 unit:
-	$(BIN)/python -m pytest -n 4 $(UNIT) $(patsubst %,--ignore=tests/%,$(NETWORKS) build_engines image fuzz) $(PYTEST_ARGS)
-
-networks:
-	$(BIN)/python -m pytest -n 2 $(UNIT) $(patsubst %,tests/%,$(NETWORKS)) --ignore=tests/endpoint/test_ensembles.py \
-	  $(PYTEST_ARGS)
-
-UNIT := --dist loadfile --without-servers -m 'not accuracy'
-NETWORKS := backends clients endpoint multimodel
+	$(BIN)/python -m pytest -m unit -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/corpus. FUZZ='image --keep' chooses targets, and
 # keeps the inputs that reach new code.

@@ -1,6 +1,5 @@
 """Fixtures that more than one test module uses."""
 
-import gc
 import random
 import signal
 import sys
@@ -12,12 +11,12 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
-from tests.support.calls import needs_a_server
 from tests.support.harness import FP32, ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 from tests.support.started import end_all, ended_on_failure
 
 BUNDLED = ("resnet", "yolov5", "bert")
 IMAGE = "tests/image/"
+MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every program that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,30 +57,23 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         return (yield)
 
 
-def pytest_sessionstart() -> None:
-    gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """What the tests import is a million objects, and stays: going through them again and again took a sixth of the
-    processor time of their import, and a seventh of many tests'."""
-    gc.freeze()
-    gc.enable()
-
-
 def pytest_sessionfinish() -> None:
     end_all()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--without-servers", action="store_true", help="leave out the tests that start a server")
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file that `-m MARK` leaves out: some import torch, which takes 10 s of processor time."""
+    mark = config.option.markexpr
+    if mark in MARKS and collection_path.name.startswith("test_"):
+        return f"pytest.mark.{mark}" not in collection_path.read_text() or None
+    return None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--without-servers"):
-        left_out = [item for item in items if isinstance(item, pytest.Function) and needs_a_server(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wrong = [item.nodeid for item in items if len({mark.name for mark in item.iter_markers()} & MARKS) != 1]
+    if wrong:
+        raise pytest.UsageError(f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from clients.base import ModelClient
 from serving.inference.registry import families
 from tests.support.imports import ROOMS, ROOT, arrows, files, imported, room_of
 
+pytestmark = pytest.mark.unit
+
 STANDARD = set(sys.stdlib_module_names)
 FLASK = {"flask", "gunicorn", "prometheus_client"}
 TRITON = {"grpc", "tritonclient", "urllib3"}

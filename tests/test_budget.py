@@ -11,6 +11,8 @@ from serving.errors import LONGEST, InvalidRequest, PayloadTooLarge, TooLate
 from serving.settings.table import Settings
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 
 def test_as_many_as_the_limit_are_taken_and_one_more_is_413_that_says_what_to_do() -> None:
     check_count(3, 3, "lines")

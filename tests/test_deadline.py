@@ -8,6 +8,8 @@ import pytest
 from serving.deadline import NEVER, Deadline
 from serving.errors import TooLate
 
+pytestmark = pytest.mark.unit
+
 
 def test_outside_of_a_request_nothing_ends() -> None:
     assert NEVER.left(5.0) == 5.0

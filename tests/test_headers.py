@@ -4,6 +4,8 @@ import pytest
 
 from serving.headers import JSON_TYPE, preferred
 
+pytestmark = pytest.mark.unit
+
 LINES, EVENTS = "application/jsonlines", "text/event-stream"
 
 

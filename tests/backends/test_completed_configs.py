@@ -13,6 +13,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tests.backends.onnx_models import SERVED
 from tests.support.harness import PATIENCE, ROOT
 
+pytestmark = pytest.mark.stack
+
 OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
 
 

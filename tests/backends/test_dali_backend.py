@@ -22,6 +22,8 @@ from tests.backends import calls
 from tests.backends.triton_process import Server, serving
 from tests.build_engines.ensembles.test_ensembles import tiny_network
 
+pytestmark = pytest.mark.stack
+
 SOURCE = """
 import nvidia.dali as dali
 from nvidia.dali import types

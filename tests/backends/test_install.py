@@ -9,6 +9,8 @@ import pytest
 from backends.install import OURS, STUB, install, main, own_backends
 from serving.host import tritonserver
 
+pytestmark = pytest.mark.unit
+
 PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
 
 

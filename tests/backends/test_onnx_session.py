@@ -11,6 +11,8 @@ import pytest
 from backends._shared.instance import cgroup_quota, default_threads, give_back_memory, needs
 from backends.onnxruntime.onnx_session import SessionSettings
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("files", "expected"),

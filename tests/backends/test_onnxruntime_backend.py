@@ -16,6 +16,8 @@ from tests.backends.calls import answered_together, config, infer, refusal, toge
 from tests.backends.onnx_models import DATATYPES, REFUSED, SERVED, TABLE
 from tests.backends.triton_process import Server
 
+pytestmark = pytest.mark.stack
+
 Arrays = dict[str, NDArray[Any]]
 
 RANDOM = np.random.default_rng(0)

@@ -20,6 +20,8 @@ from tests.backends.openvino_models import BUNDLED, NUMBERS, REFUSED, SERVED, wr
 from tests.backends.triton_process import Server, serving
 from tests.support.harness import ROOT, wait_until
 
+pytestmark = pytest.mark.stack
+
 RANDOM = np.random.default_rng(0)
 FP32 = 1e-4  # relative to the largest value, in FP32
 BF16 = 0.02  # in BF16, which OpenVINO computes with where the processor has it

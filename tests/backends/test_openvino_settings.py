@@ -9,6 +9,8 @@ import pytest
 from backends.openvino import openvino_settings
 from backends.openvino.openvino_settings import OpenvinoSettings
 
+pytestmark = pytest.mark.unit
+
 WITH_BF16, WITHOUT = ["FP32", "INT8", "BF16"], ["FP32", "INT8"]
 
 

@@ -17,6 +17,8 @@ from tests.backends.calls import answered_together, infer, together
 from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
 from tests.backends.triton_process import Server, serving, start
 
+pytestmark = pytest.mark.stack
+
 RANDOM = np.random.default_rng(0)
 
 

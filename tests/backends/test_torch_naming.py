@@ -5,6 +5,8 @@ import pytest
 from backends.pytorch.naming import check, input_names, input_places, output_places
 from backends.pytorch.torch_settings import TorchSettings
 
+pytestmark = pytest.mark.full
+
 
 def entry(name: str, datatype: str = "FP32", *dims: int) -> dict[str, object]:
     return {"name": name, "data_type": f"TYPE_{datatype}", "dims": list(dims)}

@@ -12,6 +12,8 @@ from serving.host import tritonserver
 from tests.backends.onnx_models import ONE, PLATFORM, REFUSED, write_model
 from tests.backends.triton_process import serving, start
 
+pytestmark = pytest.mark.stack
+
 
 def test_the_package_is_found_without_being_imported() -> None:
     code = "import sys; from serving.host import tritonserver; print(tritonserver.binary(), 'pytriton' in sys.modules)"

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from serving.host import tritonserver
 from tests.support.harness import PATIENCE, free_port, wait_until
-from tests.support.started import ends_with, kill, starts_a_server
+from tests.support.started import ends_with, kill
 
 END_SECONDS = 20.0
 SHARED = "shm-region-prefix-name="
@@ -75,7 +75,6 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
     return list(Path("/dev/shm").glob(f"{prefix}*"))
 
 
-@starts_a_server
 def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = (), **variables: str) -> Server:
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()

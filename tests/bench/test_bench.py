@@ -4,13 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.__main__ import gist, row
 from bench.load import Round
 from tests.support.harness import PATIENCE, ROOT
-from tests.support.started import starts_a_server
+
+pytestmark = pytest.mark.stack
 
 
-@starts_a_server
 def test_two_scenarios_run_against_the_bare_server_and_triton(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     scenarios, servers = ["photo, 1", "4 floats"], ["ours", "bare", "triton"]

@@ -8,6 +8,8 @@ import pytest
 from serving.bodies.reading import unpacked
 from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
+pytestmark = pytest.mark.unit
+
 BODY = b'{"inputs": []}' * 100
 LIMIT = len(BODY)
 

@@ -41,6 +41,8 @@ from tests.bodies.hostile import (
     tensor,
 )
 
+pytestmark = pytest.mark.unit
+
 MOST = 400  # MB: as numbers, a JSON text takes 13 times its length, and nothing takes more
 
 

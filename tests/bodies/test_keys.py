@@ -15,6 +15,8 @@ from serving.served_model import ServedModel
 from tests.bodies.test_tensors import MODEL
 from tests.inference.test_service import Brightness, Length, client_of
 
+pytestmark = pytest.mark.unit
+
 FORM = "application/x-www-form-urlencoded"  # curl's default
 
 

@@ -15,6 +15,8 @@ from serving.deadline import NEVER
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.triton.tensors import Tensor
 
+pytestmark = pytest.mark.unit
+
 PADDING = b" " * reading.LARGE
 NUMBERS = st.one_of(
     st.integers(-(2**64), 2**66), st.floats(allow_nan=False, allow_infinity=False), st.integers(-200, 300)

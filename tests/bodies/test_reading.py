@@ -18,6 +18,8 @@ from serving.deadline import NEVER
 from serving.errors import InvalidRequest
 from serving.request import Target
 
+pytestmark = pytest.mark.unit
+
 TYPES = [
     "application/json",
     "application/octet-stream",

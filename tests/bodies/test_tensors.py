@@ -21,6 +21,8 @@ from serving.request import Batch, Body, Request
 from serving.served_model import ServedModel
 from serving.triton.tensors import InferReply, Tensor
 
+pytestmark = pytest.mark.unit
+
 DECODER = Decoder(Limits())
 
 

@@ -16,6 +16,8 @@ from serving.repository.model_config import parse_config
 from tests.build_engines.models import save_scale
 from tests.support.harness import ROOT, Server
 
+pytestmark = pytest.mark.stack
+
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
 MODEL = f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: KIND_CPU count: 1 }}\n'
 

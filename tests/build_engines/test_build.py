@@ -17,6 +17,8 @@ from build_engines.request import Request
 from tests.build_engines.models import save_scale
 from tests.support.harness import PATIENCE, ROOT, wait_until
 
+pytestmark = pytest.mark.unit
+
 
 def request(tmp_path: Path, **options: object) -> Request:
     file = tmp_path / "scale.onnx"

@@ -13,6 +13,8 @@ from build_engines.request import Request
 from tests.build_engines.models import save_scale
 from tests.support.harness import PATIENCE, ROOT, Server
 
+pytestmark = pytest.mark.stack
+
 EXAMPLE = ROOT / "model_repository/resnet/example.png"
 
 

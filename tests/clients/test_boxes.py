@@ -10,6 +10,8 @@ from onnx import TensorProto, helper
 
 from clients._boxes import GREY, Letterbox, nms
 
+pytestmark = pytest.mark.unit
+
 # width, height of the image -> new width, new height, left, top in 640×640, by hand from YOLOv5's rule:
 # r = min(640/h, 640/w); round(w·r), round(h·r); left = round((640 - new width)/2 - 0.1), top likewise
 WORKED = [

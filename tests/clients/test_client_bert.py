@@ -24,6 +24,8 @@ from serving.errors import DecodingError, InvalidRequest
 from tests.clients.text_models import LIMIT, MASKED, TEXTS, VOCABULARY, Served, serve
 from tests.support.harness import PATIENCE
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 

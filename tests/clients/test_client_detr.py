@@ -14,6 +14,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
 from tests.clients.vision_models import DETECTORS, assert_detections, pipeline, predict, serve
 
+pytestmark = pytest.mark.full
+
 
 def client_of(folder: Path, classes: int = 3, boxes: int = 4, **settings: str) -> Client:
     outputs = (TensorSpec("logits", "FP32", (2, classes)), TensorSpec("pred_boxes", "FP32", (2, boxes)))

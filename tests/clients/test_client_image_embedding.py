@@ -20,6 +20,8 @@ from tests.clients.image_models import images
 from tests.clients.text_models import Served, save_tokenizer
 from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, runner, save_vision, serve
 
+pytestmark = pytest.mark.full
+
 
 def client_of(*shape: int) -> Client:
     inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("vector", "FP32", shape),)

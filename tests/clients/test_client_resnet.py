@@ -24,6 +24,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 from serving.repository.model_config import datatype_name
 from tests.support.digits import held_out, scans
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -86,7 +88,6 @@ def read(images: list[Image.Image], **parameters: Any) -> list[dict[str, Any]]:
 # --- the bundled model ---
 
 
-@pytest.mark.accuracy
 def test_at_least_98_percent_of_the_held_out_digits_are_read_rightly() -> None:
     images, labels = zip(*held_out(), strict=True)
     predictions = [p for start in range(0, len(images), 32) for p in read(list(images[start : start + 32]), top_k=1)]
@@ -105,7 +106,6 @@ def test_plain_enlarged_scans_are_read_too(side: int, negative: bool) -> None:
     assert np.mean(np.array(found) == labels) >= 0.97
 
 
-@pytest.mark.accuracy
 @pytest.mark.parametrize("part", [2, 4, 8])
 def test_large_photos_that_are_decoded_smaller_are_read_alike(part: int) -> None:
     """The held-out digits as the smallest photos of which so small a part of each side is decoded."""

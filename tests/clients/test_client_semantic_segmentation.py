@@ -19,6 +19,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.image_models import images
 from tests.clients.vision_models import pipeline, predict, runner, serve
 
+pytestmark = pytest.mark.full
+
 
 def client_of(folder: Path, *shape: int) -> Client:
     inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("scores", "FP32", shape),)

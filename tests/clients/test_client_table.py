@@ -12,6 +12,8 @@ from clients.table import Client
 from serving.codecs import ROW, Limits
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 
+pytestmark = pytest.mark.unit
+
 FLOATS = (TensorSpec("X", "FP32", (2,)),)
 EACH = (TensorSpec("age", "FP32", (1,)), TensorSpec("job", "BYTES", (1,)), TensorSpec("paid", "BOOL", ()))
 CLASSES = (TensorSpec("label", "INT64", (1,)), TensorSpec("probabilities", "FP32", (2,)))

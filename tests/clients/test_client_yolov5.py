@@ -20,6 +20,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 from tests.support.digits import held_out_pages
 from tests.support.harness import PATIENCE
 
+pytestmark = pytest.mark.unit
+
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"
 LABELS = ["cat", "dog", "7"]
 Detections = list[dict[str, Any]]
@@ -314,7 +316,6 @@ def test_average_precision_agrees_with_a_worked_example() -> None:
     assert average_precision(scores, correct, 4) == pytest.approx((26 + 25 * 2 / 3) / 101)
 
 
-@pytest.mark.accuracy
 @pytest.mark.timeout(6 * PATIENCE)
 def test_map50_is_at_least_090_on_held_out_pages_of_another_generator() -> None:
     pages = list(islice(held_out_pages(100), 100))

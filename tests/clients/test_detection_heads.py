@@ -15,6 +15,8 @@ from clients.yolov5 import Client
 from serving.errors import InferenceFailed, InvalidRequest
 from tests.clients.test_boxes import onnx_nms
 
+pytestmark = pytest.mark.full
+
 SIZE, CLASSES, COUNT = (500, 375), 5, 250
 LEFT, TOP, SCALE = 0, 40, 320 / 500  # of a letterbox of 320: 320×240, 40 above and below
 IOU, CONFIDENCE = 0.45, 0.25

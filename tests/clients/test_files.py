@@ -9,6 +9,8 @@ from serving.errors import InvalidRequest
 from serving.inference.registry import family
 from tests.clients.text_models import serve
 
+pytestmark = pytest.mark.full
+
 IMAGE = TensorSpec("x", "FP32", (3, 8, 8))
 ROW = TensorSpec("x", "FP32", (10,))
 CLASSES = TensorSpec("y", "FP32", (10,))

@@ -10,6 +10,8 @@ from transformers.models.yolos.image_processing_pil_yolos import get_size_with_a
 from clients._resizing import KEEP_RATIO, RESIZE, kept_ratio
 from serving.errors import DecodingError
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(("shorter", "longer"), [(800, 1333), (64, 96), (1000, 1000), (900, 800)])
 def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_gives_it(shorter: int, longer: int) -> None:

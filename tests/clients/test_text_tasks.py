@@ -20,6 +20,8 @@ from build_engines.request import Request
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from tests.clients.text_models import FAMILIES, LIMIT, TEXTS, Served, save_checkpoint, serve
 
+pytestmark = pytest.mark.full
+
 LABELS = {0: "O", 1: "B-CAT", 2: "I-CAT", 3: "B-DOG", 4: "I-DOG"}
 INFERENCE = {0: "contradiction", 1: "neutral", 2: "entailment"}
 PAIRS = [

@@ -12,6 +12,8 @@ from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base
 from serving.errors import DecodingError
 from tests.support.harness import png_that_claims
 
+pytestmark = pytest.mark.unit
+
 LIMITS = Limits()
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
 

@@ -21,7 +21,7 @@ from tests.support.harness import ROOT
 from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, encoded, turned
 
 BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest has filters of its own
+pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]  # pytest has filters of its own
 
 MEASURE = """
 import os, sys, traceback

@@ -11,7 +11,7 @@ from pathlib import Path
 from serving.host import tritonserver
 from tests.conformance import wire
 from tests.support.harness import free_port, wait_until
-from tests.support.started import ends_with, kill, starts_a_server
+from tests.support.started import ends_with, kill
 
 PLATFORM = Path("/opt/ml/models")
 VIEW = 'mount -t tmpfs none /opt && mkdir -p /opt/ml/models && mount --bind "{}" /opt/ml/models && exec "$0" "$@"'
@@ -21,7 +21,6 @@ BACKENDS = ("python", "onnxruntime")
 NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=false")
 
 
-@starts_a_server
 class Native:
     """One tritonserver with its SageMaker endpoint at `port`; `options` are added to its command line."""
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from tests.conformance.behaviours import BUG, IMPROVEMENT, SAME, Behaviour, Observed, Side
 from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.harness import ROOT
-from tests.support.started import starts_a_server
 
 PAGE = ROOT / "tests/conformance/conformance.md"
 AT_ONCE = 3  # scenarios
@@ -35,7 +34,6 @@ rules, which are a shell script of NVIDIA's image (so its rules stand in section
 """
 
 
-@starts_a_server
 def observe() -> list[Observed]:
     """Every row, in the table's order."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:

@@ -5,6 +5,8 @@ import pytest
 from tests.conformance.behaviours import BUG, Observed
 from tests.conformance.table import PAGE, observe, render
 
+pytestmark = pytest.mark.stack
+
 
 @pytest.fixture(scope="module")
 def observed() -> list[Observed]:

@@ -10,6 +10,8 @@ from deploy.config import merge
 from tests.support.account import IMAGE, Account, printed
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 EXAMPLES = ROOT / "deploy/examples"
 CREATE = ("create", "--image", IMAGE)
 

@@ -10,6 +10,8 @@ from deploy.commandline import build_parser
 from tests.support.account import IMAGE, Account
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 TEXT = (ROOT / "docs/deploy.md").read_text()
 LINES = re.findall(r"^\.venv/bin/python -m deploy (.*)$", TEXT.replace("\\\n", " "), re.MULTILINE)
 

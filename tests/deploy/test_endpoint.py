@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.account import IMAGE, Account, printed
 
+pytestmark = pytest.mark.unit
+
 NAME = "triton-multi-model"
 CREATE = ("create", "--image", IMAGE)
 ROLE = f"arn:aws:iam::123456789012:role/{NAME}"

@@ -12,6 +12,8 @@ from tests.simulate.simulation import Simulation
 from tests.support.account import Account, printed
 from tests.support.harness import ROOT, link_model
 
+pytestmark = pytest.mark.stack
+
 DIGIT = str(ROOT / "model_repository/resnet/example.png")
 PAGE = str(ROOT / "model_repository/yolov5/example.jpg")
 

@@ -8,6 +8,8 @@ import pytest
 from tests.support.account import IMAGE, Account
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 DOCS = ROOT / "docs"
 POLICY = json.loads((DOCS / "deploy-policy.json").read_text())
 # What AWS asks for besides the calls themselves; docs/deploy.md says what each is for.

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.account import Account
 
+pytestmark = pytest.mark.unit
+
 REGISTRY = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 URI = f"{REGISTRY}/triton-multi-model:v1"
 ENGINE = """#!/bin/sh

@@ -29,6 +29,8 @@ from tests.support.readme import (
     shell,
 )
 
+pytestmark = pytest.mark.stack
+
 TEXT = (ROOT / README).read_text()
 PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]  # and the guides
 SHELL = [(page, block) for page in PAGES for block in shell(page)]

@@ -19,7 +19,7 @@ from tests.support.readme import AWS, GPU, NEEDS, Block, Reader, fresh_checkout,
 FOLDER = ROOT / "docs/guides"
 INDEX = FOLDER / "README.md"
 GUIDES = sorted(page for page in FOLDER.glob("*.md") if page != INDEX)
-pytestmark = pytest.mark.timeout(10 * PATIENCE)  # the first test of a guide follows all of it
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]  # the first test of a guide follows all of it
 
 
 def shell(page: Path) -> list[Block]:

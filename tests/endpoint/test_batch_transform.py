@@ -19,6 +19,8 @@ from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, png_that_claims
 
+pytestmark = pytest.mark.stack
+
 LINES = "application/jsonlines"
 BATCH = 8
 

@@ -11,6 +11,8 @@ import requests
 from tests.endpoint.test_hostile_bodies import ECHO
 from tests.support.harness import ONE_INSTANCE, Server
 
+pytestmark = pytest.mark.stack
+
 LABELS = b"zero\none with  spaces \n\nthree\r\nf\xc3\xbcnf"
 
 

@@ -24,6 +24,8 @@ from tests.support.exits import EXITS
 from tests.support.harness import ONE_INSTANCE, PATIENCE, Server, make_scale, wait_until
 from tests.support.load import Load
 
+pytestmark = pytest.mark.stack
+
 PORTS = """max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [2] }
 output { name: "y" data_type: TYPE_FP32 dims: [2] }

@@ -9,6 +9,8 @@ import requests
 
 from tests.support.harness import ONE_INSTANCE, SLEEPER, SLEEPER_CLIENT, Server, wait_until
 
+pytestmark = pytest.mark.stack
+
 TIMEOUT, SECONDS, CALLERS = 3, 1.0, 20
 POLICY = "default_queue_policy { max_queue_size: 1 }"
 CONFIG = (

@@ -17,6 +17,8 @@ import requests
 from tests.support.disks import fill, small_disk
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 
+pytestmark = pytest.mark.stack
+
 SLEEPER = b'{"instances":[0],"model_name":"sleeper"}'
 LENGTH = b"Content-Length: %d" % len(SLEEPER)
 CLOSE = b"Connection: close"

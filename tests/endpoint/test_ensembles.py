@@ -21,6 +21,8 @@ from build_engines.__main__ import main
 from tests.support.digits import held_out, held_out_pages
 from tests.support.harness import FP32, PATIENCE, ROOT, Server, free_port
 
+pytestmark = pytest.mark.stack
+
 Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
 RESNET = ROOT / "model_repository/resnet"

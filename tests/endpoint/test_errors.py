@@ -13,6 +13,8 @@ from PIL import Image
 
 from tests.support.harness import Server, png_that_claims
 
+pytestmark = pytest.mark.stack
+
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 
 

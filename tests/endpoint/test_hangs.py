@@ -11,6 +11,8 @@ import requests
 
 from tests.support.harness import SLEEPER_CLIENT, Server, make_sleeper, wait_until
 
+pytestmark = pytest.mark.stack
+
 HANG_SECONDS = 3
 # A call into C that keeps Python's lock: no thread of that worker runs any more, its main thread neither.
 HANGING_CLIENT = SLEEPER_CLIENT.replace(

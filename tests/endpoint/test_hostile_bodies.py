@@ -13,6 +13,8 @@ import requests
 from tests.bodies.hostile import BINARY, CASES, JSON_TYPE, LINES, MEGABYTE, many
 from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, make_sleeper
 
+pytestmark = pytest.mark.stack
+
 ECHO = '''
 import triton_python_backend_utils as pb_utils
 

@@ -9,6 +9,8 @@ from tests.endpoint.test_errors import expect, picture
 from tests.support.harness import Server
 from tests.support.hostile_images import REFUSED
 
+pytestmark = pytest.mark.stack
+
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if "WebP" not in name and "64 MB" not in name])
 def test_a_hostile_image_is_a_400_and_the_next_caller_is_answered(server: Server, name: str) -> None:

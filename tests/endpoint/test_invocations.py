@@ -19,6 +19,8 @@ from tests.support.digits import held_out, held_out_pages
 from tests.support.harness import ROOT, Server
 from tests.support.load import Load
 
+pytestmark = pytest.mark.stack
+
 PNG = {"Content-Type": "image/png"}
 TEXT = "A man is eating food."
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"

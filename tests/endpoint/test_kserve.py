@@ -17,6 +17,8 @@ from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 from tests.support.streaming_models import make_teller
 
+pytestmark = pytest.mark.stack
+
 INFER = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.5]}]}
 
 

@@ -12,6 +12,8 @@ import requests
 
 from tests.support.harness import ONE_INSTANCE, Server, make_sleeper, wait_until
 
+pytestmark = pytest.mark.stack
+
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 MEGABYTE = 1024 * 1024
 

@@ -16,6 +16,8 @@ import requests
 from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper, wait_until
 from tests.support.load import Load
 
+pytestmark = pytest.mark.stack
+
 EXAMPLE = (ROOT / "model_repository/resnet/example.png").read_bytes()
 SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 Start = Callable[..., Server]

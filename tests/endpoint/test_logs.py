@@ -20,6 +20,8 @@ from serving.front.logs import JsonFormatter, TextFormatter
 from serving.settings.table import Settings
 from tests.support.harness import ONE_INSTANCE, Server, make_identity, make_scale, make_sleeper, wait_until
 
+pytestmark = pytest.mark.stack
+
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
 MARK = "payload-4711-mark"

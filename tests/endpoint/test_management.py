@@ -12,6 +12,8 @@ from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale
 
+pytestmark = pytest.mark.stack
+
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
 CLOSED = [

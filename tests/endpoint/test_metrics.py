@@ -24,6 +24,8 @@ from serving.timings import STAGES
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 from tests.support.load import Load
 
+pytestmark = pytest.mark.stack
+
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}], "model_name": "scale"}
 
 # The parser adds _total to the name of a counter that lacks it, as Triton's do.

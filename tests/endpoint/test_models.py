@@ -23,6 +23,8 @@ from tests.endpoint.own_models import FOLDER, MAKERS, make
 from tests.support.harness import PATIENCE, ROOT, Server
 from tests.support.readme import CUT, commands
 
+pytestmark = pytest.mark.stack
+
 PAGE = (ROOT / "docs/models.md").read_text()
 _ROW = re.compile(r"^\| (.*?) \|(.*?)\| `(build (\S+) .*?)` \| `(.+?)` \| `(\{.+\})` \|$", re.MULTILINE)
 TYPES = {".jpg": "image/jpeg", ".csv": "text/csv"}

@@ -16,6 +16,8 @@ from serving.inference.registry import families
 from serving.settings.table import Settings
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.stack
+
 MODELS = tuple(f"model_{number}" for number in range(140))
 
 

@@ -11,6 +11,8 @@ from tests.backends.openvino_models import write_model, write_own_format
 from tests.supervisor.test_serve import run
 from tests.support.harness import ROOT, Server, link_model
 
+pytestmark = pytest.mark.stack
+
 EXAMPLE = ROOT / "model_repository/resnet/example.png"
 
 

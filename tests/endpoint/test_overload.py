@@ -13,6 +13,8 @@ import requests
 from tests.support.harness import SLEEPER, Server, make_scale, make_sleeper, wait_until
 from tests.support.load import Load
 
+pytestmark = pytest.mark.stack
+
 SLOTS = 4
 CALLERS = 10 * SLOTS
 REFUSED = 2 * CALLERS

@@ -7,6 +7,8 @@ import pytest
 from tests.support.harness import FP32, ROOT, Server, link_model
 from tests.support.photos import png
 
+pytestmark = pytest.mark.stack
+
 MODELS = ("efficientnet", "yolov4_tiny")
 EXAMPLE = (ROOT / "model_repository/efficientnet/example.jpg").read_bytes()
 

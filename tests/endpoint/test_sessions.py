@@ -17,6 +17,8 @@ import requests
 from tests.support.harness import Server, make_scale
 from tests.support.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
 
+pytestmark = pytest.mark.stack
+
 SESSION = "X-Amzn-SageMaker-Session-Id"
 CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"

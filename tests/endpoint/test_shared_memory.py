@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.harness import ONE_INSTANCE, Server, free_port, wait_until
 
+pytestmark = pytest.mark.stack
+
 MODEL = '''
 import numpy as np
 import triton_python_backend_utils as pb_utils

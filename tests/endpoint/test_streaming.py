@@ -16,6 +16,8 @@ from serving.settings.table import Settings
 from tests.support.harness import Server, wait_until
 from tests.support.streaming_models import make_echo, make_prompt, make_reader, make_summer, make_teller
 
+pytestmark = pytest.mark.stack
+
 EVENTS = {"Accept": "text/event-stream"}
 LINES = {"Accept": "application/jsonlines"}
 TRITON_WAITS = "2"  # after calls of generate on its own port Triton waits in vain for their connections to end

@@ -18,6 +18,8 @@ from tests.build_engines import trained
 from tests.build_engines.trained import Trained
 from tests.support.harness import Server
 
+pytestmark = pytest.mark.stack
+
 MODELS = {
     "mixed": trained.mixed,
     "forest": trained.forest,

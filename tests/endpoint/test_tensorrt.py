@@ -8,6 +8,8 @@ import pytest
 from tests.support.harness import Server, make_scale
 from tests.support.stand_ins import tensorrt_backend
 
+pytestmark = pytest.mark.stack
+
 TARGET = "X-Amzn-SageMaker-Target-Model"
 CONFIG = (
     'platform: "tensorrt_plan" max_batch_size: 8\n'

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from tests.support.harness import DATATYPES, IDENTITY_VALUES, Server
 
+pytestmark = pytest.mark.stack
+
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.harness import Server, make_scale, wait_until
 
+pytestmark = pytest.mark.stack
+
 TENSORS = {"model_name": "scale", "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
 
 

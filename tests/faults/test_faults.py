@@ -13,7 +13,7 @@ from tests.faults.calls import learn, make_models
 from tests.faults.faults import SHORT, Confined, Fault
 from tests.faults.load import CUT, RIGHT, Callers
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root")]
 DEADLINE = 30.0
 PAUSE = 0.2  # seconds: 25 requests a second tell before and after a fault what all do that two processors can answer
 

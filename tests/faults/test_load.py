@@ -13,6 +13,8 @@ from tests.faults.load import CUT, LATE, REFUSED, RIGHT, Answer, Callers, judge
 from tests.faults.page import table
 from tests.faults.trial import Trial, is_well, mistakes_in, outage
 
+pytestmark = pytest.mark.unit
+
 CALL = Call("number", "/", {}, b"", right=lambda reply: reply.json()["y"] == 3)
 FAULT = Fault("nobody", lambda _: lambda: True)
 

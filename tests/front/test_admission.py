@@ -8,6 +8,8 @@ import pytest
 from serving.errors import Overloaded
 from serving.front.admission import Admission
 
+pytestmark = pytest.mark.unit
+
 
 def fork(shared: Admission, number: int) -> Admission:
     """A new worker. Like a fork it shares the counts and nothing else."""

@@ -16,7 +16,9 @@ import pytest
 from serving.settings.table import Settings
 from serving.supervisor.processes import gunicorn as gunicorn_process
 from tests.support.harness import PATIENCE, ROOT, wait_until
-from tests.support.started import kill, starts_a_server
+from tests.support.started import kill
+
+pytestmark = pytest.mark.stack
 
 WORKERS = THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
@@ -44,7 +46,6 @@ def app(environ, start_response):
 """
 
 
-@starts_a_server
 @dataclass
 class Gunicorn:
     process: subprocess.Popen[bytes]

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.harness import ROOT
+
+pytestmark = pytest.mark.unit
 
 FORKED = """
 import gc

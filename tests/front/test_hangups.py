@@ -9,6 +9,8 @@ import pytest
 from serving.front.hangups import HangUps
 from tests.support.harness import PATIENCE
 
+pytestmark = pytest.mark.unit
+
 Pair = tuple[socket.socket, socket.socket]
 
 

@@ -9,6 +9,8 @@ from serving.front.health import Health
 from serving.triton.connection import PROBE_SECONDS
 from serving.triton.gateway import IndexEntry
 
+pytestmark = pytest.mark.unit
+
 NGINX_WAITS = 2.0
 
 

@@ -6,6 +6,8 @@ from predictor import create_app
 from serving.settings.table import Settings
 from serving.triton.gateway import IndexEntry, TritonGateway
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_model_that_goes_while_the_others_are_described_is_listed_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["goes", "stays"]

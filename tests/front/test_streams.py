@@ -1,6 +1,10 @@
 """When a streamed reply is over."""
 
+import pytest
+
 from serving.front.streams import Ending
+
+pytestmark = pytest.mark.unit
 
 
 def test_a_stream_is_closed_once_when_its_last_part_is_made_before_its_end_is_sent() -> None:

@@ -15,6 +15,8 @@ from tests.fuzz.targets import TARGETS as FUNCTIONS
 from tests.fuzz.targets import corpus, run
 from tests.support.harness import ROOT, Server
 
+pytestmark = pytest.mark.full
+
 EXECUTIONS = 2000  # of each target
 REQUESTS = 300
 MEMORY = 2**30  # bytes of one gunicorn worker: a largest image and itself

@@ -7,6 +7,8 @@ import pytest
 
 from serving.host.machine import cpu_quota, has_gpu, memory_limit, oom_kills, processor_features, shm_size, this_machine
 
+pytestmark = pytest.mark.unit
+
 CPUS = len(os.sched_getaffinity(0))
 GIB = 1024**3
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.image.container import BUILD_SECONDS, Container, build_image, podman
-from tests.support.harness import FP32
 from tests.support.readme import commands
 
 Start = Callable[..., Container]
@@ -25,18 +24,6 @@ def image() -> Iterator[str]:
     name = build_image(build)
     yield name
     podman("untag", name)  # of all its names; the layers stay, for the next time
-
-
-@pytest.fixture(scope="session")
-def server(image: str, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """A container with a user's models in a read-only /opt/ml/model, for all tests that leave it as it was."""
-    repository.chmod(0o755)
-    options = ("--volume", f"{repository}:/opt/ml/model:ro", "--shm-size", "256m")
-    folder = tmp_path_factory.mktemp("container")
-    container = Container(folder, image, *options, memory="3g", **FP32).wait_ready()
-    yield container
-    assert container.stop() == 0
-    container.remove()
 
 
 @pytest.fixture

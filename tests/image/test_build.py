@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 ENGINE = """#!/bin/sh
 case "$1" in
 info) ;;

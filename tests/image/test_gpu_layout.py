@@ -16,6 +16,8 @@ from serving.settings.table import Settings
 from serving.supervisor.triton import triton
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 FILES = (
     "bin/tritonserver",
     "backends/python/libtriton_python.so",

@@ -14,6 +14,8 @@ from serving.settings.table import TABLE
 from tests.image.container import podman
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.full
+
 LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 REMOVED = {"requests", "charset-normalizer", "certifi"}  # by scripts/image/environment, as if they were not there
 # Prints what is installed, how modules are compiled, and who may write what.

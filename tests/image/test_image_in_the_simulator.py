@@ -15,6 +15,8 @@ from tests.simulate.simulation import client_of, make_tar
 from tests.support.archives import files_of
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.full
+
 OF_THE_IMAGE = (*BUNDLED, "efficientnet", "yolov4_tiny")
 Simulate = Callable[..., Command]
 

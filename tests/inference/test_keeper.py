@@ -23,6 +23,8 @@ from serving.inference.crashes import Crashes, Trouble
 from serving.inference.keeper import CRASHES_ALLOWED, MOST_RELOADS, Keeper, Tritonserver
 from tests.support.harness import wait_until
 
+pytestmark = pytest.mark.unit
+
 DIED = BackendDied("Stub process 'm_0_0' is not healthy")
 NOW = float("inf")  # after every reload
 

@@ -18,6 +18,8 @@ from serving.repository.live import LiveModels
 from serving.triton.gateway import IndexEntry, TritonGateway
 from tests.support.harness import PATIENCE
 
+pytestmark = pytest.mark.unit
+
 OWN = """
 from clients.base import ModelClient
 from serving.codecs import JSON

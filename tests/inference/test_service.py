@@ -25,6 +25,8 @@ from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor
 from tests.support.harness import PATIENCE
 
+pytestmark = pytest.mark.unit
+
 
 class Brightness(ModelClient):
     """An image's first pixel, sent to a model that gives back what it gets."""

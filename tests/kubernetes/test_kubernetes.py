@@ -9,6 +9,8 @@ import yaml
 from serving.settings.table import Settings
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 DEPLOYMENT, SERVICE = yaml.safe_load_all((ROOT / "kubernetes/deployment.yaml").read_text())
 RUNTIME = yaml.safe_load((ROOT / "kubernetes/servingruntime.yaml").read_text())

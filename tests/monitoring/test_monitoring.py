@@ -12,6 +12,8 @@ import yaml
 from tests.support.exits import EXITS
 from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, wait_until
 
+pytestmark = pytest.mark.stack
+
 FOLDER = ROOT / "docs/monitoring"
 METRIC = re.compile(r"\b(?:serve|nv)_\w+")
 EXITS_CONFIG = """backend: "python"

@@ -11,6 +11,8 @@ from tests.support.exits import EXITS
 from tests.support.harness import Server, wait_until
 from tests.support.load import Load
 
+pytestmark = pytest.mark.stack
+
 
 def make_archive(root: Path, name: str) -> None:
     folder = root / name / "model/net"

@@ -10,6 +10,8 @@ from serving.host.processes import tree, used_by
 from serving.multimodel.memory import ModelMemory, estimate
 from serving.triton.errors import OUT_OF_MEMORY, is_out_of_memory
 
+pytestmark = pytest.mark.unit
+
 MEGABYTE = 2**20
 TEXTS = {
     "pytorch": "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",

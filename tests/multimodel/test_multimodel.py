@@ -15,6 +15,8 @@ from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
 from tests.support.harness import ROOT, Server, link_model, wait_until
 
+pytestmark = pytest.mark.stack
+
 TARGET = "X-Amzn-SageMaker-Target-Model"
 MODEL = '''
 import time

@@ -19,6 +19,8 @@ from build_engines.__main__ import main
 from build_engines.model_folder.config import read_config
 from tests.support.harness import Server
 
+pytestmark = pytest.mark.stack
+
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size={}"
 TARGET = "X-Amzn-SageMaker-Target-Model"
 SHAPE = (3, 64, 64)

@@ -13,6 +13,8 @@ from serving.errors import TritonTimeout, TritonUnavailable
 from serving.multimodel.records import READY, LoadedModel, LoadedModels
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 MODEL = LoadedModel("n/1", "/u", "t.tar.gz", "t.tar.gz", "/u/net", [], READY, 5, "load-1", 7.5, "1-70")
 
 

@@ -14,6 +14,8 @@ from tests.clients.text_models import save_checkpoint
 from tests.page.browser import chromium, opened
 from tests.support.harness import ROOT, Server, link_model
 
+pytestmark = pytest.mark.stack
+
 LABELS = {
     "token-classification": ["O", "B-CAT", "I-CAT"],
     "zero-shot-classification": ["contradiction", "neutral", "entailment"],

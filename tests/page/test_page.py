@@ -15,6 +15,8 @@ from tests.page.browser import HOSTILE, PHONE, WIDE, choose, chromium, make_repo
 from tests.simulate.simulation import Simulation
 from tests.support.harness import PATIENCE, ROOT, Server, link_model, wait_until
 
+pytestmark = pytest.mark.stack
+
 EXAMPLE = ROOT / "model_repository/yolov5/example.jpg"
 DIGIT = ROOT / "model_repository/resnet/example.png"
 KEYS = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}

@@ -10,6 +10,8 @@ from tests.repository.test_repositories import make_ensemble
 from tests.supervisor.test_serve import run
 from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper
 
+pytestmark = pytest.mark.stack
+
 CONFIG = "config.pbtxt"
 
 

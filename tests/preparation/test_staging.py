@@ -12,6 +12,8 @@ from serving.repository.model_config import read_config
 from serving.settings.table import Settings
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 RESNET = ROOT / "model_repository/resnet"
 
 

@@ -11,6 +11,8 @@ from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 
 def look(repository: Path, **more: str) -> Facts:
     variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu"} | more

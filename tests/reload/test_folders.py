@@ -8,6 +8,8 @@ from serving.reload.folders import Folders, models_in
 from serving.repository.live import LiveModel, Table
 from serving.settings.table import Settings
 
+pytestmark = pytest.mark.unit
+
 
 def make(repository: Path, name: str, *parts: str) -> None:
     (repository / name / "1").mkdir(parents=True)

@@ -16,6 +16,8 @@ from serving.repository.live import LiveModels, Table
 from serving.settings.table import Settings
 from serving.triton.gateway import IndexEntry
 
+pytestmark = pytest.mark.unit
+
 
 @dataclass
 class FakeGateway:

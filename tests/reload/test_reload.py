@@ -18,6 +18,8 @@ from onnx import TensorProto, helper
 from tests.support import harness
 from tests.support.harness import ONE_INSTANCE, Server
 
+pytestmark = pytest.mark.stack
+
 wait_until = partial(harness.wait_until, pause=0.2)  # a change takes seconds, and each look is a request
 PAUSE = 0.02  # seconds of a caller between two calls: four callers want a processor and a half without
 

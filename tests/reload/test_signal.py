@@ -12,6 +12,8 @@ import pytest
 from serving.reload import __main__ as reload
 from serving.settings.table import Settings
 
+pytestmark = pytest.mark.unit
+
 
 class Ended(BaseException):
     """No further look."""

@@ -11,6 +11,8 @@ import pytest
 from serving.errors import InvalidRequest, LoadFailed
 from serving.repository.archives import locate
 
+pytestmark = pytest.mark.unit
+
 MODEL = 'backend: "python"'
 STEPS = 'ensemble_scheduling { step { model_name: "part" } }'
 SPELLINGS = [f"platform: 'ensemble'\n{STEPS}", STEPS, f'platform: "ensemble" # not model_name: "all"\n{STEPS}']

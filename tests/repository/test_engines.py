@@ -12,6 +12,8 @@ from serving.repository.model_config import Unreadable, parse_config, read_confi
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 
+pytestmark = pytest.mark.unit
+
 SAPPHIRE_RAPIDS = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"]))
 ZEN_4 = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni"]))
 CASCADE_LAKE = Processor(frozenset(["avx512f", "avx512_vnni"]))

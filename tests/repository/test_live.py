@@ -11,6 +11,8 @@ import pytest
 from serving.repository import live as live_module
 from serving.repository.live import LiveModels, Table, copy, signature
 
+pytestmark = pytest.mark.unit
+
 
 def make(folder: Path) -> Path:
     (folder / "1").mkdir(parents=True)

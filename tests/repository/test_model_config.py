@@ -9,6 +9,8 @@ import pytest
 from serving.repository.model_config import Unreadable, backend_of, is_complete, parse_config, read_config
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [1] }'
 Y = 'output [ { name: "y" data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } ]'
 ONNX = 'platform: "onnxruntime_onnx"'

@@ -14,6 +14,8 @@ from serving.settings.table import AUTO
 from tests.supervisor.test_serve import run
 from tests.support.harness import Server, make_identity, make_scale, make_sleeper
 
+pytestmark = pytest.mark.stack
+
 ENSEMBLE = """
 platform: "ensemble"  # model_name: "commented"
 max_batch_size: 8

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.harness import ROOT, Server, make_scale
 
+pytestmark = pytest.mark.stack
+
 
 def recipe(*arguments: str, **variables: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SERVE_", "MAKE"))}

@@ -10,6 +10,8 @@ import pytest
 from serving import VERSION
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.unit
+
 CHANGES = "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A page.\n\n## [0.0.1] - 2026-01-01\n\n- All.\n"
 WHO = ("-c", "user.name=me", "-c", "user.email=me@example.com")
 

@@ -11,6 +11,8 @@ from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
 from serving.settings.setting import Setting, SettingsError, format_value
 from serving.settings.table import ROWS, TABLE, Settings, markdown
 
+pytestmark = pytest.mark.unit
+
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
 # For each setting a text, its value, and a text that is wrong (None: every text is right).
 VALUES: dict[str, tuple[str, Any, str | None]] = {

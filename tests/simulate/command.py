@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.harness import PATIENCE, ROOT, wait_until
-from tests.support.started import ends_with, kill, starts_a_server
+from tests.support.started import ends_with, kill
 
 
-@starts_a_server
 class Command:
     """A running `python -m simulate` on a free port; its temporary files are below `folder`."""
 

@@ -18,7 +18,6 @@ from simulate.journal import Journal
 from simulate.rules import RULES, with_limits
 from simulate.runner import Launch
 from tests.support.harness import PATIENCE, wait_until
-from tests.support.started import starts_a_server
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 # ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py breaks that rule
@@ -40,7 +39,6 @@ def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> An
     )  # type: ignore[call-overload]
 
 
-@starts_a_server
 class Simulation:
     """`lines` is all that it has said; `s3` the folder that stands for S3."""
 

@@ -12,6 +12,8 @@ from tests.simulate.simulation import PLATFORMS_PINGS, Simulation
 from tests.support.harness import ROOT, link_model, wait_until
 from tests.support.streaming_models import make_reader, make_summer
 
+pytestmark = pytest.mark.stack
+
 EXAMPLES = {
     "resnet": ("example.png", "image/png"),
     "yolov5": ("example.jpg", "image/jpeg"),

@@ -20,6 +20,8 @@ from tests.simulate.simulation import ENOUGH_TO_ANSWER, MISBEHAVING, client_of, 
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with
 
+pytestmark = pytest.mark.stack
+
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[list[Command]]:

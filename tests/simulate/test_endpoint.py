@@ -11,6 +11,8 @@ from serving.headers import SESSION_ID
 from tests.simulate.simulation import Simulation
 from tests.support.harness import wait_until
 
+pytestmark = pytest.mark.stack
+
 
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:

@@ -8,6 +8,8 @@ from botocore.eventstream import ChecksumMismatch, EventStreamBuffer
 
 from simulate.eventstream import failure, part
 
+pytestmark = pytest.mark.unit
+
 
 def decode(data: bytes) -> list[Any]:
     buffer = EventStreamBuffer()

@@ -14,6 +14,8 @@ from tests.simulate.simulation import PLATFORMS_PINGS, Simulation, make_tar
 from tests.support.archives import files_of, share_for
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.stack
+
 ARCHIVES, CALLERS = 30, 8
 MEGABYTE = 2**20
 

@@ -18,6 +18,8 @@ from simulate.rules import RULES, TABLE, markdown, with_limits
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, Simulation, make_tar
 from tests.support.harness import PATIENCE, ROOT, wait_until
 
+pytestmark = pytest.mark.stack
+
 NOT_BROKEN = {"ping-interval", "memory-share"}  # limits of ours: test_models.py has the second
 
 

@@ -20,6 +20,8 @@ from serving.supervisor.system import PermanentFailure
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
+pytestmark = pytest.mark.unit
+
 # Supervises `sh -c` commands, {name: command} in argv[1], with status.json in argv[2]; /ping at port argv[3].
 # As a subreaper it inherits orphans as PID 1 does.
 SUPERVISE = """

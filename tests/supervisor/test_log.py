@@ -12,6 +12,8 @@ from serving.supervisor.log import LINE_LIMIT, Output, Pump, as_text, read_lines
 from serving.supervisor.nginx import NGINX_NOISE
 from serving.supervisor.triton import NO_GPU_NOISE, TRITON_NOISE
 
+pytestmark = pytest.mark.unit
+
 GLOG = 'E1122 10:26:32.510791 216 pb_stub.cc:714] "it failed: \\"x\\"\\n\\nAt:\\n  model.py(14)\\n"'
 REQUEST = {
     "time": "2026-01-31T12:00:00+00:00",

@@ -26,6 +26,8 @@ from serving.supervisor.nginx import nginx, nginx_configuration
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
 HALF_A_BODY = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"

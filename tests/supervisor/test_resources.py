@@ -14,6 +14,8 @@ from serving.supervisor.resources import SHARED_MEMORY, held, new_prefix
 from tests.support.harness import ROOT, Server, make_sleeper
 from tests.support.started import ends_with, kill
 
+pytestmark = pytest.mark.stack
+
 FIRST, SECOND, THIRD = new_prefix(), new_prefix(), new_prefix()
 HOLD = """
 import sys

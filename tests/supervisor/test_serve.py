@@ -25,6 +25,8 @@ from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.system import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
 
+pytestmark = pytest.mark.unit
+
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 

@@ -12,6 +12,8 @@ from serving.host.processes import describe_exit
 from serving.supervisor.supervisor import Supervisor
 from serving.supervisor.system import PermanentFailure, Process
 
+pytestmark = pytest.mark.unit
+
 SIGCHLD = 17
 
 

@@ -24,6 +24,8 @@ from serving.supervisor.triton import handed_on, models
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import PATIENCE, Server, free_port, make_scale
 
+pytestmark = pytest.mark.stack
+
 NATIVE = "SAGEMAKER_TRITON_"
 BACKENDS = ("onnxruntime", "python")  # of this machine
 # What a variable puts on the command line; {variable: (value, options)}.

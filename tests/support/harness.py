@@ -26,7 +26,7 @@ from PIL import Image
 from serving.host.network import PortPicker
 from serving.repository.model_config import read_config
 from serving.settings.table import TritonSockets
-from tests.support.started import ends_with, starts_a_server
+from tests.support.started import ends_with
 
 ROOT = Path(__file__).resolve().parents[2]
 DATATYPES = {
@@ -93,7 +93,6 @@ def wait_until(
     return value
 
 
-@starts_a_server
 class Server:
     """One `serve` with its three processes; `log` is the file of its output. `prefix` is a command that becomes it."""
 

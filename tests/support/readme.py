@@ -22,7 +22,7 @@ import pytest
 import requests
 
 from tests.support.harness import FP32, PATIENCE, ROOT, free_port, wait_until
-from tests.support.started import ends_with, kill, starts_a_server
+from tests.support.started import ends_with, kill
 
 README = "README.md"
 AWS, GPU = "needs AWS", "needs a GPU"
@@ -87,7 +87,6 @@ def commands(section: str, page: str = README) -> list[str]:
     return [command for block in shell(page) if block.section == section for command in block.commands]
 
 
-@starts_a_server
 @dataclass
 class Reader:
     """Follows a page in a fresh checkout whose environment is set up already; only the ports are other ones.

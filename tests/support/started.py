@@ -3,18 +3,11 @@
 import contextlib
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
-Starter = TypeVar("Starter", bound=Callable[..., Any])
 _ends: list[Callable[[], object]] = []
-
-
-def starts_a_server(starter: Starter) -> Starter:
-    """Marks a function or a class whose call starts programs that serve: `make check` leaves out who calls it."""
-    starter.starts_a_server = True  # type: ignore[attr-defined]
-    return starter
 
 
 def ends_with(end: Callable[[], object]) -> None:

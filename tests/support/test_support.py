@@ -1,14 +1,14 @@
-"""What tests start ends with them, and those that start a server are known without a list."""
+"""End what a failed test started, and keep torch out of the unit tests."""
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from tests.support.calls import starts_a_server
-from tests.support.harness import Server
+from tests.support.harness import ROOT
 from tests.support.started import ended_on_failure, ends_with, kill
+
+pytestmark = pytest.mark.unit
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -36,18 +36,9 @@ def test_a_process_that_has_ended_is_not_killed_once_more_for_another_may_have_i
     kill(another)
 
 
-def start() -> Server:
-    return Server.__new__(Server)
-
-
-class Starter:
-    def start(self) -> list[Server]:
-        return [start() for _ in range(2)]
-
-
-def test_who_starts_a_server_by_way_of_others_is_found() -> None:
-    def inner() -> Callable[[], list[Server]]:
-        return lambda: Starter().start()
-
-    assert starts_a_server(inner)
-    assert not starts_a_server(sleeper)
+def test_files_with_the_mark_unit_import_no_torch() -> None:
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.unit" in file.read_text()]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    code = f"import {', '.join(names)}, sys; sys.exit('torch' in sys.modules)"
+    assert len(names) > 50
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -20,6 +20,8 @@ from serving.triton.errors import ERRORS, to_serving_error, to_stream_error, wit
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferRequest, Tensor, bf16_to_float32, float32_to_bf16, numpy_dtype
 
+pytestmark = pytest.mark.unit
+
 
 class Failure(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, details: str) -> None:

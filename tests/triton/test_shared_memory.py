@@ -14,6 +14,8 @@ from serving.errors import TritonUnavailable
 from serving.triton.shared_memory import FOLDER, SharedMemory
 from serving.triton.tensors import Tensor
 
+pytestmark = pytest.mark.unit
+
 MEGABYTE = 2**20
 
 

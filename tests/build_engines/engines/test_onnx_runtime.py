@@ -26,6 +26,8 @@ from clients.base import TensorSpec
 from tests.build_engines.models import save_classifier, save_digits, save_pages
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.full
+
 MODELS = ("resnet", "yolov5", "bert")
 
 

@@ -14,10 +14,11 @@ from build_engines.runners import OpenvinoRunner
 from serving.repository.model_config import read_config
 from tests.build_engines.models import save_digits, save_scale, save_texts
 
+pytestmark = pytest.mark.full
+
 CALIBRATION = {"resnet": save_digits, "bert": save_texts}
 
 
-@pytest.mark.accuracy
 @pytest.mark.parametrize(("name", "kind", "count"), [("resnet", "Conv", 200), ("bert", "MatMul", 16)])
 def test_what_products_take_is_rounded_and_not_what_they_make_and_the_answers_stay(
     name: str, kind: str, count: int, tmp_path: Path

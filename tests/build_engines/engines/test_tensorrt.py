@@ -30,6 +30,8 @@ from serving.repository.model_config import read_config
 from tests.build_engines.models import save_digits
 from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
+pytestmark = pytest.mark.unit
+
 
 @dataclass(frozen=True)
 class Done:

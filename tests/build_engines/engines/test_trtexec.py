@@ -16,6 +16,8 @@ from build_engines.engines.trtexec import Build, TrtexecError, find_trtexec
 from tests.support.harness import PATIENCE, ROOT, make_scale, wait_until
 from tests.support.stand_ins import Nvidia
 
+pytestmark = pytest.mark.unit
+
 VARIES = {"x": ((1, 1), (4, 16), (8, 64))}
 BUILD = Build(Path("m.onnx"), "fp16", VARIES, Path("t.cache"))
 PLAN = Path("m.plan")

@@ -12,6 +12,8 @@ from build_engines.ensembles.parts import Step, ensemble_config, write_model
 from build_engines.model_folder.config import read_config
 from clients.base import TensorSpec
 
+pytestmark = pytest.mark.full
+
 
 def tiny_network(path: Path, shape: tuple[int, ...], scores: int = 3) -> None:
     """The mean of each channel, as often as it takes to make so many scores."""

@@ -25,6 +25,8 @@ from build_engines.weights.packages import file_of
 from tests.clients.text_models import save_tokenizer
 from tests.support.harness import PATIENCE, ROOT
 
+pytestmark = pytest.mark.full
+
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 SMALL: dict[str, Any] = {

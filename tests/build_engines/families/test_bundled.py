@@ -13,6 +13,8 @@ from serving.repository.model_config import read_merged
 from tests.build_engines.models import session
 from tests.support.harness import ROOT
 
+pytestmark = pytest.mark.full
+
 REPOSITORY = ROOT / "model_repository"
 EXAMPLES = {"resnet": "example.png", "yolov5": "example.jpg"}
 

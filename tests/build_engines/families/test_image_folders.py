@@ -24,6 +24,8 @@ from tests.build_engines.models import session
 from tests.clients.image_models import CLASSIFIERS, LABELS, image_processor_of, images, save_classifier
 from tests.clients.vision_models import save_vision
 
+pytestmark = pytest.mark.full
+
 
 def made(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, Path]:
     built, _ = build(Request("own", str(checkpoint), repository=folder / "models", **options))

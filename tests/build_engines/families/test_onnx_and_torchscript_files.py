@@ -22,6 +22,8 @@ from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
 from tests.build_engines.models import save, save_classifier, save_ports, save_scale
 
+pytestmark = pytest.mark.full
+
 
 def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
     """The model folder `own` of a file."""

@@ -20,6 +20,8 @@ from tests.build_engines.models import session
 from tests.support.harness import ROOT
 from tests.support.photos import photo
 
+pytestmark = pytest.mark.full
+
 MODELS = ROOT / "model_repository"
 CFG, WEIGHTS = (file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights"))
 

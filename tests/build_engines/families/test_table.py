@@ -22,6 +22,8 @@ from clients.base import TensorSpec
 from tests.build_engines import trained
 from tests.build_engines.models import save_scale
 
+pytestmark = pytest.mark.unit
+
 
 def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
     """The model folder `own` of a file."""

@@ -20,6 +20,8 @@ from build_engines.request import Request
 from clients.bert import TASKS
 from tests.clients.text_models import LIMIT, TEXTS, Served, save_checkpoint
 
+pytestmark = pytest.mark.full
+
 
 def change(path: Path, **values: Any) -> None:
     given = json.loads(path.read_text()) if path.exists() else {}

@@ -19,6 +19,8 @@ from build_engines.request import Request
 from build_engines.weights.torch_files import Placeholder, load
 from tests.build_engines.yolov5_release import C3, MODULE, importable, random_release, save
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(name="importable")
 def an_importable_release() -> Iterator[types.ModuleType]:

@@ -15,6 +15,8 @@ from build_engines.request import Request
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 
+pytestmark = pytest.mark.unit
+
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = ModelSpec(
     "resnet",

@@ -13,6 +13,8 @@ from build_engines.errors import BuildError
 from build_engines.weights import sources
 from tests.support.harness import PATIENCE, ROOT
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("name", "remedy"),

@@ -15,6 +15,8 @@ from torch import nn
 from build_engines.errors import BuildError
 from build_engines.weights.torch_files import Placeholder, load, tensors_of
 
+pytestmark = pytest.mark.full
+
 
 class Bomb:
     """Unpickled by pickle itself, it makes the file."""
