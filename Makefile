@@ -6,7 +6,7 @@ HOST ?= $(or $(SERVE_HOST),127.0.0.1)
 BIN := .venv/bin
 DEBIAN := PYTHON=$(PYTHON) sh scripts/debian-packages
 BUNDLED := bert efficientnet yolov4_tiny
-MODELS := $(patsubst %,model_repository/%/1/model.onnx,$(BUNDLED))
+MODELS := $(BUNDLED:%=model_repository/%/1/model.onnx)
 
 # Keep bytecode whatever the shell says: torch and the tests take 10 s of each process that may not.
 export PYTHONDONTWRITEBYTECODE =
@@ -42,9 +42,8 @@ unit:
 
 # Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/corpus. FUZZ='image --keep' chooses targets, and
 # keeps the inputs that reach new code.
-EXECUTIONS ?= 1000000
 fuzz: setup dev
-	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(EXECUTIONS)
+	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
 
 # Compare with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
 bench: setup models dev
@@ -84,7 +83,7 @@ LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-em
   --custom-compile-command 'make lock'
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache $(patsubst %,model_repository/%/1,$(BUNDLED)) model_repository/bert/tokenizer
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache $(BUNDLED:%=model_repository/%/1) model_repository/bert/tokenizer
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -92,7 +91,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.serving: requirements/build.lock $(wildcard backends/*.py backends/*/*.py) | $(BIN)/python
-	@echo "installing what serves and builds models (about 450 MB) into .venv …"
+	@echo "installing what serves and builds models (about 410 MB) into .venv …"
 	@UV_COMPILE_BYTECODE=1 scripts/install requirements/build.lock
 	@$(BIN)/python -m backends.install .venv/triton/backends
 	@touch $@

@@ -1,7 +1,7 @@
 """Releases: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
 
-Puts the version into serving/__init__.py, gives the changelog's unreleased part its number and day, commits both and
-tags the commit v1.2.3. Nothing is pushed.
+Writes the version into serving/__init__.py, and the version and date into the changelog, commits both and tags the
+commit v1.2.3. Pushes nothing.
 """
 
 import re
@@ -16,11 +16,11 @@ UNRELEASED = "## [Unreleased]\n"
 
 
 class ReleaseError(Exception):
-    """The message says what to do first."""
+    """The version cannot be released. The message says what to do first."""
 
 
 def release(version: str, root: Path) -> str:
-    """Commits and tags; the tag. ReleaseError, and nothing is changed then."""
+    """Commit and tag, and return the tag. Raise ReleaseError, before anything is changed, if check does."""
     place, changes = (root / PLACE).read_text(encoding="utf-8"), (root / CHANGES).read_text(encoding="utf-8")
     check(version, place, changes, root)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -33,9 +33,9 @@ def release(version: str, root: Path) -> str:
 
 
 def check(version: str, place: str, changes: str, root: Path) -> None:
-    """ReleaseError."""
+    """Raise ReleaseError if this version cannot be released."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ReleaseError(f"'{version}' is no version: three numbers, as in 1.2.3 (make release VERSION=1.2.3)")
+        raise ReleaseError(f"'{version}' is not a version: it must be three numbers, as in make release VERSION=1.2.3")
     found = LINE.search(place)
     if found and _numbers(version) < _numbers(found[1]):
         raise ReleaseError(f"{version} is older than {found[1]}, which {PLACE} says")
@@ -52,12 +52,12 @@ def _numbers(version: str) -> list[int]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What it prints; CalledProcessError."""
+    """Return git's output. Raise CalledProcessError if it fails."""
     return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the command line and return the exit code."""
     try:
         tag = release(arguments[0] if arguments else "", Path.cwd())
     except ReleaseError as err:

@@ -1,11 +1,11 @@
-"""make image: builds the image with docker, podman or buildah, the first that works.
+"""make image: builds the image with the first of docker, podman and buildah that works.
 
 usage: python scripts/image/build.py [cpu | gpu]
 
 The image gets the names IMAGE:TAG and IMAGE:latest; for gpu, IMAGE:TAG-gpu and IMAGE:gpu. The cpu image's bill of
-materials is written to dist/sbom.json. Labels say what it is made from, with the digest where the engine knows it.
+materials is written to dist/sbom.json. Labels name the base image, with its digest if the engine knows it.
 Variables: IMAGE (triton-multi-model), TAG (git describe), ENGINE (docker, podman or buildah),
-BASE_IMAGE and TRITON_IMAGE (what the Dockerfile says).
+BASE_IMAGE and TRITON_IMAGE (the Dockerfile's defaults).
 """
 
 import os
@@ -27,11 +27,11 @@ BILL = "/opt/program/sbom.json"
 
 
 class ImageError(Exception):
-    """The image cannot be built; the text says why and what to do."""
+    """The image cannot be built. The message says why and what to do."""
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns 0, 1 after a failure, 2 for wrong arguments."""
+    """Run the command line. Return 0, 1 after a failure, or 2 for invalid arguments."""
     target = arguments[0] if arguments else "cpu"
     if len(arguments) > 1 or target not in TARGETS:
         sys.stderr.write(f"unknown arguments: {' '.join(arguments)}\nusage: build.py [{' | '.join(TARGETS)}]\n")
@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
 
 
 def find_engine(wanted: str) -> str:
-    """`wanted`, or the first of ENGINES that is installed and works; ImageError."""
-    names = [wanted] if wanted else list(ENGINES)
+    """Return `wanted`, or the first of ENGINES that is installed and works. Raise ImageError if there is none."""
     if wanted and wanted not in ENGINES:
         raise ImageError(f"ENGINE={wanted}: it must be one of {', '.join(ENGINES)}")
+    names = [wanted] if wanted else list(ENGINES)
     for name in names:
         if shutil.which(name) and _succeeds([name, "info"]):
             return name
@@ -61,31 +61,26 @@ def find_engine(wanted: str) -> str:
 
 
 def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
-    """Builds the image and returns its name; ImageError."""
+    """Build the image and return its name. Raise ImageError if that fails."""
     image = environ.get("IMAGE") or "triton-multi-model"
     tag = environ.get("TAG") or _git("describe", "--tags", "--always", "--dirty") or "unknown"
     name, newest = (f"{image}:{tag}", f"{image}:latest") if target == "cpu" else (f"{image}:{tag}-gpu", f"{image}:gpu")
+    variable = "BASE_IMAGE" if target == "cpu" else "TRITON_IMAGE"
+    base = base_image(engine, environ) if target == "cpu" else environ.get(variable) or default(variable)
     with tempfile.TemporaryDirectory() as folder:
-        command = [*building(engine, environ), *secrets(Path(folder), environ)]
-        if target == "cpu":
-            base = base_image(engine, environ)
-            command += ["--build-arg", f"BASE_IMAGE={base}"]
-        else:
-            base = environ.get("TRITON_IMAGE") or default("TRITON_IMAGE")
-            command += ["--build-arg", f"TRITON_IMAGE={base}"]
-        command += base_labels(engine, base)
-        for key, value in labels().items():
+        command = [*build_command(engine), *secrets(Path(folder), environ), *base_labels(engine, base)]
+        for key, value in {variable: base, **labels()}.items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
         # With Docker's attestations the image becomes an index of manifests, which SageMaker refuses.
         plain = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         if subprocess.run(command, env=plain, check=False).returncode:
-            raise ImageError(f"{engine} cannot build the image; its last lines say why")
+            raise ImageError(f"{engine} cannot build the image: its last lines say why")
     return name
 
 
-def building(engine: str, environ: Mapping[str, str]) -> list[str]:
-    """The engine's build command, with the options that make builds reproducible."""
+def build_command(engine: str) -> list[str]:
+    """Return the engine's build command with the options that make builds reproducible."""
     if engine == "docker":
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
     # Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer rights than a container.
@@ -95,34 +90,34 @@ def building(engine: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def labels() -> dict[str, str]:
-    """Build arguments of the Dockerfile."""
+    """Return the Dockerfile's build arguments for labels."""
     (version,) = re.findall(r'^VERSION = "(.+?)"', (ROOT / "serving/__init__.py").read_text(), re.MULTILINE)
     created = datetime.fromtimestamp(int(_epoch()), UTC).isoformat().replace("+00:00", "Z")
     return {"VERSION": version, "REVISION": _git("rev-parse", "HEAD") or "unknown", "CREATED": created}
 
 
 def base_labels(engine: str, base: str) -> list[str]:
-    """Options for labels that say what the image is made from: its name, and its digest where that is known."""
+    """Return options for the labels that name the base image, with its digest if the engine knows it."""
     name, _, digest = base.partition("@")
     found = {"name": name, "digest": digest or digest_of(engine, name)}
     return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in found.items() if value]
 
 
 def digest_of(engine: str, name: str) -> str:
-    """That of an image that the engine has, as its registry knows it; "" for any other."""
+    """Return the registry's digest of an image that the engine has, or ""."""
     template = "{{.FromImageDigest}}" if engine == "buildah" else "{{index .RepoDigests 0}}"
     done = subprocess.run([engine, "inspect", "--format", template, name], capture_output=True, text=True, check=False)
     return done.stdout.strip().rpartition("@")[2] if done.returncode == 0 else ""
 
 
 def default(argument: str) -> str:
-    """What the Dockerfile says."""
+    """Return the default of a build argument in the Dockerfile."""
     (value,) = re.findall(rf"^ARG {argument}=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     return str(value)
 
 
 def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Options that pass pip's index and certificates to the build; they do not become part of the image."""
+    """Return options that pass pip's index and certificates to the build. They do not become part of the image."""
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
@@ -138,7 +133,7 @@ INDEXES = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """BASE_IMAGE, else Debian's image, else without a registry an image made from Debian's packages."""
+    """Return BASE_IMAGE, or Debian's image, or, without a registry, an image made from Debian's packages."""
     if wanted := environ.get("BASE_IMAGE"):
         return wanted
     for name in (LOOK_ALIKE, DEBIAN):
@@ -151,7 +146,7 @@ def base_image(engine: str, environ: Mapping[str, str]) -> str:
 
 
 def make_base(engine: str) -> str:
-    """Makes the image LOOK_ALIKE from Debian's packages; ImageError."""
+    """Make the image LOOK_ALIKE from Debian's packages. Raise ImageError if that fails."""
     if not shutil.which("mmdebstrap") or os.geteuid() != 0:
         raise ImageError(
             "a base image needs root and mmdebstrap (apt-get install mmdebstrap), or BASE_IMAGE, a Debian 12 image"
@@ -177,7 +172,7 @@ def _importing(engine: str, archive: str) -> list[list[str]]:
 
 
 def write_bill(engine: str, target: str, name: str) -> None:
-    """Writes the image's bill of materials to dist/sbom.json; ImageError. NVIDIA's image has none."""
+    """Write the bill of materials of the cpu image to dist/sbom.json. Raise ImageError if that fails."""
     if target == "gpu":
         return
     (ROOT / "dist").mkdir(exist_ok=True)
@@ -195,12 +190,12 @@ def _read_file(engine: str, image: str, path: str) -> str:
 
 
 def _epoch() -> str:
-    """The time stamp of the image and its files, in seconds since 1970."""
+    """Return the time stamp of the image and its files, in seconds since 1970."""
     return os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or "0"
 
 
 def _git(*arguments: str) -> str:
-    """git's output; "" outside a repository."""
+    """Return git's output, or "" outside a repository."""
     done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 

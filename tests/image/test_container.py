@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from scripts.image.build import LOOK_ALIKE, building, secrets
+from scripts.image.build import LOOK_ALIKE, build_command, secrets
 from tests.image.conftest import Start
 from tests.image.container import BUILD_SECONDS, SUDO, Container, podman, podman_environment
 from tests.support.harness import ROOT, make_sleeper, wait_until
@@ -122,7 +122,7 @@ def built_as_the_readme_says(folder: Path) -> str:
     assert mounted[mounted.index("-v") + 1].endswith(":/opt/ml/model:ro")
     words = [name if word == "triton-multi-model" else word for word in build[2:]]
     added = [*secrets(folder, os.environ), "--build-arg", f"BASE_IMAGE={LOOK_ALIKE}"]
-    command = [*SUDO, *building("podman", os.environ), *added, *words]
+    command = [*SUDO, *build_command("podman"), *added, *words]
     environ = os.environ | podman_environment()
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
