@@ -3,6 +3,7 @@
 Incoming --read_request--> Request --registry--> ServedModel --Inference--> Reply --> Response
 """
 
+import hmac
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -16,17 +17,25 @@ from werkzeug.exceptions import HTTPException
 from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
-from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import Forbidden, ServingError, TritonTimeout, TritonUnavailable
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
-from serving.front.management import is_management
-from serving.front.metrics import CONTENT_TYPE
-from serving.front.observe import Observer
+from serving.front.metrics import CONTENT_TYPE, Observer
 from serving.front.openapi import openapi
 from serving.front.page import add_page
-from serving.front.replies import http_reply, json_reply, render_error, render_http_exception, render_unexpected
+from serving.front.replies import (
+    EVENTS,
+    Format,
+    StreamedReply,
+    http_reply,
+    json_reply,
+    render_error,
+    render_http_exception,
+    render_unexpected,
+    stream_reply,
+    wanted_format,
+)
 from serving.front.services import Services, services
-from serving.front.streams import EVENTS, Format, StreamedReply, stream_reply, wanted_format
 from serving.headers import ATTRIBUTES
 from serving.inference.batch_transform import transform
 from serving.inference.registry import Registry
@@ -53,7 +62,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.extensions["serving"] = made = Services(settings, shared_memory)
     Observer(made.metrics, made.admission).watch(app)
     app.before_request(_refuse_late)
-    app.before_request(_guard_management)
+    if settings.management_secret:
+        app.before_request(partial(_guard_management, settings.management_secret))
     app.after_request(_add_headers)
     app.register_error_handler(ServingError, render_error)
     app.register_error_handler(HTTPException, render_http_exception)
@@ -184,11 +194,19 @@ def _refuse_late() -> None:
     incoming().deadline(services().gateway.timeout).left()
 
 
-def _guard_management() -> None:
-    """Before every request: /models may be closed."""
+def _guard_management(secret: str) -> None:
+    """Refuse callers of the management routes that do not send the header and the value of `secret`, "HEADER=VALUE"."""
     source = incoming()
-    if source.url_rule and is_management(source.url_rule.rule):
-        services().management.check(source.headers.get)
+    header, _, value = secret.partition("=")
+    sent = source.headers.get(header, "").encode("utf-8", "surrogateescape")
+    if source.url_rule and is_management(source.url_rule.rule) and not hmac.compare_digest(sent, value.encode()):
+        raise Forbidden("managing models needs the header and the value that SERVE_MANAGEMENT_SECRET names")
+
+
+def is_management(rule: str) -> bool:
+    """Return whether a route loads, unloads or lists models: /models and all below it but an inference, and
+    /openapi.json."""
+    return rule in ("/models", "/openapi.json") or (rule.startswith("/models/") and not rule.endswith("/invoke"))
 
 
 def _add_headers(response: Response) -> Response:

@@ -21,7 +21,7 @@ from build_engines.engines.trtexec import run_plan
 from build_engines.errors import BuildError, first_line
 from build_engines.model_folder.spec import ONNX, PLAN, full_shape
 from build_engines.model_folder.stored import StoredModel
-from clients._resizing import keeps_ratio
+from clients._image import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
 from serving.repository.engines import OPENVINO, asked_of
 from serving.triton.tensors import numpy_dtype

@@ -7,11 +7,12 @@ A client never keeps a request's state on `self`: worker threads share it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,7 +21,8 @@ from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.named_value import NamedValue, nearest, unknown
 from serving.named_value import Names as Names
 
-Tensors = dict[str, NDArray[Any]]
+Array = NDArray[Any]
+Tensors = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -195,3 +197,27 @@ def read_labels(model: Model, filename: str) -> list[str]:
     """Return the lines of a file in the model's folder: one label each, in the order of the class ids."""
     lines = model.file(filename).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip()]
+
+
+def softmax(logits: Array) -> Array:
+    """Softmax over the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: Array) -> Array:
+    """1 / (1 + e^-x), without an overflow."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)))
+
+
+def best(scores: Array, count: int) -> list[tuple[int, float]]:
+    """Return (index, score) of the `count` highest scores of a vector, highest first."""
+    if count < len(scores):
+        candidates = np.argpartition(scores, -count)[-count:]
+    else:
+        candidates = np.arange(len(scores))
+    order = candidates[np.argsort(-scores[candidates], kind="stable")]
+    return [(int(index), float(scores[index])) for index in order]
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": np.asarray}

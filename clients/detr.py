@@ -9,8 +9,7 @@ from PIL import Image
 
 from clients._drawing import draw
 from clients._image import LABELS, ImageClient
-from clients._predictions import sigmoid, softmax
-from clients.base import Model, Parameter, Tensors, label_of, labels_mismatch, labels_of
+from clients.base import Model, Parameter, Tensors, label_of, labels_mismatch, labels_of, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
 
 LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from clients._image import EXAMPLE, LABELS, ImageClient
-from clients._predictions import ACTIVATIONS
-from clients.base import Model, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
+from clients.base import ACTIVATIONS, Model, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
 from serving.errors import InferenceFailed, InvalidRequest
 
 

@@ -4,17 +4,19 @@ What has no setting is far beyond what callers send, and bounds what a small bod
 the table. How long a request may take is its Deadline, which every loop over a caller's data looks at.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from time import monotonic, time
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
-from serving.deadline import Deadline
-from serving.errors import PayloadTooLarge
+from serving.errors import PayloadTooLarge, TooLate
 
 Each = TypeVar("Each")
+HANDED_OVER = "X-Request-Start"  # nginx's time in seconds since 1970; nginx replaces what a caller sends
 
 # Of lists, objects and strings in one JSON document: Python takes some 60 to 120 bytes for one, however short it is.
 # 25 MB of them would be 700 MB and more; of numbers, which are not counted, 25 MB are 250 MB at most.
@@ -98,6 +100,29 @@ def _counts(data: bytes, wanted: bytes) -> list[int]:
     pieces = (values[start : start + PIECE] for start in range(0, len(values), PIECE))
     found = [[int(np.count_nonzero(piece == byte)) for byte in wanted] for piece in pieces]
     return [sum(counts) for counts in zip(*found, strict=True)]
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When the caller stops waiting, on time.monotonic()'s clock. Work past that moment is dropped."""
+
+    end: float = math.inf
+
+    @classmethod
+    def after(cls, seconds: float, handed_over: float | None = None) -> "Deadline":
+        """Return the deadline `seconds` after nginx forwarded the request, so time in gunicorn's queue counts."""
+        waited = 0.0 if handed_over is None else max(0.0, time() - handed_over)
+        return cls(monotonic() + seconds - waited)
+
+    def left(self, most: float = math.inf) -> float:
+        """Return the seconds left, at most `most`. Raise TooLate when none are left."""
+        seconds = min(most, self.end - monotonic())
+        if seconds <= 0:
+            raise TooLate
+        return seconds
+
+
+NEVER = Deadline()
 
 
 def in_time(items: Iterable[Each], deadline: Deadline) -> Iterator[Each]:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from clients.base import ModelClient
+from serving.budget import Deadline
 from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
-from serving.deadline import Deadline
 from serving.errors import DecodingError
 
 Result = TypeVar("Result")

@@ -5,22 +5,23 @@ Request --Body.batches--> Batch --Triton--> InferReply --Batch.read--> results -
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, ClassVar
 
-from serving.budget import Budget
+from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import describe
-from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest
 from serving.served_model import ServedModel
 from serving.sessions import Session
-from serving.timings import Timings
 from serving.triton.tensors import InferReply, Parameters, Tensor
 
 NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}
+STAGES = ("decode", "preprocess", "triton", "postprocess")
 PATH = "the path"  # as the place of a Target: names elsewhere in the request do not count
 
 
@@ -61,6 +62,23 @@ def _agreed(what: str, targets: list[Target]) -> str | None:
 
 
 NOBODY = Target("the body")
+
+
+class Timings(dict[str, float]):
+    """The seconds that a request has spent in each stage."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the `with` block to one of STAGES."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self[name] = self.get(name, 0.0) + perf_counter() - started
+
+    def header(self) -> str:
+        """Return the header Server-Timing (W3C), in milliseconds; "" when no stage was entered."""
+        return ", ".join(f"{name};dur={1000 * self[name]:.3f}" for name in STAGES if name in self)
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,10 @@ class Session:
         """Return the session that the header names, None without a header or for a model without sequences.
         `places` are the objects that may have the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
         name = header.partition(";")[0].strip()  # callers may send the reply's header back unchanged, with Expires
+        if sequencing is None:
+            return None
         ends = says_end(*places)
-        if sequencing is None or not name:
+        if not name:
             return None
         if name == NEW_SESSION:
             return cls(sequencing, sequencing.new_id(), starts=True, ends=ends)

@@ -1,12 +1,13 @@
 """What one request may take: each figure is kept, and docs/errors.md says it."""
 
+import math
 import re
+import time
 
 import pytest
 
 from serving import budget
-from serving.budget import MOST_JSON_PARTS, Budget, check_count, in_time, read_json
-from serving.deadline import NEVER, Deadline
+from serving.budget import MOST_JSON_PARTS, NEVER, Budget, Deadline, check_count, in_time, read_json
 from serving.errors import LONGEST, InvalidRequest, PayloadTooLarge, TooLate
 from serving.settings.table import Settings
 from tests.support.harness import ROOT
@@ -63,3 +64,23 @@ def test_the_page_of_limits_has_every_figure() -> None:
         assert re.search(rf"^\|.*\b{value:,}\b.*\| \d.*`{name}`", page, re.MULTILINE), name
     for name in ("SERVE_MAX_BODY_MB", "max_image_pixels", "SERVE_REQUEST_TIMEOUT", "SERVE_MAX_CONCURRENCY"):
         assert re.search(rf"^\|.*\| \d.*`{name}`", page, re.MULTILINE), name
+
+
+def test_outside_of_a_request_nothing_ends() -> None:
+    assert NEVER.left(5.0) == 5.0
+    assert NEVER.left(math.inf) == math.inf
+
+
+def test_what_a_request_has_waited_is_missing_from_its_time() -> None:
+    deadline = Deadline.after(10.0, handed_over=time.time() - 3)
+    assert 0 < deadline.left(54.0) <= 7.0
+    assert deadline.left(1.0) == 1.0
+
+
+def test_a_request_that_has_waited_too_long_is_refused() -> None:
+    with pytest.raises(TooLate):
+        Deadline.after(10.0, handed_over=time.time() - 11).left(5.0)
+
+
+def test_a_clock_that_was_set_back_gives_no_more_than_all_of_the_time() -> None:
+    assert 0 < Deadline.after(10.0, handed_over=time.time() + 1000).left(54.0) <= 10.0

@@ -23,7 +23,7 @@ from build_engines.model_folder.files import cache_folder
 from build_engines.model_folder.spec import MODEL_FILES, ONNX, PLAN, Engine, ModelSpec
 from build_engines.request import Request
 from build_engines.weights import onnx_files
-from clients._resizing import keeps_ratio
+from clients._image import keeps_ratio
 
 CALIBRATION = "calibration.cache"
 INT64_SINCE = 10  # TensorRT's major version; older ones make INT32 of it, which the clients do not send

@@ -16,8 +16,7 @@ from build_engines.families.onnx_file import with_tensors
 from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
-from clients._image import DEFAULT_LABELS
-from clients._resizing import keeps_ratio
+from clients._image import DEFAULT_LABELS, keeps_ratio
 
 MAX_BATCH_SIZE = 32
 EXAMPLE = REPOSITORY / "resnet/example.png"

@@ -26,8 +26,7 @@ from transformers import (
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.torch_export import check_whole, export_onnx
 from build_engines.request import Request
-from clients._image import ImageClient
-from clients._resizing import INTERPOLATIONS, KEEP_RATIO
+from clients._image import INTERPOLATIONS, KEEP_RATIO, ImageClient
 from clients.base import Model, TensorSpec
 from clients.detr import BOXES, LOGITS
 from clients.resnet import Client

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from clients._predictions import best, softmax
 from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
-from clients.base import Model, Parameter, Tensors
+from clients.base import Model, Parameter, Tensors, best, softmax
 
 USUAL_STRIDE = 128  # of tokens, where a window has twice as many
 APART = ("start_logits", "end_logits")  # transformers' names of two outputs, where a network has not one for both

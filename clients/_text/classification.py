@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from clients._predictions import ACTIVATIONS, best, softmax
 from clients._text.task import Array, Fields, Task, as_text, label
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, Names, Parameter, Tensors
+from clients.base import ACTIVATIONS, Model, Names, Parameter, Tensors, best, softmax
 from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from clients._predictions import softmax
 from clients._text.task import Array, Task, label
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients._text.windows import cut_into_windows
-from clients.base import Model, Names, Parameter, Tensors
+from clients.base import Model, Names, Parameter, Tensors, softmax
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from clients._predictions import best, softmax
 from clients._text.task import Array, Task
 from clients._text.tokenizer import TextTokenizer, padded
-from clients.base import Model, Names, Parameter, Tensors
+from clients.base import Model, Names, Parameter, Tensors, best, softmax
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks

@@ -14,9 +14,8 @@ import orjson
 from clients.base import ModelClient
 from serving.bodies.instances import Instances, check_media_type
 from serving.bodies.json_lines import JSON_LINES
-from serving.budget import MOST_INSTANCES, check_count, in_time
+from serving.budget import MOST_INSTANCES, Deadline, check_count, in_time
 from serving.codecs import Limits, read_cells
-from serving.deadline import Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest
 from serving.headers import preferred

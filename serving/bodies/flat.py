@@ -25,7 +25,7 @@ from serving.bodies.values import (
     objects,
     request_parameters,
 )
-from serving.deadline import Deadline
+from serving.budget import Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import InvalidRequest
 from serving.request import RESERVED, Batch, Body, Reply, Request, Target

@@ -26,10 +26,9 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.headers import JSON_TYPE, preferred
-from serving.request import NOBODY, Batch, Body, Reply, Request, Target
+from serving.request import NOBODY, Batch, Body, Reply, Request, Target, Timings
 from serving.served_model import ServedModel
 from serving.sessions import SEQUENCE_END, Session
-from serving.timings import Timings
 from serving.triton.tensors import InferReply, Tensor
 
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults

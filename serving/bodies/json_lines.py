@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serving.budget import in_time
-from serving.deadline import Deadline
+from serving.budget import Deadline, in_time
 from serving.request import Body
 
 JSON_LINES = "application/jsonlines"

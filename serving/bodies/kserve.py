@@ -26,9 +26,8 @@ from serving.bodies.values import (
     objects,
     request_parameters,
 )
-from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
+from serving.budget import MOST_NAMED, MOST_STRINGS, NEVER, Budget, Deadline, check_count, in_time
 from serving.codecs import describe
-from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.named_value import nearest

@@ -9,9 +9,8 @@ import numpy as np
 import simdjson
 from numpy.typing import NDArray
 
-from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, check_count
+from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, NEVER, Deadline, check_count
 from serving.codecs import describe
-from serving.deadline import NEVER, Deadline
 from serving.errors import InvalidRequest
 from serving.named_value import INT64, quoted, unknown
 from serving.sessions import SEQUENCE_ID, check_id

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from serving.deadline import NEVER, Deadline
+from serving.budget import NEVER, Deadline
 from serving.errors import (
     BackendDied,
     ModelFailed,

@@ -12,14 +12,12 @@ import flask
 
 from serving.bodies.instances import Instances
 from serving.bodies.reading import read_attributes, read_body, unpacked
-from serving.budget import Budget
+from serving.budget import HANDED_OVER, Budget, Deadline
 from serving.codecs import FORM
-from serving.deadline import HANDED_OVER, Deadline
 from serving.decoding import Item
 from serving.errors import InvalidRequest
 from serving.headers import ATTRIBUTES, SESSION_ID, TARGET_MODEL
-from serving.request import PATH, RESERVED, Body, Request, Target
-from serving.timings import Timings
+from serving.request import PATH, RESERVED, Body, Request, Target, Timings
 
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")  # W3C Trace Context, a trace that is recorded
 MEGABYTE = 2**20

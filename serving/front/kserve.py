@@ -12,7 +12,7 @@ from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import parse_object, read_binary
 from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming, incoming
-from serving.front.streams import EVENTS, Format
+from serving.front.replies import EVENTS, Format
 from serving.request import PATH, Body, Target
 
 Answer = Callable[[Body, Target, Format | None], Response]

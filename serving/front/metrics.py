@@ -1,4 +1,4 @@
-"""What GET /metrics says of the requests, in Prometheus' text format, all of gunicorn's workers summed.
+"""Counts the requests, and writes GET /metrics in Prometheus' text format, all of gunicorn's workers summed.
 
 Where the environment names a folder in PROMETHEUS_MULTIPROC_DIR (as `serve` does) every worker keeps its numbers
 in files there, which prometheus_client opens after the fork, at the first use in a new process; without one (a
@@ -10,15 +10,20 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 
+from flask import Flask, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from serving.errors import Overloaded
+from serving.front.admission import Admission
+from serving.front.incoming import Incoming, incoming
 from serving.host.status import read_status
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -29,6 +34,8 @@ MOST_MODELS = 100  # more (model, version) pairs than these share OTHER: a serie
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 SIZE_BUCKETS = tuple(float(4**power) for power in range(3, 16))  # 64 bytes … 1 GB
+
+WATCHED_BY_OTHERS = ("ping", "metrics")  # endpoints whose calls say nothing of the models' users
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +115,73 @@ class Metrics:
                 return OTHER, ""
             self._names.add(pair)
         return pair
+
+
+class Observer:
+    """Counts every request but those of WATCHED_BY_OTHERS, and refuses requests beyond the limit in flight. Adds the
+    headers that nginx logs: Server-Timing has the milliseconds of each stage."""
+
+    def __init__(self, metrics: Metrics, admission: Admission) -> None:
+        self._metrics, self._admission = metrics, admission
+
+    def watch(self, app: Flask) -> None:
+        """Add the hooks. Call it before other hooks are added."""
+        app.before_request(self._begin)
+        app.after_request(self._end)
+
+    def _begin(self) -> None:
+        source = incoming()
+        if source.endpoint in WATCHED_BY_OTHERS:
+            return
+        source.started = perf_counter()
+        source.is_in_flight = self._admission.enter()
+        if not source.is_in_flight:
+            raise Overloaded(
+                f"{self._admission.limit} requests are in flight, which is the limit; send the request again later"
+            )
+
+    def _end(self, response: Response) -> Response:
+        """Count the request when its reply ends. A streamed reply ends when it is closed, after its last part."""
+        source = incoming()
+        source.drain()
+        if source.started is None:
+            return response
+        if header := source.timings.header():
+            response.headers["Server-Timing"] = header
+        started, facts = source.started, _facts(source, response)
+        self._count_management(source, response)
+
+        def finish() -> None:
+            if source.is_in_flight:
+                self._admission.leave()
+            self._metrics.count(replace(facts, seconds=perf_counter() - started))
+
+        if response.is_streamed:
+            response.call_on_close(finish)
+        else:
+            finish()
+        return response
+
+    def _count_management(self, source: Incoming, response: Response) -> None:
+        """Count a load for POST /models, an unload for DELETE /models/NAME."""
+        rule = source.url_rule.rule if source.url_rule else ""
+        result = response.headers.get("X-Error-Code", "ok")
+        if source.method == "POST" and rule == "/models":
+            self._metrics.count_load(result)
+        elif source.method == "DELETE" and rule.startswith("/models/"):
+            self._metrics.count_unload(result)
+
+
+def _facts(source: Incoming, response: Response) -> Finished:
+    return Finished(
+        model=source.model,
+        version=source.version,
+        status=response.status_code,
+        seconds=0.0,
+        received=source.content_length or 0,
+        sent=None if response.is_streamed else response.calculate_content_length(),
+        stages=source.timings,
+    )
 
 
 def reserve_files() -> None:

@@ -12,7 +12,6 @@ from serving.front.admission import Admission
 from serving.front.hangups import HangUps
 from serving.front.health import Health
 from serving.front.idle import IdleTrim
-from serving.front.management import Management
 from serving.front.metrics import Metrics
 from serving.host import tritonserver
 from serving.host.machine import memory_limit, shm_size
@@ -64,7 +63,6 @@ class Services:
         server = Tritonserver(settings.status_file, settings.triton_restart_request)
         self.multi_model = multi_model(settings, self.registry, server) if settings.multi_model else None
         self.models: Registry | MultiModel = self.multi_model or self.registry
-        self.management = Management(settings.management_secret)
         self.keeper = Keeper(
             self.registry.crashes,
             self.multi_model or LoadedAtStart(self.gateway, settings.start_timeout),

@@ -39,6 +39,8 @@ class Inference:
     def once(self, served: ServedModel, request: Request) -> Reply:
         """The answer in one piece; raises a ServingError."""
         request = _meant_for(served, request)
+        if served.sequencing is None:
+            return self._once(served, request, None)
         session = Session.of(served.sequencing, request.session, _flags(request))
         with session_errors(session):
             reply = self._once(served, request, session)

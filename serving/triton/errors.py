@@ -161,14 +161,6 @@ def never_sent(err: grpc.RpcError) -> bool:
 
 
 @contextmanager
-def serving_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as err:
-        raise to_serving_error(err) from err
-
-
-@contextmanager
 def http_errors() -> Iterator[None]:
     """Translate a failed connection into TritonUnavailable, and a missing answer into TritonTimeout."""
     try:

@@ -1,18 +1,19 @@
-"""The gateway to Triton, and its calls: an inference, a stream of responses."""
+"""The gateway to Triton: the connection, an inference, a stream of responses, and calls about models."""
 
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import orjson
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serving.deadline import NEVER, Deadline
+from serving.budget import NEVER, Deadline
 from serving.errors import (
     InferenceFailed,
     InvalidRequest,
@@ -22,12 +23,21 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.host.network import LocalConnection
-from serving.triton.connection import PROBE_SECONDS, Connection
-from serving.triton.errors import http_errors, serving_errors, to_stream_error, without_trace
+from serving.triton.errors import http_errors, never_sent, to_serving_error, to_stream_error, without_trace
 from serving.triton.repository_call import RepositoryCall
-from serving.triton.shared_memory import Region, SharedMemory
+from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
+CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
+PROBE_SECONDS = 1.2  # on busy processors tritonserver took 0.7 s; nginx waits 2 s for /ping
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # finds a restarted Triton at once
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 METRICS_SECONDS = 1.0  # a scraper waits for 2
 NOWHERE = Path("/nonexistent")
 
@@ -47,6 +57,47 @@ class IndexEntry:
         return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
 
 
+class Connection:
+    """A channel to a gRPC target, "unix:PATH" or "host:port". It is opened at its first use, which is after gunicorn's
+    fork, and kept. Safe to share between threads."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    @cached_property
+    def _channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+
+    @cached_property
+    def stub(self) -> Any:
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def call(self, first: Callable[[], Any], again: Callable[[], Any]) -> Any:
+        """Call `first`, then `again` if `first` could not be sent. After a failed attempt to connect gRPC pauses, and
+        fails all calls in between, although Triton may just have come up. Raise a ServingError."""
+        try:
+            return first()
+        except grpc.RpcError as err:
+            if not never_sent(err):
+                raise to_serving_error(err) from err
+        with contextlib.suppress(grpc.FutureTimeoutError):
+            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_SECONDS)
+        try:
+            return again()
+        except grpc.RpcError as err:
+            raise to_serving_error(err) from err
+
+    def probe(self, method: str, request: Any, timeout: float = PROBE_SECONDS) -> Any:
+        """Make a quick call that is not an inference."""
+        call = partial(getattr(self.stub, method), request, timeout=timeout)
+        return self.call(call, call)
+
+    def close(self) -> None:
+        if channel := self.__dict__.pop("_channel", None):
+            channel.close()
+        self.__dict__.pop("stub", None)
+
+
 class Call:
     """An inference. `send` starts it without waiting; `result` waits for the reply.
 
@@ -58,7 +109,8 @@ class Call:
     ) -> None:
         self._connection, self._memory, self._request = connection, memory, request
         self._deadline, self._timeout = deadline, timeout
-        self._regions = memory.write(request.inputs)
+        large = [each for each in request.inputs if len(each.data) >= LEAST]
+        self._regions = memory.write(large) if large else {}
         self._message = request.message(self._regions)
         self._future: Any = None
 
@@ -79,7 +131,8 @@ class Call:
     def _give(self, back: Callable[[Iterable[Region]], None]) -> None:
         """Release the regions at most once: two calls that share a region would corrupt each other's answers."""
         regions, self._regions = self._regions, {}
-        back(regions.values())
+        if regions:
+            back(regions.values())
 
     def _answer(self) -> Any:
         try:
@@ -118,8 +171,10 @@ class Responses:
         return self
 
     def __next__(self) -> InferReply:
-        with serving_errors():
+        try:
             message = next(self._call) if self._begun else self._first()
+        except grpc.RpcError as err:
+            raise to_serving_error(err) from err
         if message.error_message:
             self._failed = True
             raise to_stream_error(message.error_message)

@@ -13,9 +13,8 @@ from numpy.lib import format as npy
 from clients.base import Model, ModelClient, Names, Parameter, TensorSpec
 from serving.bodies.json_lines import JsonLines
 from serving.bodies.reading import read_body, unpacked
-from serving.budget import Budget
+from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Limits
-from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import ServingError
 from serving.inference.batch_transform import transform

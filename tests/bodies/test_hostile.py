@@ -12,9 +12,8 @@ from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody, write_reply
 from serving.bodies.npy import write_npy
 from serving.bodies.reading import read_body, unpacked
-from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget
+from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.codecs import Limits
-from serving.deadline import Deadline
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.inference.service import Inference

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from serving.bodies import reading
 from serving.bodies.kserve import TensorBody
 from serving.bodies.reading import read_body
-from serving.deadline import NEVER
+from serving.budget import NEVER
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.triton.tensors import Tensor
 

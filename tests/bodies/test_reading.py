@@ -14,7 +14,7 @@ from serving.bodies.json_lines import JsonLines
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.reading import read_attributes, read_body
-from serving.deadline import NEVER
+from serving.budget import NEVER
 from serving.errors import InvalidRequest
 from serving.request import Target
 

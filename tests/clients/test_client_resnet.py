@@ -16,8 +16,7 @@ from transformers.models.convnext.image_processing_pil_convnext import ConvNextI
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from clients._predictions import softmax
-from clients.base import Model, TensorSpec
+from clients.base import Model, TensorSpec, softmax
 from clients.resnet import Client
 from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest

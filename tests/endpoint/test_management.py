@@ -6,8 +6,7 @@ import psutil
 import pytest
 import requests
 
-from serving.errors import Forbidden
-from serving.front.management import Management, is_management
+from predictor import is_management
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale
@@ -114,12 +113,6 @@ def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
     call(secret, "GET", "/models", **{KEY: SECRET})
     assert not [text for text in [*errors, secret.output()] if SECRET in text]
     assert not [file for file in secret.run_dir.rglob("*.conf") if SECRET in file.read_text()]
-
-
-def test_without_a_secret_everybody_may() -> None:
-    Management().check(lambda _: None)
-    with pytest.raises(Forbidden):
-        Management(f"{KEY}={SECRET}").check(lambda _: None)
 
 
 def test_which_routes_are_management() -> None:

@@ -19,8 +19,8 @@ from predictor import create_app
 from serving.front.admission import Admission
 from serving.front.incoming import incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
+from serving.request import STAGES
 from serving.settings.table import Settings
-from serving.timings import STAGES
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 from tests.support.load import Load
 

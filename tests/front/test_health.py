@@ -2,12 +2,11 @@
 
 import pytest
 
-import serving.deadline
-from serving.deadline import Deadline
+import serving.budget
+from serving.budget import Deadline
 from serving.errors import TritonUnavailable
 from serving.front.health import Health
-from serving.triton.connection import PROBE_SECONDS
-from serving.triton.gateway import IndexEntry
+from serving.triton.gateway import PROBE_SECONDS, IndexEntry
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +19,7 @@ class Slow:
     def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gateway, self.seconds, self.now = self, seconds, 100.0
         self.left: list[float] = []
-        monkeypatch.setattr(serving.deadline, "monotonic", lambda: self.now)
+        monkeypatch.setattr(serving.budget, "monotonic", lambda: self.now)
 
     def index(self) -> dict[str, dict[str, IndexEntry]]:
         self.now += self.seconds

@@ -16,9 +16,8 @@ from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies.json_lines import JsonLines
 from serving.bodies.npy import read_npy
 from serving.bodies.reading import read_attributes, read_binary, read_body, unpacked
-from serving.budget import Budget
+from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, Codec, Limits
-from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, LoadFailed, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model

@@ -14,8 +14,8 @@ from PIL import Image
 from clients.base import Model, ModelClient, Tensors, TensorSpec
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
+from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
-from serving.deadline import NEVER, Deadline
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, TooLate
 from serving.inference.service import Inference

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = ("errors", "headers", "deadline", "budget", "timings", "sessions", "named_value")  # of all
+WORDS = ("errors", "headers", "budget", "sessions", "named_value")  # of all
 REQUEST = ("served_model", "decoding", "request")  # what a request is, for all that answer one
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("serving/host/*.py",),

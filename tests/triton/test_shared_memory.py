@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from serving.budget import NEVER
 from serving.errors import TritonUnavailable
+from serving.triton.gateway import Call, Connection
 from serving.triton.shared_memory import FOLDER, SharedMemory
-from serving.triton.tensors import Tensor
+from serving.triton.tensors import InferRequest, Tensor
 
 pytestmark = pytest.mark.unit
 
@@ -57,9 +59,10 @@ def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(made: Mad
 
 
 def test_small_arrays_are_left_to_grpc(made: Made) -> None:
-    array = np.zeros(100, np.float32)
-    assert made.memory.write([Tensor.of("x", array)]) == {}
-    assert made.files() == []
+    for array, files in ((np.zeros(100, np.float32), 0), (numbers(1), 1)):
+        request = InferRequest("model", "", (Tensor.of("x", array),))
+        Call(Connection("unix:/nonexistent"), made.memory, request, NEVER, timeout=1.0)
+        assert len(made.files()) == files
 
 
 def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(made: Made) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from clients._predictions import ACTIVATIONS
-from clients.base import Model, ModelClient, Parameter, Tensors, labels_of
+from clients.base import ACTIVATIONS, Model, ModelClient, Parameter, Tensors, labels_of
 from clients.resnet import Client as Classifier
 from serving.codecs import ENCODED_IMAGE
 

@@ -7,7 +7,7 @@ from PIL import Image
 from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
-from clients._resizing import KEEP_RATIO, RESIZE, kept_ratio
+from clients._image import KEEP_RATIO, RESIZE, kept_ratio
 from serving.errors import DecodingError
 
 pytestmark = pytest.mark.full

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.front.streams import Ending
+from serving.front.replies import Ending
 
 pytestmark = pytest.mark.unit
 
