@@ -16,7 +16,7 @@ FILES = {  # how a name ends -> what to do with what is not built here
     (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
     (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",
     (".tflite",): f"{TENSORFLOW} --tflite FILE --output model.onnx",
-    (".plan", ".engine"): "a TensorRT plan needs no build: it is model.plan of a model folder (docs/tensorrt.md)",
+    (".plan", ".engine"): "a TensorRT plan needs no build: it is model.plan of a model folder (docs/build_engines.md)",
     (".safetensors", ".bin"): "weights alone do not say their network: name the folder that has their config.json too",
     (".ckpt",): "export the network that it is for: torch.onnx.export(network, example, 'model.onnx')",
     (".mar",): "TorchServe's archive is a zip file: unpack it and build the model that is in it",

@@ -22,7 +22,7 @@ SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_schedul
 PLAN_REMEDIES = (
     "a TensorRT plan runs only with the GPU model and the TensorRT version that it was built with: build it here "
     "(python -m build_engines build NAME --for tensorrt), or have ONNX Runtime's TensorRT provider serve the ONNX file "
-    "(--for gpu); docs/tensorrt.md"
+    "(--for gpu); docs/build_engines.md"
 )
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.stack
 TEXT = (ROOT / README).read_text()
 PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]  # and the guides
 SHELL = [(page, block) for page in PAGES for block in shell(page)]
-TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker]
+TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker and page != "docs/guides.md"]  # see test_guides
 
 
 def leaves(kind: type[ServingError]) -> list[type[ServingError]]:
