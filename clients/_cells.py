@@ -20,34 +20,38 @@ DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.ob
 WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def array_of(rows: Sequence[Row], datatype: str, missing: bool, place: Callable[[int], str]) -> Array:
-    """Rows of one length -> [rows, cells] of that datatype; `missing` lets empty cells of numbers be NaN.
+def array_of(rows: Sequence[Row], datatype: str, missing: Sequence[bool], place: Callable[[int], str]) -> Array:
+    """Rows of one length -> [rows, cells] of that datatype; `missing` says which columns take empty cells.
 
     Raises DecodingError with the number of the row, and as its field the `place` of the cell.
     """
     whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if whole is not None:
         return whole
-    parse = _parser(datatype, missing)
+    parsers = [_parser(datatype, each) for each in missing]
     array = np.empty((len(rows), len(rows[0])), DTYPES[datatype])
     for number, row in enumerate(rows):
         for index, cell in enumerate(row):
             try:
-                array[number, index] = parse(cell)
+                array[number, index] = parsers[index](cell)
             except ValueError as err:
                 raise DecodingError(str(err), field=place(index), instance=number) from err
     return array
 
 
-def _floats(rows: Sequence[Row], dtype: Any, missing: bool) -> Array | None:
+def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array | None:
     """Read all cells at once. Return None if one of them cannot be read that way."""
+    if any("_" in cell for row in rows for cell in row if isinstance(cell, str)):
+        return None  # Python and NumPy read 4_1 as 41
     try:
         with np.errstate(over="ignore"):
             array = np.array(rows, np.float64).astype(dtype)
     except (ValueError, TypeError, OverflowError):
         return None
-    in_order = np.isfinite(array) | np.isnan(array) if missing else np.isfinite(array)
-    return array if array.ndim == 2 and in_order.all() else None
+    if array.ndim != 2:
+        return None
+    in_order = np.isfinite(array) | (np.isnan(array) & np.array(missing, bool))
+    return array if in_order.all() else None
 
 
 def is_number(text: str) -> bool:
@@ -55,7 +59,12 @@ def is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
+
+
+def is_empty(cell: Any) -> bool:
+    """Return whether the cell is null, or a text without a character."""
+    return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
@@ -64,22 +73,24 @@ def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
         return lambda cell: _float(cell, datatype, missing)
     if datatype in INTEGERS:
         return lambda cell: _integer(cell, datatype)
-    return _boolean if datatype == "BOOL" else _text
+    return _boolean if datatype == "BOOL" else lambda cell: _text(cell, missing)
 
 
 def _float(cell: Any, datatype: str, missing: bool) -> float:
     number = _number(cell)
     if math.isnan(number) and not missing:
-        raise ValueError("it is empty, and this model takes no missing values (its setting missing: nan lets them)")
+        raise ValueError("it is empty, and this model takes no missing values there")
     if abs(number) > np.finfo(FLOATS[datatype]).max:
         raise ValueError(f"{describe(cell)} is beyond {datatype}")
     return number
 
 
 def _number(cell: Any) -> float:
-    """Return the cell as a number, NaN for an empty one."""
-    if cell is None or (isinstance(cell, str) and not cell.strip()):
+    """Return the cell as a number, NaN for an empty one. pandas writes booleans into CSV as True and False."""
+    if is_empty(cell):
         return math.nan
+    if isinstance(cell, str) and (word := cell[:10].strip().lower()) in ("true", "false"):
+        return float(WORDS[word])
     if isinstance(cell, bool | int | float) or (isinstance(cell, str) and is_number(cell)):
         try:
             return float(cell)
@@ -91,7 +102,7 @@ def _number(cell: Any) -> float:
 def _integer(cell: Any, datatype: str) -> int:
     """Digits are read exactly, for a float has no more than 16 of them; 3.0 is 3."""
     try:
-        value = int(cell) if isinstance(cell, str | int) else cell
+        value = int(cell) if isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell) else _number(cell)
     except ValueError:
         value = _number(cell)
     limits = np.iinfo(INTEGERS[datatype])
@@ -107,7 +118,9 @@ def _boolean(cell: Any) -> bool:
     return found
 
 
-def _text(cell: Any) -> bytes:
+def _text(cell: Any, missing: bool) -> bytes:
+    if cell is None and missing:
+        return b""
     if not isinstance(cell, str):
         raise ValueError(f"expected a string, got {describe(cell)}")
     return cell.encode()

@@ -13,12 +13,14 @@ import orjson
 from numpy.typing import NDArray
 
 from clients._cells import DTYPES, Row, array_of, is_number
-from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec, labels_of
+from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 
 Array = NDArray[Any]
+REFUSE, NAN = "refuse", "nan"
 BLANK = {"BYTES": "", "BOOL": False}  # an example's cell; of numbers it is 0
+BOOLEANS = ["False", "True"]
 LISTED = 20  # columns that an error names
 
 
@@ -41,7 +43,12 @@ class Client(ModelClient):
         ),
         Parameter("classes", (), "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …"),
         Parameter("probabilities", "", "the output of the probabilities; default: the one whose name has 'prob' in it"),
-        Parameter("missing", "refuse", "an empty cell of a number: refused, or NaN", choices=("refuse", "nan")),
+        Parameter(
+            "missing",
+            Names((REFUSE,)),
+            "which columns take an empty cell or null (NaN; of a text ''): refuse (none), nan (all), or their numbers "
+            "from 0, such as 0,3",
+        ),
     )
 
     def __init__(self, model: Model) -> None:
@@ -53,17 +60,29 @@ class Client(ModelClient):
         if not self.columns and set(self.widths) == {1}:
             self.columns = tuple(spec.name for spec in model.inputs)
         self._check_columns()
+        self.missing = self._missing()
         inputs = zip(model.inputs, self.widths, strict=True)
         self.example = orjson.dumps([BLANK.get(spec.datatype, 0) for spec, width in inputs for _ in range(width)])
         self.labels = labels_of(model, self.options["labels"])
         self.scores = self._probabilities()
         self._check_labels()
+        predicted = next((spec for spec in model.outputs if spec.name != self.scores), None)
+        self.boolean = predicted is not None and predicted.datatype == "BOOL"
 
     def _check_columns(self) -> None:
         if self.columns and len(self.columns) != sum(self.widths):
             raise InvalidRequest(f"{len(self.columns)} names of columns for {sum(self.widths)} columns")
         if len(set(self.columns)) < len(self.columns):
             raise InvalidRequest("two columns have the same name")
+
+    def _missing(self) -> list[bool]:
+        """Return for each column whether it takes empty cells."""
+        count, given = sum(self.widths), self.options["missing"]
+        if given in ((REFUSE,), (NAN,)):
+            return [given == (NAN,)] * count
+        if unknown := sorted(set(given) - set(map(str, range(count)))):
+            raise InvalidRequest(f"missing: '{unknown[0]}' is not {REFUSE}, {NAN} or a column's number below {count}")
+        return [str(place) in given for place in range(count)]
 
     def _probabilities(self) -> str:
         """The name of that output, "" without one."""
@@ -79,8 +98,12 @@ class Client(ModelClient):
                 raise InvalidRequest(f"{len(given)} {what} for the {shape[-1]} columns of output '{self.scores}'")
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Cells that name a column are a header. Where columns have no names, so are as many different words as there
-        are columns, for a model that takes numbers only."""
+        """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2 …: three or more such
+        cells are a header too, and so are as many different words as a model of nameless numbers has columns."""
+        if cells and sorted(cells) == sorted(self.columns):
+            return cells
+        if len(cells) == sum(self.widths) > 2 and [*cells] == [str(number) for number in range(len(cells))]:
+            return ()
         if any(map(is_number, cells)):
             return None
         if self.columns:
@@ -94,15 +117,15 @@ class Client(ModelClient):
         arrays, first = {}, 0
         for spec, width in zip(self.model.inputs, self.widths, strict=True):
             part = rows if len(self.widths) == 1 else [row[first : first + width] for row in rows]
-            arrays[spec.name] = self._array(spec, part, first)
+            arrays[spec.name] = self._array(spec, part, first, width)
             first += width
         return arrays
 
-    def _array(self, spec: TensorSpec, rows: Sequence[Row], first: int) -> Array:
+    def _array(self, spec: TensorSpec, rows: Sequence[Row], first: int, width: int) -> Array:
         def place(index: int) -> str:
             return self.columns[first + index] if self.columns else f"column {first + index}"
 
-        array = array_of(rows, spec.datatype, self.options["missing"] == "nan", place)
+        array = array_of(rows, spec.datatype, self.missing[first : first + width], place)
         return array if spec.shape else array.reshape(len(rows))
 
     def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:
@@ -155,6 +178,8 @@ class Client(ModelClient):
     def _by_class(self, array: Array) -> list[dict[str, float]]:
         numbers = self.options["classes"] or range(array.shape[1])
         names = self.labels or [str(int(number) if number % 1 == 0 else number) for number in numbers]
+        if self.boolean and not self.labels and array.shape[1] == len(BOOLEANS):
+            names = BOOLEANS
         return [dict(zip(names, row, strict=True)) for row in array.tolist()]
 
 

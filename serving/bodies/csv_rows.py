@@ -5,8 +5,9 @@ Rows are kept as bytes until it is their turn, because their cells take several 
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -15,10 +16,10 @@ from clients.base import ModelClient
 from serving.bodies.instances import Instances, check_media_type
 from serving.bodies.json_lines import JSON_LINES
 from serving.budget import MOST_INSTANCES, Deadline, check_count, in_time
-from serving.codecs import Limits, read_cells
+from serving.codecs import ROW, Limits, read_cells
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest
-from serving.headers import preferred
+from serving.headers import JSON_TYPE, preferred
 from serving.request import Batch, Body, Reply, Request
 from serving.served_model import ServedModel
 from serving.sessions import Session
@@ -50,6 +51,7 @@ class CsvBody(Body):
 
     data: bytes
     header: bool | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def by_line(self, accept: str) -> bool:
         """Return whether Accept asks for JSON lines, as batch transform does. Other replies are in one piece."""
@@ -59,13 +61,15 @@ class CsvBody(Body):
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
         check_media_type(client, CSV)
         rows = in_time(_rows(self.data.removeprefix(BOM)), deadline)
-        first = next(rows, None)
+        first, second = next(rows, None), next(rows, None)
         if first is None:
             raise InvalidRequest("the body has no row; send CSV, a line for each row")
         columns = self._columns(client, first)
+        if self.header is None and second is None and first.lstrip()[:1] == b"0":
+            columns = None  # a body of the row 0,1,2 alone has no header
         if columns is None:
             yield CsvItem("", raw=first)
-        for row in rows:
+        for row in chain(() if second is None else (second,), rows):
             yield CsvItem("", raw=row, columns=columns or ())
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
@@ -93,7 +97,7 @@ class CsvBody(Body):
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
             raise InvalidRequest("the body has a header and no row")
-        yield from Instances(items).batches(served, request, session, decoder)
+        yield from Instances(items, self.parameters).batches(served, request, session, decoder)
 
     def reply(self, served: ServedModel, request: Request, results: Iterator[Any]) -> Reply:
         if preferred(request.accept, CSV) != CSV:
@@ -107,6 +111,19 @@ class CsvBody(Body):
 
     def line(self, served: ServedModel, request: Request, result: Any) -> bytes:
         return Instances([]).line(served, request, result)
+
+
+@dataclass(frozen=True)
+class TextOrForm(Instances):
+    """A text or a form. To a model that takes rows it is CSV, if the form has one file and it is not JSON."""
+
+    def meant_for(self, served: ServedModel) -> Body:
+        raw = self.items[0].raw or b""
+        if served.client is None or served.client.codec is not ROW or len(self.items) > 1:
+            return self
+        if raw.lstrip()[:1] in (b"[", b"{"):
+            return replace(self, media_type=JSON_TYPE)
+        return CsvBody(raw, parameters=self.parameters)
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:

@@ -26,6 +26,7 @@ from serving.bodies.values import (
     request_parameters,
 )
 from serving.budget import Deadline
+from serving.codecs import ROW
 from serving.decoding import Decoder, Item
 from serving.errors import InvalidRequest
 from serving.request import RESERVED, Batch, Body, Reply, Request, Target
@@ -56,8 +57,8 @@ class FlatBody(Body):
         return [self.document, an_object(self.document, "parameters")]
 
     def meant_for(self, served: ServedModel) -> Body:
-        """Return Instances if the model has a client and the object is an instance, or holds some as Hugging Face's
-        toolkit takes them: {"inputs": …, "parameters": {…}}. Otherwise return this body."""
+        """Return Instances if the model has a client and the object is an instance, as any is for a table, or holds
+        some as Hugging Face's toolkit takes them: {"inputs": …, "parameters": {…}}. Otherwise return this body."""
         client = served.client
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
@@ -66,7 +67,7 @@ class FlatBody(Body):
         given = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
         if "inputs" in given:
             return Instances(_items(given), parameters, named=self.target())
-        if set(client.keys or client.codec.keys or ()) & given.keys():
+        if client.codec is ROW or set(client.keys or client.codec.keys or ()) & given.keys():
             return Instances([Item("body", value=given)], parameters, named=self.target())
         return self
 

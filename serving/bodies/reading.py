@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import simdjson
 
-from serving.bodies.csv_rows import CSV, read_csv
+from serving.bodies.csv_rows import CSV, TextOrForm, read_csv
 from serving.bodies.flat import SHAPES, FlatBody
 from serving.bodies.instances import Instances, listed_items
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
@@ -114,7 +114,8 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
             return read_document(document, len(data), generates)
     if kind == CSV:
         return read_csv(data, params.get("header", ""))
-    return Instances([Item("body", raw=data)], media_type=kind)
+    body = TextOrForm if kind == "text/plain" else Instances
+    return body([Item("body", raw=data)], media_type=kind)
 
 
 def _parse_body(data: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import flask
 
-from serving.bodies.instances import Instances
+from serving.bodies.csv_rows import TextOrForm
 from serving.bodies.reading import read_attributes, read_body, unpacked
 from serving.budget import HANDED_OVER, Budget, Deadline
 from serving.codecs import FORM
@@ -120,7 +120,7 @@ def read_invocation(source: Incoming, generates: bool) -> Body:
     return read_body(source.headers.get("Content-Type", ""), source.whole(), generates)
 
 
-def _read_form(form: Incoming) -> Instances:
+def _read_form(form: Incoming) -> Body:
     """Each file is an instance; fields other than the model's name and version are parameters."""
     files = [Item(name, raw=upload.read()) for name, uploads in form.files.lists() for upload in uploads]
     if not files:
@@ -128,4 +128,4 @@ def _read_form(form: Incoming) -> Instances:
     # a part without a name has None for one
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
-    return Instances(files, parameters, media_type=FORM, named=named)
+    return TextOrForm(files, parameters, media_type=FORM, named=named)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pandas as pd
 import pytest
 
 from clients.base import Model, TensorSpec
@@ -64,6 +65,8 @@ def test_inputs_of_several_columns_take_their_part_of_the_row() -> None:
     [
         ("FP32", "x"),
         ("FP32", "inf"),
+        ("FP32", "4_1"),
+        ("INT64", "4_1"),
         ("FP32", 10**400),
         ("FP16", 1e6),
         ("FP64", {}),
@@ -90,6 +93,37 @@ def test_a_cell_that_is_wrong_is_named(datatype: str, cell: Any) -> None:
 def test_whole_numbers_keep_all_their_digits() -> None:
     tensors = client_of((TensorSpec("id", "INT64", (1,)),)).preprocess([[2**62 + 1], [str(2**62 + 1)]])
     assert tensors["id"].tolist() == [[2**62 + 1]] * 2
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
+def test_booleans_of_pandas_are_cells(datatype: str) -> None:
+    cells = pd.DataFrame([[True, False]]).to_csv(index=False, header=False).strip().split(",")
+    assert client_of((TensorSpec("X", datatype, (2,)),)).preprocess([cells])["X"].tolist() == [[1, 0]]
+
+
+def test_a_header_of_numbers_is_one_where_pandas_writes_it(tmp_path: Path) -> None:
+    cells = list(pd.DataFrame(np.ones((2, 3))).to_csv(index=False).splitlines()[0].split(","))
+    wide = (TensorSpec("X", "FP32", (3,)),)
+    assert client_of(wide).header(cells) == ()
+    assert client_of(wide).header(["0", "1", "3"]) is None
+    assert client_of(FLOATS).header(["0", "1"]) is None
+    named = client_of(wide, folder=written(tmp_path, columns="2\n1\n0\n"))
+    assert named.header(cells) == cells
+
+
+def test_columns_that_take_empty_cells_are_named_one_by_one() -> None:
+    client = client_of(EACH, missing="1")
+    assert client.preprocess([[1, None, True]])["job"].tolist() == [[b""]]
+    with pytest.raises(DecodingError, match="'age'"):
+        client.preprocess([[None, "a", True]])
+    with pytest.raises(InvalidRequest, match="'3'"):
+        client_of(EACH, missing="3")
+
+
+def test_predictions_and_classes_of_booleans_are_booleans() -> None:
+    outputs = (TensorSpec("label", "BOOL", (1,)), TensorSpec("probabilities", "FP32", (2,)))
+    found = answers(client_of(outputs=outputs), label=[[True]], probabilities=[[0.25, 0.75]])
+    assert found == [{"prediction": True, "probabilities": {"False": 0.25, "True": 0.75}}]
 
 
 @pytest.mark.parametrize("row", [["", 1], [None, 1], {"a": "nan", "b": 1}])

@@ -100,7 +100,23 @@ def test_a_header_of_names_that_the_model_does_not_know_is_passed_over(
     wanted = predictions(ask(server, "odd", rows))
     assert predictions(ask(server, "odd", "a,b,c,d\n" + rows)) == wanted
     assert predictions(ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=present")) == wanted
-    assert len(predictions(ask(server, "odd", "0,1,2,3\n" + rows))) == 4
+    assert predictions(ask(server, "odd", "0,1,2,3\n" + rows)) == wanted
+    assert len(predictions(ask(server, "odd", "0,1,2,3\n" + rows, Content_Type="text/csv; header=absent"))) == 4
+    assert len(predictions(ask(server, "odd", "0,1,2,3"))) == 1
+
+
+def test_a_row_may_be_the_whole_body_and_csv_a_text_or_a_file_of_a_form(
+    server: Server, models: Mapping[str, Trained]
+) -> None:
+    rows = models["mixed"].rows[:3]
+    wanted = predictions(ask(server, "mixed", text_of(rows)))
+    assert predictions(ask(server, "mixed", rows.to_dict("records")[0])) == wanted[:1]
+    text = text_of(rows, header=True)
+    assert predictions(ask(server, "mixed", text, Content_Type="text/plain")) == wanted
+    reply = server.post("/invocations?model_name=mixed", files={"file": ("rows.csv", text, "text/csv")})
+    assert predictions(reply) == wanted
+    assert ask(server, "mixed", {"agee": 1}).json()["code"] == "decoding_error"
+    assert ask(server, "odd", {"agee": 1}).json()["code"] == "decoding_error"
 
 
 def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) -> None:
