@@ -44,6 +44,8 @@ class Client(ImageClient):
         Parameter("max_detections", 100, "how many to return per image", minimum=1, maximum=MOST),
     )
 
+    outputs = (LOGITS, BOXES)
+
     def __init__(self, model: Model) -> None:
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
         `labels` names is missing."""

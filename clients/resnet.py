@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 
 from clients._image import EXAMPLE, LABELS, ImageClient
-from clients.base import ACTIVATIONS, Model, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
+from clients.base import (
+    ACTIVATIONS,
+    Model,
+    Parameter,
+    Tensors,
+    TensorSpec,
+    label_of,
+    labels_mismatch,
+    labels_of,
+    scores_output,
+)
 from serving.errors import InferenceFailed, InvalidRequest
 
 
@@ -20,7 +30,8 @@ class Client(ImageClient):
     | `activation` | softmax | softmax when the model returns logits, sigmoid when classes do not exclude each other, none when it returns probabilities |
     | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
 
-    The client uses the model's first output, whatever its name.
+    Of several outputs the client uses the one with as many scores as there are labels, else the one named logits or
+    probabilities.
     """  # noqa: E501
 
     example = EXAMPLE
@@ -35,8 +46,9 @@ class Client(ImageClient):
         """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file
         that `labels` names is missing."""
         super().__init__(model)
-        self.output = model.outputs[0]
         self.labels = labels_of(model, self.options["labels"])
+        self.output = scores_output(model, len(self.labels))
+        self.outputs = (self.output.name,)
         if not _is_a_list(self.output.shape):
             raise InvalidRequest(self._no_list(self.output.shape))
         if mismatch := labels_mismatch(

@@ -26,6 +26,7 @@ from build_engines.ensembles.parts import (
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder.config import read_config, specs
 from build_engines.request import Request
+from build_engines.weights import onnx_files, sources
 from clients.base import TensorSpec
 
 CLASSIFIER = "efficientnet"  # the recipe of the default
@@ -55,9 +56,13 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     model = part if request.weights else CLASSIFIER
     folder, made = build_model(replace(request, model=model, name=part, max_batch_size=batch, settings={}), force)
     network = _read_network(folder)
+    weights = sources.find(request)
+    is_onnx = weights is not None and sources.kind(weights) == "onnx"
+    has_scores = weights and is_onnx and onnx_files.squashed_by(onnx_files.read(weights), network.scores.name)
+    activation = request.settings.get("activation", "none" if has_scores else "softmax")
     written = (
         _write_decoder(request.repository / f"{name}_decoder", network, batch, settings),
-        _write_ensemble(request.repository / name, network, batch, settings["activation"], request.labels),
+        _write_ensemble(request.repository / name, network, batch, activation, request.labels),
     )
     return request.repository / name, made or any(written)
 

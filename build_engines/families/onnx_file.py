@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
+
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.text_folder import EXAMPLES, copy_tokenizer, write_example
 from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import TORCHSCRIPT, ModelSpec, full_shape
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import onnx_files
-from clients.base import TensorSpec
-from serving.inference.registry import families
+from clients.base import Model, TensorSpec
+from serving.errors import InvalidRequest
+from serving.inference.registry import families, make_client
 from serving.triton.tensors import numpy_dtype
 
 MAX_BATCH_SIZE = 8
@@ -24,6 +27,12 @@ LABELS = "labels.txt"
 DETECTOR = "yolov5"
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
+# Clients, and tasks of texts, that make scores of logits -> whether they have the setting `activation`.
+OF_LOGITS = {
+    **dict.fromkeys(("resnet", "text-classification", "text-ranking"), True),
+    **dict.fromkeys(("zero-shot-classification", "token-classification", "fill-mask", "question-answering"), False),
+    "detr": False,
+}
 
 
 def export(request: Request, path: Path, folder: Path) -> ModelSpec:
@@ -37,7 +46,35 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     spec = spec_of_flags(request, folder, onnx_files.names_of(model))
     if spec.client == DETECTOR and (keypoints := onnx_files.keypoints_of(model)):
         spec = replace(spec, settings={**spec.settings, "keypoints": keypoints})
-    return with_tensors(request, folder, spec)
+    return _with_scores(request, folder, model, with_tensors(request, folder, spec))
+
+
+def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: ModelSpec) -> ModelSpec:
+    """Return the ModelSpec with its output of scores first, and with `activation` none if the file makes scores of its
+    logits itself. Raise BuildError if it does so and the client has no such setting."""
+    settings = {**spec.settings, **request.settings}
+    kind = settings.get("task", "") if spec.client == TEXTS else spec.client
+    if kind not in OF_LOGITS:
+        return spec
+    try:
+        client = make_client(
+            Model(
+                spec.client, folder, spec.inputs, spec.outputs, spec.max_batch_size, {**settings, "client": spec.client}
+            )
+        )
+    except (InvalidRequest, OSError):  # the check of the finished folder says why
+        return spec
+    name = client.outputs[0] if client else ""
+    spec = replace(spec, outputs=tuple(sorted(spec.outputs, key=lambda each: each.name != name)))
+    operator = onnx_files.squashed_by(graph, name)
+    if not operator or "activation" in settings:
+        return spec
+    if not OF_LOGITS[kind]:
+        raise BuildError(
+            f"the file's output '{name}' ends in {operator}, and {kind} computes its scores from logits: export the "
+            f"network without its last {operator}"
+        )
+    return replace(spec, settings={**spec.settings, "activation": "none"})
 
 
 def spec_of_flags(request: Request, folder: Path, names: Sequence[str] = ()) -> ModelSpec:

@@ -13,6 +13,9 @@ from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
+SQUASHING = ("Softmax", "Sigmoid")  # operators that make scores of logits
+PASSING = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Dropout"}
+PASSING |= {"QuantizeLinear", "DequantizeLinear"}
 DATATYPES = {
     **{getattr(TensorProto, kind): kind for kind in ("INT8", "INT16", "INT32", "INT64", "BOOL")},
     **{getattr(TensorProto, kind): kind for kind in ("UINT8", "UINT16", "UINT32", "UINT64")},
@@ -84,6 +87,19 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
         return ast.literal_eval(text[:LONGEST_NAMES])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+
+
+def squashed_by(model: onnx.ModelProto, output: str) -> str:
+    """Return the operator that makes scores of logits behind the output, Softmax or Sigmoid; "" if it is neither."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    node = makers.get(output)
+    for _ in makers:
+        if node is None or node.op_type not in PASSING:
+            break
+        node = makers.get(node.input[0])
+    if node and node.op_type == "Div" and (powers := makers.get(node.input[0])) and powers.op_type == "Exp":
+        return "Softmax"  # as old exporters write it: powers, divided by their sum
+    return node.op_type if node and node.op_type in SQUASHING else ""
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

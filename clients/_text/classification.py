@@ -7,7 +7,7 @@ import numpy as np
 
 from clients._text.task import Array, Fields, Task, as_text, label
 from clients._text.tokenizer import TextTokenizer
-from clients.base import ACTIVATIONS, Model, Names, Parameter, Tensors, best, softmax
+from clients.base import ACTIVATIONS, Model, Names, Parameter, Tensors, best, scores_output, softmax
 from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
@@ -37,6 +37,8 @@ class TextClassification(Task):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
         self.names = self.labels()
+        self.output = scores_output(model, len(self.names))
+        self.outputs = (self.output.name,)
         self.function = self._function()
 
     def _function(self) -> str:
@@ -46,7 +48,7 @@ class TextClassification(Task):
         problem = self.tokenizer.config.get("problem_type")
         if problem == "regression":
             return "none"
-        single = 1 in (len(self.names), self.model.outputs[0].shape[-1])
+        single = 1 in (len(self.names), self.output.shape[-1])
         return "sigmoid" if single or problem == "multi_label_classification" else "softmax"
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
@@ -104,6 +106,7 @@ class ZeroShotClassification(Task):
                 f"model '{model.name}': none of its labels ({', '.join(self.labels()) or 'there are none'}) begins "
                 "with 'entail'; zero-shot-classification takes a model of natural language inference"
             )
+        self.outputs = (scores_output(model, len(self.labels())).name,)
         self.entailment = found[0]
         self.contradiction = -1 if self.entailment == 0 else 0
 
@@ -178,7 +181,9 @@ class TextRanking(Task):
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
-        if (count := model.outputs[0].shape[-1]) not in (1, -1):
+        output = scores_output(model, 1)
+        self.outputs = (output.name,)
+        if (count := output.shape[-1]) not in (1, -1):
             raise InvalidRequest(f"model '{model.name}' gives {count} scores for a pair; text-ranking takes one")
         self.activation = ACTIVATIONS[self._activation()]
 

@@ -42,6 +42,16 @@ def test_the_classifier_is_efficientnet_unless_weights_are_named(tmp_path: Path)
     assert len((tmp_path / "models/image_classes/labels.txt").read_text().splitlines()) == 1000
 
 
+def test_scores_that_the_file_computes_are_not_computed_again(tmp_path: Path) -> None:
+    tiny_network(tmp_path / "tiny.onnx", (3, 96, 96))
+    model = onnx.load(tmp_path / "tiny.onnx")
+    model.graph.node.append(helper.make_node("Softmax", ["scores"], ["shares"]))
+    model.graph.output[0].name = "shares"
+    onnx.save(model, tmp_path / "tiny.onnx")
+    assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 0
+    assert read_config(tmp_path / "models/image_classes").parameters["activation"].string_value == "none"
+
+
 @pytest.mark.parametrize(("shape", "layout"), [((96, 96, 3), "HWC"), ((3, 96, 96), "CHW")])
 def test_an_onnx_file_keeps_its_names_and_decides_the_layout(
     tmp_path: Path, shape: tuple[int, ...], layout: str

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
@@ -20,7 +21,7 @@ from build_engines.runners import runner_of
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
-from tests.build_engines.models import save, save_classifier, save_ports, save_scale
+from tests.build_engines.models import save, save_classifier, save_ports, save_scale, session
 
 pytestmark = pytest.mark.full
 
@@ -198,6 +199,89 @@ def test_a_map_is_no_list_of_scores(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "unet.onnx", {"mask": (21, 64, 64)}, side=64)
     with pytest.raises(BuildError, match=r"output 'mask' \[21, 64, 64\] .* is no list of scores, one for each class"):
         made(tmp_path, file, client="resnet")
+
+
+def save_with_ending(path: Path, *operators: str) -> Path:
+    """Write the classifier with these operators behind its logits, the last one called scores."""
+    model = onnx.load(save_classifier(path))
+    names = ["logits", *(f"end{number}" for number in range(len(operators) - 1)), "scores"]
+    for operator, source, target in zip(operators, names[:-1], names[1:], strict=True):
+        shaped = [source, "as_is"] if operator == "Reshape" else [source]
+        model.graph.node.append(helper.make_node(operator, shaped, [target]))
+    model.graph.initializer.append(helper.make_tensor("as_is", TensorProto.INT64, [2], [0, -1]))
+    model.graph.output[0].name = "scores"
+    onnx.save(model, path)
+    return path
+
+
+def picture() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+
+
+def scores_of(stored: StoredModel) -> dict[int, float]:
+    """What the model's client answers to a picture, by class id."""
+    client = stored.client()
+    assert client
+    inputs = client.preprocess([picture()])
+    (found,) = client.postprocess(runner_of(stored)(inputs), inputs, [picture()], client.read_parameters({}))
+    return {each["class_id"]: each["score"] for each in found["classes"]}
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("behind", [(), ("Identity",), ("Reshape",), ("Identity", "Reshape", "Flatten")])
+def test_scores_that_the_file_computes_are_not_computed_again(
+    function: str, behind: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = save_with_ending(tmp_path / "c.onnx", function.capitalize(), *behind)
+    stored = made(tmp_path, file, client="resnet")
+    client = stored.client()
+    assert client
+    network = session(save_classifier(tmp_path / "logits.onnx"))
+    logits = torch.from_numpy(network.run(["logits"], client.preprocess([picture()]))[0][0])
+    wanted = getattr(torch, function)(logits, **({"dim": 0} if function == "softmax" else {}))
+    assert scores_of(stored) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
+
+
+def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
+    file = save_with_ending(tmp_path / "c.onnx", "Exp", "Identity")
+    model = onnx.load(file)
+    sums = helper.make_node("ReduceSum", ["end0"], ["sum"])
+    model.graph.node[-1].CopyFrom(helper.make_node("Div", ["end0", "sum"], ["scores"]))
+    model.graph.node.insert(len(model.graph.node) - 1, sums)
+    onnx.save(model, file)
+    assert sum(scores_of(made(tmp_path, file, client="resnet")).values()) == pytest.approx(1)
+    assert made(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
+
+
+def test_an_activation_that_is_named_is_kept(tmp_path: Path) -> None:
+    file = save_with_ending(tmp_path / "c.onnx", "Softmax")
+    stored = made(tmp_path, file, client="resnet", settings={"activation": "sigmoid"})
+    assert stored.model.parameters["activation"] == "sigmoid"
+
+
+def save_two_outputs(path: Path, second: str = "logits") -> Path:
+    """Write the classifier with its eight features as a first output; they are larger than any of its scores."""
+    model = onnx.load(save_classifier(path))
+    model.graph.node[-1].output[0] = model.graph.output[0].name = second
+    model.graph.initializer.append(numpy_helper.from_array(np.full(1, 100, np.float32), "much"))
+    model.graph.node.append(helper.make_node("Add", ["e", "much"], ["features"]))
+    model.graph.output.insert(0, helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", 8]))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(("second", "labels"), [("logits", ""), ("probabilities", ""), ("y", "cat\ndog\nfox\n")])
+def test_of_two_outputs_the_one_with_the_classes_is_read(second: str, labels: str, tmp_path: Path) -> None:
+    file = save_two_outputs(tmp_path / "two.onnx", second)
+    (tmp_path / "names").write_text(labels)
+    stored = made(tmp_path, file, client="resnet", **({"labels": tmp_path / "names"} if labels else {}))
+    assert stored.config.output[0].name == second
+    assert scores_of(stored) == scores_of(made(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet"))
+
+
+def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="--labels"):
+        made(tmp_path, save_two_outputs(tmp_path / "two.onnx", "y"), client="resnet")
 
 
 def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
+from onnx import helper
 from safetensors.torch import load_file, save_file
 
 from build_engines.build import build, export
 from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
+from build_engines.model_folder.config import read_config
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
 from clients.bert import TASKS
@@ -197,6 +200,43 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
         build(Request("own", **given))
     with pytest.raises(UsageError, match="--tokenizer is for --client bert"):
         build(Request("own", **(given | {"client": ""}), tokenizer=checkpoint))
+
+
+def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:
+    """Write the checkpoint as an ONNX file whose logits go through the operator."""
+    built(checkpoint, folder)
+    file = folder / "1" / "model.onnx"
+    model = onnx.load(file)
+    name = model.graph.output[0].name
+    model.graph.output[0].name = "scores"
+    model.graph.node.append(helper.make_node(operator, [name], ["end"]))
+    model.graph.node.append(helper.make_node("Identity", ["end"], ["scores"]))
+    onnx.save(model, file)
+    return file
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_scores_of_texts_that_the_file_computes_are_not_computed_again(function: str, tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
+    file = file_with_scores(checkpoint, tmp_path / "whole", function.capitalize())
+    task = "text-classification"
+    given: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
+    folder, _ = build(Request("own", **given, task=task, repository=tmp_path / "repository"))
+    parameters = read_config(folder).parameters
+    ours = Served(folder, **{name: value.string_value for name, value in parameters.items()}).predict(TEXTS)
+    pipeline = transformers.pipeline(task, str(checkpoint), top_k=3, function_to_apply=function)
+    for prediction, wanted in zip(ours, pipeline(TEXTS), strict=True):
+        assert [each["label"] for each in prediction["classes"]] == [each["label"] for each in wanted]
+        scores = [each["score"] for each in prediction["classes"]]
+        assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
+
+
+def test_a_task_that_needs_logits_takes_no_file_that_ends_in_softmax(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "token-classification", num_labels=3)
+    file = file_with_scores(checkpoint, tmp_path / "whole", "Softmax")
+    given: dict[str, Any] = {"weights": str(file), "client": "bert", "tokenizer": checkpoint}
+    with pytest.raises(BuildError, match="Softmax"):
+        build(Request("own", **given, task="token-classification", repository=tmp_path / "repository"))
 
 
 def test_positions_that_begin_behind_the_padding_shorten_the_texts(tmp_path: Path) -> None:
