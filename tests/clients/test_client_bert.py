@@ -1,9 +1,6 @@
-"""The bert client: its answers are those of transformers' pipelines on the same weights."""
+"""The text client's settings and limits, and its answers against those of transformers' pipelines."""
 
 import json
-import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,8 @@ from clients.base import Model
 from clients.bert import Client
 from serving.errors import DecodingError, InvalidRequest
 from tests.clients.text_models import LIMIT, MASKED, TEXTS, VOCABULARY, Served, serve
-from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.full
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -36,52 +30,23 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(folder, task="embedding")
 
 
-def embed_with_transformers(folder: Path, text: str, pooling: str) -> NDArray[Any]:
-    """One text through AutoModel; the mean as the model card of all-MiniLM-L6-v2 takes it."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(text, return_tensors="pt", truncation=True)
-    with torch.no_grad():
-        states = transformers.AutoModel.from_pretrained(folder)(**encoded).last_hidden_state[0]
-    return np.asarray((states.mean(0) if pooling == "mean" else states[0]).numpy())
-
-
 def vectors(predictions: list[Any]) -> NDArray[Any]:
     return np.array([prediction["embedding"] for prediction in predictions])
 
 
 def test_minilms_embeddings_are_those_of_transformers(minilm: Served) -> None:
+    """Take the mean as the model card of all-MiniLM-L6-v2 does."""
     texts = ["A cat sits on the mat.", "Ünïcode, 東京 and 🙂!", "", "word " * 700]
-    ours = vectors(minilm.predict(texts))
-    for text, vector in zip(texts, ours, strict=True):
-        reference = embed_with_transformers(bert.minilm(), text, "mean")
-        assert np.abs(vector - reference / np.linalg.norm(reference)).max() < 1e-4
-
-
-def test_alike_sentences_lie_closer_than_unlike_ones(minilm: Served) -> None:
-    cat, kitten, market = vectors(
-        minilm.predict(["A cat is sleeping.", "A kitten takes a nap.", "Share prices fell sharply today."])
-    )
-    assert cat @ kitten > 0.5 > 0.2 > cat @ market
-
-
-def test_a_text_gets_the_same_answer_alone_and_in_a_batch(minilm: Served) -> None:
-    texts = ["Short.", "A somewhat longer sentence about nothing in particular.", ""]
-    alone = np.concatenate([vectors(minilm.predict([text])) for text in texts])
-    assert np.abs(vectors(minilm.predict(texts)) - alone).max() < 1e-5
-
-
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("normalize", ["true", "false"])
-def test_pooling_and_normalisation_are_settings(pooling: str, normalize: str, tmp_path: Path) -> None:
-    served = serve(tmp_path, "embedding", pooling=pooling, normalize=normalize)
-    for text, vector in zip(TEXTS, vectors(served.predict(TEXTS)), strict=True):
-        reference = embed_with_transformers(tmp_path / "checkpoint", text, pooling)
-        length = np.linalg.norm(reference) if normalize == "true" else 1.0
-        assert np.abs(vector - reference / length).max() < 1e-4
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert.minilm())
+    network = transformers.AutoModel.from_pretrained(bert.minilm())
+    for text, vector in zip(texts, vectors(minilm.predict(texts)), strict=True):
+        with torch.no_grad():
+            reference = network(**tokenizer(text, return_tensors="pt", truncation=True)).last_hidden_state[0].mean(0)
+        assert np.abs(vector - (reference / reference.norm()).numpy()).max() < 1e-4
 
 
 @pytest.mark.parametrize(("pooling", "output"), [("", "sentence_embedding"), ("cls", "last_hidden_state")])
-def test_what_a_network_has_pooled_itself_is_taken_as_it_is(pooling: str, output: str, tmp_path: Path) -> None:
+def test_a_vector_that_the_network_pooled_itself_is_not_pooled_again(pooling: str, output: str, tmp_path: Path) -> None:
     settings = {"pooling": pooling} if pooling else {}
     served = serve(tmp_path, "embedding", None, "bert", normalize="false", **settings)
     assert served.client.outputs == (output,)
@@ -100,7 +65,7 @@ def same_token(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("top_k", [1, 5, 1000])
+@pytest.mark.parametrize("top_k", [1, 1000])
 def test_fill_mask_is_that_of_transformers_pipeline(top_k: int, tmp_path: Path) -> None:
     served = serve(tmp_path, "fill-mask")
     pipeline = transformers.pipeline("fill-mask", str(tmp_path / "checkpoint"))
@@ -160,15 +125,6 @@ def test_top_k_limits_the_classes(tmp_path: Path) -> None:
     assert [p["classes"] for p in served.predict(TEXTS, top_k=2)] == [p["classes"][:2] for p in every]
 
 
-@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_the_activation_is_a_setting(activation: str, tmp_path: Path) -> None:
-    served = serve(tmp_path, "text-classification", {"num_labels": 3}, activation=activation)
-    pipeline = transformers.pipeline("text-classification", str(tmp_path / "checkpoint"))
-    ours = served.predict(TEXTS[:1])[0]["classes"]
-    theirs = pipeline(TEXTS[0], top_k=3, function_to_apply=activation)
-    np.testing.assert_allclose([c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4)
-
-
 def test_a_label_file_takes_the_place_of_id2label(tmp_path: Path) -> None:
     serve(tmp_path, "text-classification", {"num_labels": 2})
     (tmp_path / "bert" / "labels.txt").write_text("minus\nplus\n")
@@ -184,8 +140,8 @@ def test_truncation_is_reported(tmp_path: Path) -> None:
     assert [p["truncated"] for p in predictions] == [False, True, True, False]
 
 
-def test_of_a_long_text_only_as_much_is_tokenized_as_the_model_can_take(tmp_path: Path) -> None:
-    """All of it would take 300 bytes for each character: 1.5 GB for 5 MB."""
+def test_only_the_part_of_a_long_text_that_the_model_can_take_is_tokenized(tmp_path: Path) -> None:
+    """Tokenizing all of it would take 300 bytes for each character: 1.5 GB for 5 MB."""
     served = serve(tmp_path, "embedding")
     long = "the cat " * 10**6
     tensors = served.client.preprocess([long, long[:100]])
@@ -206,7 +162,7 @@ def test_texts_that_are_tokenized_in_portions_get_the_same_tokens(
 
 
 def test_more_masks_than_are_filled_in_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a row of scores for the whole vocabulary, and a sequence for each of its tokens."""
+    """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its tokens."""
     served = serve(tmp_path, "fill-mask")
     tensors = served.client.preprocess(["[MASK] " * 3])
     values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
@@ -249,16 +205,13 @@ def test_vocab_txt_alone_tokenizes_as_tokenizer_json_does(tmp_path: Path) -> Non
     assert again.predict(MASKED) == served.predict(MASKED)
 
 
-def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_missing_or_damaged_tokenizer_is_named(content: str | None, tmp_path: Path) -> None:
     serve(tmp_path, "embedding")
-    shutil.rmtree(tmp_path / "bert" / "tokenizer")
-    with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
-        Served(tmp_path / "bert")
-
-
-def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
-    serve(tmp_path, "embedding")
-    (tmp_path / "bert" / "tokenizer" / "tokenizer.json").write_text("{}")
+    file = tmp_path / "bert/tokenizer/tokenizer.json"
+    file.unlink()
+    if content:
+        file.write_text(content)
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
         Served(tmp_path / "bert")
 
@@ -271,13 +224,6 @@ def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
         Served(tmp_path / "bert", task="fill-mask")
 
 
-def test_the_example_in_the_folder_and_the_clients_own_are_answered(tmp_path: Path) -> None:
-    for task in ("embedding", "fill-mask", "text-classification"):
-        served = serve(tmp_path / task, task)
-        texts = [Client.example.decode(), (tmp_path / task / "bert" / "example.txt").read_text()]
-        assert len(served.predict(texts)) == 2
-
-
 def test_threads_share_a_client(minilm: Served) -> None:
     texts = [f"Sentence number {i} " + "goes on " * (i % 7) for i in range(64)]
     expected = [minilm.client.preprocess([text])["input_ids"].tolist() for text in texts]
@@ -285,17 +231,3 @@ def test_threads_share_a_client(minilm: Served) -> None:
         for _ in range(5):
             got = pool.map(lambda text: minilm.client.preprocess([text])["input_ids"].tolist(), texts)
             assert list(got) == expected
-
-
-def test_the_client_imports_neither_transformers_nor_torch(minilm: Served) -> None:
-    code = """
-import sys
-from pathlib import Path
-from clients.base import Model, TensorSpec
-from clients.bert import Client
-spec = TensorSpec("last_hidden_state", "FP32", (-1, 384))
-Client(Model("bert", Path(sys.argv[1]), (), (spec,))).preprocess(["a text"])
-sys.exit(", ".join({"transformers", "torch"} & set(sys.modules)) or 0)
-"""
-    path = str(minilm.client.model.path)
-    subprocess.run([sys.executable, "-c", code, path], check=True, cwd=ROOT, timeout=PATIENCE)

@@ -11,8 +11,7 @@ from clients.base import Model, TensorSpec
 from clients.detr import Client
 from serving.codecs import Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
-from tests.clients.image_models import images
-from tests.clients.vision_models import DETECTORS, assert_detections, pipeline, predict, serve
+from tests.clients.vision_models import DETECTORS, assert_detections, images, pipeline, predict, serve
 
 pytestmark = pytest.mark.full
 

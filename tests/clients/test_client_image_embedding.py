@@ -1,4 +1,4 @@
-"""Images as vectors: those of transformers' own encoders."""
+"""Images as vectors, against those of transformers' own encoders."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from build_engines.request import Request
 from clients.base import Model, TensorSpec
 from clients.image_embedding import Client
 from serving.errors import InferenceFailed, InvalidRequest
-from tests.clients.image_models import images
 from tests.clients.text_models import Served, save_tokenizer
-from tests.clients.vision_models import ENCODERS, pipeline, predict, processor_of, runner, save_vision, serve
+from tests.clients.vision_models import ENCODERS, images, pipeline, predict, processor_of, runner, save_vision, serve
 
 pytestmark = pytest.mark.full
 
@@ -29,7 +28,7 @@ def client_of(*shape: int) -> Client:
 
 
 def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
-    """What transformers compares with a text, where the network has more than a pooled output."""
+    """Return the vector that transformers compares with a text, which is not the pooled output."""
     pixels = processor_of(checkpoint, name)(images=picture, return_tensors="pt")
     with torch.inference_mode():
         if name == "clip-projected":

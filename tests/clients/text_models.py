@@ -20,8 +20,6 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
 TEXTS = ["the cat sat on the mat.", "A dog!", "quickly the big red fox ran under the moons, the sun is blue", ""]
 MASKED = ["the [MASK] sat on the mat.", "The [MASK] ran, the [MASK] sat on [MASK] rug!", "[MASK]"]
 LIMIT = 24
-
-
 HEADS = {
     "embedding": "Model",
     "fill-mask": "ForMaskedLM",
@@ -57,7 +55,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {  # model_type -> transf
 
 
 def save_checkpoint(folder: Path, task: str, family: str = "bert", **changes: Any) -> Path:
-    """A small random checkpoint with its tokenizer, as save_pretrained writes them."""
+    """Save a small random checkpoint with its tokenizer, as save_pretrained writes them."""
     torch.manual_seed(0)
     name, kind, values = FAMILIES[family]
     tokenizer = save_tokenizer(folder, kind)
@@ -78,7 +76,7 @@ ROBERTAS = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask":
 
 
 def save_tokenizer(folder: Path, kind: str) -> Any:
-    """A tokenizer with the words above, of one of the kinds that encoders have."""
+    """Save and return a tokenizer with the words above, of one of the kinds that encoders have."""
     if kind == "pieces":
         vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
         tokenizer = transformers.BertTokenizer(
@@ -95,7 +93,7 @@ def save_tokenizer(folder: Path, kind: str) -> Any:
 
 
 def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
-    """Of a model, what goes before it and its marks around a text and a pair."""
+    """Return a trained tokenizer, with its normalizer and its marks around a text and a pair."""
     special = list(marks.values())
     texts = [" ".join(WORDS.replace("#", "").split() * 3), *TEXTS]
     trainer: Any
@@ -159,7 +157,7 @@ def _specs(values: Any) -> tuple[TensorSpec, ...]:
 def serve(
     tmp: Path, task: str, changes: Mapping[str, Any] | None = None, family: str = "bert", **settings: str
 ) -> Served:
-    """A checkpoint in `tmp`/checkpoint, and the folder that is built of it behind its client."""
+    """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its client."""
     checkpoint = save_checkpoint(tmp / "checkpoint", task, family, **(changes or {}))
     made = export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
     return Served(tmp / "bert", **{**made.settings, "pad_to_multiple_of": "1", **settings})

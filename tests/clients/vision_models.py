@@ -1,10 +1,11 @@
-"""Small random networks of transformers that take one image and classify none: as folders, and built behind their
-clients without Triton."""
+"""Small random networks of transformers that take one image: as folders, and built behind their clients without
+Triton."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -15,17 +16,38 @@ from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from clients.base import ModelClient, Tensors
 from tests.build_engines.models import session
-from tests.clients.image_models import FOLDED, LABELS, SIDES, WIDE, image_processor_of
 
-SMALL = {**WIDE, "image_size": 32, "patch_size": 8}
-WORDS = {**WIDE, "vocab_size": 320, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 2}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+SMALL |= {"image_size": 32, "patch_size": 8}
+WORDS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+WORDS |= {"vocab_size": 320, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 2}
+LABELS = {0: "cat", 1: "dog", 2: "fox", 3: "hen", 4: "owl"}
 NAMED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
+SIDES = {"height": 32, "width": 32}
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 CUT = {"size": {"shortest_edge": 36}, "crop_size": SIDES}
 WHOLE = {"size": {"height": 64, "width": 64}}
-KEPT = {"size": {"shortest_edge": 64, "longest_edge": 96}}  # each image at its own size
+KEPT = {"size": {"shortest_edge": 64, "longest_edge": 96}}  # each image keeps its own size
+FOLDED = {"embedding_size": 8, "hidden_sizes": (16, 24), "depths": (1, 1), "layer_type": "basic"}
 NARROW = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2}
 NARROW |= {"decoder_attention_heads": 2, "decoder_layers": 1, "encoder_layers": 1, "num_queries": 10}
 LOCAL = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
+
+
+def images() -> list[Image.Image]:
+    """Return coarse noise, enlarged, so that resizing matters."""
+    rng = np.random.default_rng(0)
+    noise = [Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)) for _ in SIZES]
+    return [picture.resize(size, Image.Resampling.BICUBIC) for picture, size in zip(noise, SIZES, strict=True)]
+
+
+def _classifier(network: str, **config: Any) -> Callable[..., Any]:
+    def make(**changes: Any) -> Any:
+        given = getattr(hf, f"{network}Config")(**config, **NAMED, **changes)
+        return getattr(hf, f"{network}ForImageClassification")(given)
+
+    return make
 
 
 def _clip() -> Any:
@@ -66,11 +88,45 @@ def _rt_detr() -> Any:
     )
 
 
-# The network, and the processor's class and settings.
-Made = tuple[Callable[[], Any], str, Mapping[str, Any]]
+# Each is the network, and the class and settings of its image processor.
+Made = tuple[Callable[..., Any], str, Mapping[str, Any]]
+STAGES = {"depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16, "image_size": 32, "patch_size": 4, "window_size": 4}
+NARROWEST = {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320, "image_size": 32}
+NECKS = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 8, 8, 16, 16, 32], "num_attention_heads": 2}
+DEEP = {"depths": [1, 1], "hidden_sizes": [16, 24], "num_stages": 2}
+UNCENTERED = {"resample": 0, "rescale_offset": True, "rescale_factor": 1 / 127.5}
+LARGER = {"size": {"height": 36, "width": 36}, "crop_size": SIDES}
+CLASSIFIERS: dict[str, Made] = {
+    "vit": (_classifier("ViT", **SMALL), "ViT", {"size": SIDES}),
+    "deit": (_classifier("DeiT", **SMALL), "DeiT", LARGER | IMAGENET),
+    "swin": (_classifier("Swin", **STAGES), "ViT", {"size": SIDES, **IMAGENET}),
+    "convnext": (_classifier("ConvNext", **DEEP), "ConvNext", {"size": {"shortest_edge": 32}, **IMAGENET}),
+    "efficientnet": (
+        _classifier("EfficientNet", **NARROWEST),
+        "EfficientNet",
+        {"size": SIDES, **UNCENTERED, **IMAGENET},
+    ),
+    "mobilenet": (
+        _classifier("MobileNetV2", depth_multiplier=0.35, image_size=32),
+        "MobileNetV2",
+        {"size": {"shortest_edge": 37}, "crop_size": SIDES, "resample": 2},
+    ),
+    "mobilevit": (_classifier("MobileViT", **NECKS, image_size=32), "MobileViT", CUT),
+    "resnet": (
+        _classifier("ResNet", **FOLDED),
+        "ConvNext",
+        {"size": {"shortest_edge": 32}, "crop_pct": 0.875, **IMAGENET},
+    ),
+    "resnet-384": (_classifier("ResNet", **FOLDED), "ConvNext", {"size": {"shortest_edge": 384}, **IMAGENET}),
+    "dinov2-classifier": (
+        _classifier("Dinov2", **SMALL, mlp_ratio=2),
+        "Bit",
+        {"size": {"shortest_edge": 40}, "crop_size": SIDES},
+    ),
+}
 ENCODERS: dict[str, Made] = {
     "dinov2": (lambda: hf.Dinov2Model(hf.Dinov2Config(**SMALL)), "Bit", CUT),
-    "vit": (lambda: hf.ViTModel(hf.ViTConfig(**SMALL)), "ViT", {"size": SIDES}),
+    "vit-encoder": (lambda: hf.ViTModel(hf.ViTConfig(**SMALL)), "ViT", {"size": SIDES}),
     "clip": (_clip, "CLIP", CUT),
     "clip-vision": (lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SMALL)), "CLIP", CUT),
     "clip-projected": (
@@ -87,26 +143,49 @@ DETECTORS: dict[str, Made] = {
     "conditional-detr": (lambda: _detr("ConditionalDetr"), "ConditionalDetr", KEPT),
     "rt-detr": (_rt_detr, "RTDetr", WHOLE),
 }
-ALL = ENCODERS | DETECTORS | {"segformer": (_segformer, "Segformer", WHOLE)}
-ALL |= {"deformable-detr": (_deformable_detr, "DeformableDetr", KEPT)}
+ALL = CLASSIFIERS | ENCODERS | DETECTORS
+ALL |= {"segformer": (_segformer, "Segformer", WHOLE), "deformable-detr": (_deformable_detr, "DeformableDetr", KEPT)}
 
 
-def save_vision(folder: Path, name: str, **processor: Any) -> Path:
-    """One of these, as save_pretrained writes it."""
+def save_vision(folder: Path, name: str, **changes: Any) -> Path:
+    """Save one of ALL with its image processor, as save_pretrained writes them; return its folder."""
     make, kind, settings = ALL[name]
     torch.manual_seed(0)
-    network = make().eval()
+    network = make(**changes).eval()
     with torch.no_grad():
-        for parameter in network.parameters():  # so that the answers of a random network differ
+        for parameter in network.parameters():  # so that a random network answers differently to each image
             if parameter.ndim > 1:
                 parameter.normal_(0, (2 / parameter[0].numel()) ** 0.5)
+        if name in CLASSIFIERS:
+            _settle(network)
     network.save_pretrained(folder)
-    image_processor_of(kind)(**{**settings, **processor}).save_pretrained(folder)
+    image_processor_of(kind)(**settings).save_pretrained(folder)
     return folder
 
 
+def _settle(network: Any) -> None:
+    """Fit batch normalization to noise, and scale the last matrix so that logits have a deviation of 1.
+
+    Otherwise a deep random network answers all images alike.
+    """
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.momentum = None
+            layer.train()
+    noise = torch.randn(16, 3, SIDES["height"], SIDES["width"])
+    for _ in range(3):
+        network(noise)
+    last = [parameter for parameter in network.eval().parameters() if parameter.ndim == 2][-1]
+    last.div_(network(noise).logits.std(0).mean())
+
+
+def image_processor_of(name: str) -> Any:
+    """Return transformers' class that prepares images with Pillow."""
+    return getattr(hf, f"{name}ImageProcessorPil")
+
+
 def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
-    """The checkpoint in `folder`, and the client of the model that is built of it."""
+    """Save and build a checkpoint in `folder`; return its path and the client of the model."""
     checkpoint = save_vision(folder / "checkpoint", name)
     build(Request("own", str(checkpoint), repository=folder / "models"))
     client = open_model("own", folder / "models").client()
@@ -115,7 +194,7 @@ def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
 
 
 def predict(client: ModelClient, pictures: list[Image.Image], **given: Any) -> list[Any]:
-    """In batches of as many as the model takes."""
+    """Return the predictions, asked for in batches of the model's largest size."""
     run, size, found = runner(client), client.model.max_batch_size, []
     for first in range(0, len(pictures), size):
         batch = pictures[first : first + size]
@@ -125,7 +204,7 @@ def predict(client: ModelClient, pictures: list[Image.Image], **given: Any) -> l
 
 
 def assert_detections(found: Any, picture: Image.Image, wanted: list[Any]) -> None:
-    """Those of transformers' pipeline; its boxes are whole numbers."""
+    """Compare with the detections of transformers' pipeline, whose boxes are whole numbers."""
     assert wanted
     assert found["image"] == {"width": picture.width, "height": picture.height}
     ranked = sorted(wanted, key=lambda each: -each["score"])
@@ -144,7 +223,7 @@ def runner(client: ModelClient) -> Callable[[Tensors], Tensors]:
 
 
 def pipeline(task: Any, checkpoint: Path, name: str) -> Any:
-    """transformers' own, with the processor that uses Pillow."""
+    """Return transformers' pipeline with the image processor that uses Pillow."""
     return hf.pipeline(task, model=str(checkpoint), image_processor=processor_of(checkpoint, name))
 
 

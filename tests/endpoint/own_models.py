@@ -15,9 +15,8 @@ from build_engines.build import export
 from build_engines.request import Request
 from tests.build_engines import trained, yolov5_release
 from tests.build_engines.models import save_classifier, save_constants, save_scale
-from tests.clients import image_models
 from tests.clients.text_models import save_checkpoint
-from tests.clients.vision_models import save_vision
+from tests.clients.vision_models import images, save_vision
 
 FOLDER = "FOLDER"  # as the page names a checkpoint's
 NAMES = "{0: 'cat', 1: 'dog'}"
@@ -112,7 +111,7 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
     "topics": lambda folder: text(folder, "zero-shot-classification", "contradiction", "neutral", "entailment"),
     "ranks": lambda folder: text(folder, "text-ranking", "LABEL_0", family="xlm-roberta"),
     "opinions": text_file,
-    "flowers": lambda folder: image_models.save_classifier(folder / FOLDER, "vit"),
+    "flowers": lambda folder: save_vision(folder / FOLDER, "vit"),
     "looks": lambda folder: save_vision(folder / FOLDER, "dinov2"),
     "streets": lambda folder: save_vision(folder / FOLDER, "segformer"),
     "animals": lambda folder: save_vision(folder / FOLDER, "yolos"),
@@ -133,5 +132,5 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
 def make(name: str, folder: Path) -> None:
     """The files that the model's row names, and a picture."""
     folder.mkdir()
-    image_models.images()[1].resize((96, 64)).save(folder / "cat.jpg")  # the same in each run: some noise has no animal
+    images()[1].resize((96, 64)).save(folder / "cat.jpg")  # the same in each run: some noise has no animal
     MAKERS[name](folder)

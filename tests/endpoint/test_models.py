@@ -17,8 +17,7 @@ from PIL import Image
 from build_engines.__main__ import main
 from clients.bert import TASKS
 from serving.codecs import encode_image
-from tests.clients.image_models import images
-from tests.clients.vision_models import assert_detections, pipeline
+from tests.clients.vision_models import assert_detections, images, pipeline
 from tests.endpoint.own_models import FOLDER, MAKERS, make
 from tests.support.harness import PATIENCE, ROOT, Server
 from tests.support.readme import CUT, commands
