@@ -92,11 +92,12 @@ def every_datatype() -> bytes:
 OTHER_FILENAME = "net.onnx"
 PLATFORM = 'platform: "onnxruntime_onnx"\n'
 ONE = "instance_group [{ kind: KIND_CPU, count: 1 }]\n"
+EIGHT = PLATFORM + ONE + "max_batch_size: 8\n"
 MERGED = "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
 
 
 def tensors(side: str, **dims: str) -> str:
-    """`name="FP32 3,2"` as entries of config.pbtxt."""
+    """Return entries of config.pbtxt; `name="FP32 3,2"` is a tensor of two dimensions."""
     entries = []
     for name, spec in dims.items():
         datatype, shape = spec.split()
@@ -112,7 +113,7 @@ def arithmetic_config(dims: str) -> str:
     return tensors("input", x=dims, y=dims) + tensors("output", sum=dims, product=dims)
 
 
-# Of `lookup`. None that fails is tried: Triton 2.51 can die of it (SIGSEGV).
+# For `lookup`. A warm-up that fails is not tried: Triton 2.51 can die of it (SIGSEGV).
 WARM_UP = (
     'model_warmup [{ name: "first", batch_size: 8, inputs { key: "index" value: '
     '{ data_type: TYPE_INT64, dims: [1], input_data_file: "good" } } }]\n'
@@ -130,67 +131,48 @@ parameters { key: "separate_runs" value: { string_value: "true" } }
 
 # Name -> (ONNX file, config.pbtxt, None for none at all).
 SERVED: dict[str, tuple[bytes, str | None]] = {
-    "arithmetic": (
-        arithmetic(["N", "K"]),
-        PLATFORM + ONE + MERGED + "max_batch_size: 8\n" + arithmetic_config("FP32 -1"),
-    ),
-    "lookup": (lookup(), PLATFORM + ONE + MERGED + "max_batch_size: 8\n" + LOOKUP + WARM_UP),
+    "arithmetic": (arithmetic(["N", "K"]), EIGHT + MERGED + arithmetic_config("FP32 -1")),
+    "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
     "datatypes": (
         every_datatype(),
-        PLATFORM
-        + ONE
+        EIGHT
         + MERGED
-        + "max_batch_size: 8\n"
         + tensors("input", **{f"IN_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES})
         + tensors("output", **{f"OUT_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES}),
     ),
-    "at_once": (lookup(), PLATFORM + ONE + MERGED + "max_batch_size: 8\n" + LOOKUP + AT_ONCE),
+    "at_once": (lookup(), EIGHT + MERGED + LOOKUP + AT_ONCE),
     "unbatched": (arithmetic([2, 3]), PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
     "two_instances": (
         arithmetic(["N", 3]),
-        PLATFORM
-        + "instance_group [{ kind: KIND_CPU, count: 2 }]\nmax_batch_size: 8\n"
-        + THREADS
-        + arithmetic_config("FP32 3"),
+        EIGHT.replace("count: 1", "count: 2") + THREADS + arithmetic_config("FP32 3"),
     ),
     "without_config": (arithmetic(["batch", 3, "width"]), None),
     "minimal_config": (arithmetic(["batch", 3]), PLATFORM + ONE + "max_batch_size: 16\n"),
     "fixed_shape": (arithmetic([2, 3]), PLATFORM + ONE + f'default_model_filename: "{OTHER_FILENAME}"\n'),
     "optional_input": (
         optional_bias(),
-        PLATFORM
-        + ONE
+        EIGHT
         + MERGED
-        + "max_batch_size: 8\n"
-        + 'input [{ name: "x", data_type: TYPE_FP32, dims: [1] },\n'
-        + '{ name: "bias", data_type: TYPE_FP32, dims: [1], optional: true }]\n'
+        + tensors("input", x="FP32 1", bias="FP32 1").replace("}]", ", optional: true }]")
         + tensors("output", y="FP32 1"),
     ),
     "vector": (arithmetic(["batch"]), PLATFORM + ONE),
     "scalar": (arithmetic([]), PLATFORM + ONE),
 }
 
+ROWS = identity(TensorProto.FLOAT, ["N", 3])
+BATCH = "max_batch_size: 8\n"
 # Name -> (ONNX file, config.pbtxt) of models that must not load.
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "bad_shape": (arithmetic(["N", 3]), "max_batch_size: 8\n" + arithmetic_config("FP32 4")),
+    "bad_shape": (arithmetic(["N", 3]), BATCH + arithmetic_config("FP32 4")),
     "bad_rank": (arithmetic(["N", 3]), arithmetic_config("FP32 3")),
-    "bad_datatype": (identity(TensorProto.FLOAT, ["N", 3]), "max_batch_size: 8\n" + xy("INT32 3")),
-    "bad_output": (
-        identity(TensorProto.FLOAT, ["N", 3]),
-        "max_batch_size: 8\n" + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),
-    ),
-    "bad_missing": (
-        arithmetic(["N", 3]),
-        "max_batch_size: 8\n" + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
-    ),
-    "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), "max_batch_size: 8\n"),
+    "bad_datatype": (ROWS, BATCH + xy("INT32 3")),
+    "bad_output": (ROWS, BATCH + tensors("input", x="FP32 3") + tensors("output", z="FP32 3")),
+    "bad_missing": (arithmetic(["N", 3]), BATCH + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3")),
+    "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), BATCH),
     "bad_bfloat16": (identity(TensorProto.BFLOAT16, ["N", 3]), ""),
-    "bad_parameter": (
-        identity(TensorProto.FLOAT, ["N", 3]),
-        'max_batch_size: 8\nparameters { key: "intra_op_thread_count" value: { string_value: "many" } }\n'
-        + xy("FP32 3"),
-    ),
-    "bad_file": (b"this is not an ONNX file", "max_batch_size: 8\n" + xy("FP32 3")),
+    "bad_parameter": (ROWS, BATCH + THREADS.replace('"3"', '"many"') + xy("FP32 3")),
+    "bad_file": (b"this is not an ONNX file", BATCH + xy("FP32 3")),
 }
 
 

@@ -23,6 +23,7 @@ from tests.backends.onnx_models import (
     lookup,
     model,
     tensors,
+    write_model,
     xy,
 )
 from tests.support.harness import PATIENCE, ROOT, config_for_cpu
@@ -44,7 +45,7 @@ openvino.save_model(model, sys.argv[2], compress_to_fp16=False)
 
 
 def parameters(**values: str) -> str:
-    """Parameters of config.pbtxt."""
+    """Return parameters as config.pbtxt has them."""
     lines = (f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in values.items())
     return "".join(lines)
 
@@ -65,98 +66,58 @@ def every_number() -> bytes:
     )
 
 
-FIXED = ONNX + ONE + EIGHT + arithmetic_config("FP32 3") + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
+BATCHES = ONNX + ONE + EIGHT
+FIXED = BATCHES + arithmetic_config("FP32 3") + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
+TWO_THREADS = {"INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+STREAMS = {"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2", "PERFORMANCE_HINT": "throughput"}
+HINTS = {"HINT_BF16": "YES", "TARGET_DEVICE": "AUTO", "COMPILATION_NUM_THREADS": "1", "CPU_THREADS_NUM": "3"}
+CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors("output", sum="FP16 3", product="FP64 3")
 
 # Name -> (ONNX file, config.pbtxt).
 SERVED: dict[str, tuple[bytes, str]] = {
-    "arithmetic": (arithmetic(["N", "K"]), ONNX + ONE + MERGED + EIGHT + arithmetic_config("FP32 -1")),
-    "lookup": (lookup(), ONNX + ONE + MERGED + EIGHT + LOOKUP + WARM_UP),
+    "arithmetic": (arithmetic(["N", "K"]), BATCHES + MERGED + arithmetic_config("FP32 -1")),
+    "lookup": (lookup(), BATCHES + MERGED + LOOKUP + WARM_UP),
     "numbers": (
         every_number(),
-        ONNX
-        + ONE
+        BATCHES
         + MERGED
-        + EIGHT
         + tensors("input", **{f"IN_{name}": f"{name} -1" for name in NUMBERS})
         + tensors("output", **{f"OUT_{name}": f"{name} -1" for name in NUMBERS}),
     ),
-    "unbatched": (arithmetic([2, 3]), ONNX + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
     "scalar": (arithmetic([]), ONNX + ONE),
     "minimal": (arithmetic(["batch", 3]), ONNX + ONE + "max_batch_size: 16\n"),
-    "batch_of_one": (arithmetic([1, 3]), ONNX + ONE + MERGED + EIGHT + arithmetic_config("FP32 3")),
+    "batch_of_one": (arithmetic([1, 3]), BATCHES + MERGED + arithmetic_config("FP32 3")),
     "reshaped": (
         arithmetic([1, 3]),
         ONNX + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 -1,5") + parameters(RESHAPE_IO_LAYERS="yes"),
     ),
     "fixed_batch": (arithmetic(["N", 3]), FIXED),
     "padded": (arithmetic(["N", 3]), FIXED + MERGED + parameters(ENABLE_BATCH_PADDING="YES")),
-    "converted": (
-        arithmetic(["N", 3]),
-        ONNX
-        + ONE
-        + EIGHT
-        + tensors("input", x="UINT8 3", y="FP32 3")
-        + tensors("output", sum="FP16 3", product="FP64 3"),
-    ),
+    "converted": (arithmetic(["N", 3]), BATCHES + CONVERTED),
     "two_instances": (
         arithmetic(["N", 3]),
-        ONNX
-        + "instance_group [{ kind: KIND_CPU, count: 2 }]\n"
-        + EIGHT
-        + arithmetic_config("FP32 3")
-        + parameters(INFERENCE_NUM_THREADS="2", PERFORMANCE_HINT="LATENCY", INFERENCE_PRECISION_HINT="f32"),
+        BATCHES.replace("count: 1", "count: 2") + arithmetic_config("FP32 3") + parameters(**TWO_THREADS),
     ),
-    "streams": (
-        arithmetic(["N", 3]),
-        ONNX
-        + ONE
-        + MERGED
-        + EIGHT
-        + arithmetic_config("FP32 3")
-        + parameters(INFERENCE_NUM_THREADS="2", NUM_STREAMS="2", PERFORMANCE_HINT="throughput"),
-    ),
-    "hints": (
-        arithmetic(["N", 3]),
-        ONNX
-        + ONE
-        + EIGHT
-        + arithmetic_config("FP32 3")
-        + parameters(
-            HINT_BF16="YES", TARGET_DEVICE="AUTO", COMPILATION_NUM_THREADS="1", CPU_THREADS_NUM="3", client="resnet"
-        ),
-    ),
+    "streams": (arithmetic(["N", 3]), BATCHES + MERGED + arithmetic_config("FP32 3") + parameters(**STREAMS)),
+    "hints": (arithmetic(["N", 3]), BATCHES + arithmetic_config("FP32 3") + parameters(client="resnet", **HINTS)),
 }
 
+ROWS, XY = identity(TensorProto.FLOAT, ["N", 3]), ONNX + EIGHT + xy("FP32 3")
 # Name -> (ONNX file, config.pbtxt) of models that must not load.
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "bad_shape": (arithmetic(["N", 3]), ONNX + EIGHT + arithmetic_config("FP32 4")),
     "bad_string": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT),
-    "bad_string_config": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT + xy("STRING 3")),
-    "bad_output": (
-        identity(TensorProto.FLOAT, ["N", 3]),
-        ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"),
-    ),
-    "bad_missing": (
-        arithmetic(["N", 3]),
-        ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
-    ),
-    "bad_batch": (fixed_inside(), ONNX + EIGHT + xy("FP32 3")),
-    "bad_hint": (identity(TensorProto.FLOAT, ["N", 3]), ONNX + EIGHT + xy("FP32 3") + parameters(NUM_STREAMS="many")),
-    "bad_device": (
-        identity(TensorProto.FLOAT, ["N", 3]),
-        ONNX + EIGHT + xy("FP32 3") + parameters(TARGET_DEVICE="NPU"),
-    ),
-    "bad_extension": (
-        identity(TensorProto.FLOAT, ["N", 3]),
-        ONNX + EIGHT + xy("FP32 3") + parameters(CPU_EXTENSION_PATH="/nowhere.so"),
-    ),
-    "bad_filename": (identity(TensorProto.FLOAT, ["N", 3]), BACKEND + EIGHT + xy("FP32 3")),
-    "bad_file": (b"this is not an ONNX file", ONNX + EIGHT + xy("FP32 3")),
+    "bad_output": (ROWS, ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3")),
+    "bad_batch": (fixed_inside(), XY),
+    "bad_hint": (ROWS, XY + parameters(NUM_STREAMS="many")),
+    "bad_device": (ROWS, XY + parameters(TARGET_DEVICE="NPU")),
+    "bad_extension": (ROWS, XY + parameters(CPU_EXTENSION_PATH="/nowhere.so")),
+    "bad_filename": (ROWS, BACKEND + EIGHT + xy("FP32 3")),
+    "bad_file": (b"this is not an ONNX file", XY),
 }
 
 
 def write_repository(folder: Path) -> None:
-    """The models above; `own_format` and `own_names` in OpenVINO's files; each bundled model twice, once in FP32."""
+    """Write the models above, two in OpenVINO's own format, and each bundled model twice, once in FP32."""
     for name, (file, config) in (SERVED | REFUSED).items():
         write_model(folder / name, file, config)
     (folder / "lookup/warmup").mkdir()
@@ -171,14 +132,8 @@ def write_repository(folder: Path) -> None:
         write_bundled(folder / f"{name}_f32", name, parameters(INFERENCE_PRECISION_HINT="f32"))
 
 
-def write_model(folder: Path, file: bytes, config: str) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.onnx").write_bytes(file)
-    (folder / "config.pbtxt").write_text(config)
-
-
 def write_own_format(folder: Path, onnx: Path) -> None:
-    """model.xml and model.bin, whose outputs have two names each; no config.pbtxt."""
+    """Write model.xml and model.bin, whose outputs have two names each, without config.pbtxt."""
     (folder / "1").mkdir(parents=True)
     command = [sys.executable, "-c", CONVERT, str(onnx), str(folder / "1/model.xml")]
     subprocess.run(command, check=True, timeout=PATIENCE)

@@ -52,16 +52,10 @@ def test_a_configuration_is_completed_as_by_triton(
     assert ours.name == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("bad_batch", "has a fixed first dimension; set max_batch_size 0"),
-        ("bad_bfloat16", "this backend cannot serve tensor 'x'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")])
 def test_the_last_line_says_why_a_configuration_cannot_be_completed(
-    name: str, reason: str, repository: Path, backends: Path
+    name: str, named: str, repository: Path, backends: Path
 ) -> None:
     done = run(repository / name, backends)
     assert done.returncode == 1
-    assert reason in done.stderr.strip().splitlines()[-1]
+    assert named in done.stderr.strip().splitlines()[-1]

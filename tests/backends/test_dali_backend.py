@@ -1,7 +1,6 @@
 """Triton's dali backend as served here, through the real tritonserver, against DALI in process."""
 
 import io
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,7 +92,7 @@ def client(server: Server) -> Client:
 
 
 def jpeg(seed: int) -> NDArray[np.uint8]:
-    """A picture of its own size and length."""
+    """Return an encoded picture whose size and length depend on the seed."""
     random, buffer = np.random.default_rng(seed), io.BytesIO()
     small = Image.fromarray(random.integers(0, 255, (6, 8, 3), dtype=np.uint8))
     small.resize((80 + 10 * seed, 60 + 10 * seed)).save(buffer, "JPEG")
@@ -149,7 +148,7 @@ def test_an_undecodable_image_fails_alone_and_the_next_is_served(client: Client)
     for index in (1, 3):
         failed = answers[index]
         assert isinstance(failed, InferenceServerException)
-        assert "DALI cannot process the input: fn.decoders.image" in failed.message()
+        assert "fn.decoders.image" in failed.message()
         assert failed.status() == "StatusCode.INVALID_ARGUMENT"
     for index in (0, 2):
         served = answers[index]
@@ -173,16 +172,10 @@ def test_the_step_in_python_gives_what_the_one_on_dali_gives(client: Client) -> 
         assert np.abs(ours - theirs).mean() < 1 / 127.5
 
 
-REASONS = {
-    "bad_gpu": "DALI cannot build the pipeline here: .*device_id=None and operators with device='cpu'",
-    "bad_source": "has 0 pipelines with @autoserialize; it must have exactly one",
-    "bad_empty": "unable to find '.*model.dali' or '.*dali.py'",
-}
+NAMED = {"bad_gpu": "device_id=None", "bad_source": "@autoserialize", "bad_empty": "dali.py"}
 
 
-@pytest.mark.parametrize("model", sorted(REASONS))
-def test_a_model_that_cannot_be_served_is_refused_with_the_reason(client: Client, server: Server, model: str) -> None:
+@pytest.mark.parametrize("model", sorted(NAMED))
+def test_a_model_that_cannot_be_served_is_refused_with_the_reason(client: Client, model: str) -> None:
     assert not client.is_model_ready(model)
-    index = client.get_model_repository_index(as_json=True)["models"]
-    reason = next(entry["reason"] for entry in index if entry["name"] == model)
-    assert re.search(REASONS[model], reason)
+    assert NAMED[model] in calls.refusal(client, model)

@@ -41,8 +41,7 @@ def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(monkeypatch
 
 
 def test_a_library_that_is_not_installed_is_named_with_what_to_do() -> None:
-    lacking = r"the backend x needs Y, which Triton's Python environment lacks \(No module named 'no_such'\): install Y"
-    with pytest.raises(ModuleNotFoundError, match=lacking), needs("the backend x needs Y", "install Y"):
+    with pytest.raises(ModuleNotFoundError, match=r"'no_such'.*install Y"), needs("the backend x needs Y", "install Y"):
         __import__("no_such")
 
 
@@ -79,7 +78,7 @@ def test_the_options_are_those_of_the_configuration() -> None:
     ("name", "value"), [("execution_mode", "2"), ("intra_op_thread_count", "two"), ("enable_mem_arena", "on")]
 )
 def test_a_wrong_parameter_is_named_with_its_value(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"parameter '{name}' has a wrong value: '{value}'"):
+    with pytest.raises(ValueError, match=f"'{name}'.*'{value}'"):
         SessionSettings.from_config({"parameters": {name: {"string_value": value}}})
 
 
@@ -131,9 +130,3 @@ def test_rows_past_a_processors_cache_run_separately_where_as_many_as_threads_ca
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", threads)
     config = {"max_batch_size": 8, "dynamic_batching": {}, "input": [{"data_type": "TYPE_FP32", "dims": dims}]}
     assert SessionSettings.from_config(config | changes).separate_runs == separate
-
-
-def test_without_a_dynamic_batcher_nothing_runs_separately(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVE_INFERENCE_THREADS", "2")
-    config = {"max_batch_size": 8, "input": [{"data_type": "TYPE_FP32", "dims": LARGE}]}
-    assert not SessionSettings.from_config(config).separate_runs

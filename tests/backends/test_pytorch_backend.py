@@ -1,7 +1,6 @@
 """Triton's pytorch_libtorch platform as served here, through the real tritonserver, against PyTorch in process."""
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.calls import answered_together, infer, together
+from tests.backends.calls import answered_together, infer, refusal, together
 from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
 from tests.backends.triton_process import Server, serving, start
 
@@ -40,13 +39,6 @@ def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
 
 
-def refusal(client: Client, model: str) -> str:
-    models = client.get_model_repository_index(as_json=True)["models"]
-    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
-    assert states[model][0] == "UNAVAILABLE"
-    return str(states[model][1])
-
-
 def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) -> None:
     x = floats(3, 512)
     with torch.inference_mode():
@@ -56,20 +48,9 @@ def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) 
     np.testing.assert_array_equal(answer["OUTPUT__1"], successor.numpy())
 
 
-def test_only_the_outputs_that_were_asked_for_are_sent(client: Client) -> None:
-    assert infer(client, "weighted", {"INPUT__0": floats(1, 512)}, ["OUTPUT__1"]).keys() == {"OUTPUT__1"}
-
-
 def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
     feeds = [{"minuend": floats(n, 4), "subtrahend": floats(n, 4)} for n in (1, 2, 1, 1, 3, 1, 2, 1)]
     for feed, answer in zip(feeds, answered_together(client, "by_argument", feeds, most=7), strict=True):
-        np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
-
-
-def test_requests_of_different_shapes_at_the_same_time_are_all_answered_right(client: Client) -> None:
-    feeds = [{"minuend": floats(1, n), "subtrahend": floats(1, n)} for n in (2, 3, 2, 7)]
-    for feed, answer in zip(feeds, together(client, "by_argument", feeds), strict=True):
-        assert isinstance(answer, dict)
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
@@ -78,7 +59,7 @@ def test_an_error_reaches_its_own_caller_and_not_those_merged_with_it(client: Cl
     answers = together(client, "lookup", feeds)
     assert [answer["OUTPUT__0"].item() for answer in answers if isinstance(answer, dict)] == [10, 13, 12]
     assert isinstance(answers[1], InferenceServerException)
-    assert "index 99 is out of bounds" in answers[1].message()
+    assert "index 99" in answers[1].message()
 
 
 def test_a_dictionary_of_tensors_has_the_names_of_the_inputs_as_keys(client: Client) -> None:
@@ -134,15 +115,12 @@ def mapped(server: Server) -> list[str]:
     return found
 
 
-REASONS = {
-    "bad_file": r"PyTorch cannot load .*bad_file/1/model\.pt' as TorchScript",
-    "bad_config": "config.pbtxt must list at least one input",
-}
+NAMED = {"bad_file": "bad_file/1/model.pt", "bad_config": "config.pbtxt"}
 
 
-@pytest.mark.parametrize("model", sorted(REASONS))
+@pytest.mark.parametrize("model", sorted(NAMED))
 def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
-    assert re.search(REASONS[model], refusal(client, model))
+    assert NAMED[model] in refusal(client, model)
 
 
 def test_without_pytorch_the_load_says_what_to_install(backends: Path, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """What tritonserver's process needs, and how a start that cannot work ends."""
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,14 +11,6 @@ from tests.backends.onnx_models import ONE, PLATFORM, REFUSED, write_model
 from tests.backends.triton_process import serving, start
 
 pytestmark = pytest.mark.stack
-
-
-def test_the_package_is_found_without_being_imported() -> None:
-    code = "import sys; from serving.host import tritonserver; print(tritonserver.binary(), 'pytriton' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    path, imported = run.stdout.split()
-    assert os.access(path, os.X_OK)
-    assert imported == "False"
 
 
 def test_the_environment_gives_the_stub_this_python_and_its_library() -> None:
@@ -106,16 +96,13 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         tritonserver.preload({}, name)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tritonserver, "PACKAGE", "no_such_package")
-    with pytest.raises(FileNotFoundError, match="'nvidia-pytriton' is not installed"):
-        tritonserver.binary()
-
-
-def test_a_missing_python_library_is_named_with_its_debian_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
-    with pytest.raises(FileNotFoundError, match=r"install Debian's package libpython3\.99"):
+    with pytest.raises(FileNotFoundError, match=r"libpython3\.99"):
         tritonserver.environment({})
+    monkeypatch.setattr(tritonserver, "PACKAGE", "no_such_package")
+    with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):
+        tritonserver.binary()
 
 
 def test_a_model_that_does_not_load_ends_the_server_with_its_reason(tmp_path: Path, backends: Path) -> None:
@@ -126,4 +113,4 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_reason(tmp_path: Pa
         assert server.wait_for_exit() in (1, -signal.SIGABRT)  # 24.10 itself may abort where it ends on a busy machine
     finally:
         server.stop()
-    assert "failed to load 'bad_shape' version 1: Internal: ValueError: model 'bad_shape'" in server.text()
+    assert "failed to load 'bad_shape'" in server.text()
