@@ -72,13 +72,6 @@ def test_the_same_model_gives_the_same_bytes(repository: Path, tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_entries_have_no_time_and_no_owner(repository: Path, tmp_path: Path) -> None:
-    with tarfile.open(archive("resnet", repository, tmp_path)[0]) as tar:
-        for entry in tar:
-            assert (entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname) == (0, 0, 0, "", "")
-            assert entry.mode == (0o755 if entry.isdir() else 0o644)
-
-
 def test_what_is_no_part_of_the_model_is_left_out(repository: Path, tmp_path: Path) -> None:
     for name in (".hidden", "1/__pycache__/model.pyc", "1/model.onnx.part", ".git/config"):
         (repository / "resnet" / name).parent.mkdir(exist_ok=True)
@@ -117,10 +110,10 @@ def test_a_copy_keeps_the_client_that_its_name_meant() -> None:
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda r: shutil.rmtree(r / "scale"), "there is no model 'scale'"),
-        (lambda r: shutil.rmtree(r / "once/1"), "has no version"),
-        (lambda r: (r / "twice/config.pbtxt").write_text("nonsense {"), "cannot be read"),
-        (lambda r: (r / "twice/config.pbtxt").unlink(), "has no config.pbtxt"),
+        (lambda r: shutil.rmtree(r / "scale"), "'scale'"),
+        (lambda r: shutil.rmtree(r / "once/1"), "version"),
+        (lambda r: (r / "twice/config.pbtxt").write_text("nonsense {"), "twice/config.pbtxt"),
+        (lambda r: (r / "twice/config.pbtxt").unlink(), "config.pbtxt"),
     ],
 )
 def test_an_incomplete_model_is_not_archived(break_it: object, message: str, repository: Path, tmp_path: Path) -> None:

@@ -215,9 +215,7 @@ def test_the_tensor_has_the_inputs_datatype(datatype: str, numpy_type: Any) -> N
 
 def test_an_input_of_uint8_gets_the_pixels_themselves() -> None:
     client = client_of((24, 32, 3), datatype="UINT8", classes=(10,))
-    tensor = client.preprocess([photo((64, 48))])["pixels"]
-    assert tensor.dtype == np.uint8
-    np.testing.assert_array_equal(tensor[0], client.fit(photo((64, 48))))
+    np.testing.assert_array_equal(client.preprocess([photo((64, 48))])["pixels"][0], client.fit(photo((64, 48))))
 
 
 def test_a_size_that_varies_is_taken_from_the_setting() -> None:
@@ -235,28 +233,18 @@ def test_a_model_with_its_own_batch_dimension_gets_it_in_every_row() -> None:
     ("arguments", "name"),
     [
         ({"shape": (3, -1, -1)}, "size"),
-        ({"shape": (-1, -1, -1)}, "layout"),
         ({"shape": (3, 224, 224), "size": "256"}, "size"),
         ({"size": "1,2,3"}, "size"),
-        ({"size": "22.5"}, "size"),
         ({"shape": (12,)}, "pixels"),
-        ({"datatype": "INT64"}, "pixels"),
         ({"shape": (4, 32, 32), "layout": "nchw"}, "pixels"),
         ({"shape": (1, 28, 28)}, "mean"),
-        ({"std": "1,2"}, "std"),
         ({"std": "0"}, "std"),
         ({"resize": "squash"}, "resize"),
         ({"crop_pct": "0"}, "crop_pct"),
         ({"interpolation": "cubic"}, "interpolation"),
-        ({"channel_order": "grb"}, "channel_order"),
-        ({"activation": "relu"}, "activation"),
         ({"pad_value": "256"}, "pad_value"),
-        ({"layout": "chw"}, "layout"),
         ({"scale": "x"}, "scale"),
         ({"resize_to": "4"}, "resize_to"),
-        ({"resize_to": "99", "resize": "pad"}, "resize_to"),
-        ({"shape": (3, -1, -1), "resize": "keep_ratio"}, "resize_to"),
-        ({"resize": "keep_ratio", "resize_to": "8,9"}, "resize"),
         ({"shape": (3, -1, -1), "resize": "keep_ratio", "resize_to": "8,9", "size": "8"}, "size"),
         ({"shape": (3, -1, -1), "resize": "keep_ratio", "resize_to": "8,9"}, "resize"),
     ],
@@ -283,13 +271,10 @@ def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path:
     labelled = client_of(classes=(3,), folder=tmp_path)
     assert [c["label"] for c in predict(labelled, rows)[0]["classes"]] == ["cock", "duck", "hen"]
     (tmp_path / "birds.txt").write_text("a\nb\nc\n")
+    with pytest.raises(OSError, match=r"none\.txt"):
+        client_of(folder=tmp_path, labels="none.txt")
     renamed = client_of(classes=(3,), folder=tmp_path, labels="birds.txt")
     assert predict(renamed, rows, top_k=1)[0]["classes"][0]["label"] == "b"
-
-
-def test_a_file_of_labels_that_is_named_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"birds\.txt"):
-        client_of(folder=tmp_path, labels="birds.txt")
 
 
 @pytest.mark.parametrize("classes", [(10,), (10, 1, 1)])
@@ -320,18 +305,15 @@ def test_classes_come_best_first_one_prediction_per_image_in_order() -> None:
         np.testing.assert_allclose([c["score"] for c in prediction["classes"]], share[expected], rtol=1e-4)
 
 
-def test_equal_scores_come_by_class_id() -> None:
-    assert ids(predict(client_of(), np.zeros((1, 10), np.float32), top_k=4)[0]) == [0, 1, 2, 3]
-
-
 def test_softmax_sums_to_one_even_for_huge_logits() -> None:
     scores = softmax(np.array([[1e4, 1e4, -1e4], [-1e30, 0, 1e30]], np.float32))
     np.testing.assert_allclose(scores, [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
 
 
-def test_probabilities_are_left_alone_with_activation_none() -> None:
+def test_probabilities_are_left_alone_and_equal_scores_come_by_class_id() -> None:
     client = client_of(classes=(3,), activation="none")
-    assert [c["score"] for c in predict(client, [[0.25, 0.5, 0.25]])[0]["classes"]] == [0.5, 0.25, 0.25]
+    (prediction,) = predict(client, [[0.25, 0.5, 0.25]])
+    assert [(c["class_id"], c["score"]) for c in prediction["classes"]] == [(1, 0.5), (0, 0.25), (2, 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -351,14 +333,11 @@ def test_an_output_that_is_not_finite_is_an_error_and_never_a_prediction(value: 
         predict(client_of(), np.full((1, 10), value, np.float32))
 
 
-def test_top_k_is_clipped_to_the_classes_there_are() -> None:
-    assert len(predict(client_of(), np.zeros((1, 10), np.float32), top_k=1000)[0]["classes"]) == 10
-
-
 def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None:
     assert client_of().read_parameters({}) == {"top_k": 5}
     assert client_of(top_k="2").read_parameters({}) == {"top_k": 2}
     assert client_of(top_k="2").read_parameters({"top_k": "3"}) == {"top_k": 3}
+    assert len(predict(client_of(), np.zeros((1, 10), np.float32), top_k=1000)[0]["classes"]) == 10
 
 
 @pytest.mark.parametrize("value", [0, -1, 1001, 2.5, "many", True, None, [1]])

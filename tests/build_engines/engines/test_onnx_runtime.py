@@ -1,10 +1,9 @@
-"""INT8 for a CPU: smaller, as accurate as promised, readable by Triton 24.10; and what `verify` says of a bad one."""
+"""INT8 for a CPU: size, accuracy, operators that Triton 24.10 knows, and a damaged engine that `verify` rejects."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -15,7 +14,6 @@ from onnx import numpy_helper
 from build_engines.__main__ import main
 from build_engines.build import build
 from build_engines.comparison import cosine
-from build_engines.engines.quantization import heads
 from build_engines.errors import BuildError, UsageError
 from build_engines.inspection import verify
 from build_engines.model_folder.files import reference_folder
@@ -33,7 +31,7 @@ MODELS = ("resnet", "yolov5", "bert")
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The three bundled models in INT8; their references are in a cache beside them."""
+    """Build the three bundled models in INT8; their references are in a cache beside them."""
     folder = tmp_path_factory.mktemp("int8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUILD_ENGINES_CACHE", str(folder / "cache"))
@@ -59,13 +57,7 @@ def size(stored: StoredModel) -> int:
 def test_the_bundled_resnet_reads_the_same_digits(repository: Path, references: None, tmp_path: Path) -> None:
     found = scores(repository, "resnet_int8", save_digits(tmp_path, 200))
     assert found["equal top classes"].passed
-    assert "200 samples" in found["equal top classes"].note
     assert size(open_model("resnet_int8", repository)) < 1_000_000
-
-
-def test_without_samples_images_are_compared_on_the_models_example(repository: Path, references: None) -> None:
-    found = scores(repository, "resnet_int8")
-    assert found["cosine of 'logits'"].passed
 
 
 def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(
@@ -105,20 +97,12 @@ def test_triton_24_10s_onnx_runtime_knows_what_is_in_the_file(name: str, reposit
     onnxruntime.InferenceSession(model.SerializeToString())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_an_engine_for_a_cpu_is_for_a_cpu_on_every_machine(name: str, repository: Path) -> None:
-    stored = open_model(f"{name}_int8", repository, "")
+def test_an_engine_for_a_cpu_is_for_a_cpu_on_every_machine(repository: Path) -> None:
+    stored = open_model("resnet_int8", repository, "")
     assert [group.Kind.Name(group.kind) for group in stored.config.instance_group] == ["KIND_CPU"]
     assert not (stored.folder / "configs").exists()
     assert stored.record["precision"] == "int8"
     assert stored.record["engine"] == {"onnxruntime": onnxruntime.__version__}
-
-
-def test_weights_are_quantised_per_channel(repository: Path) -> None:
-    model = onnx.load(open_model("resnet_int8", repository).file)
-    scales = [numpy_helper.to_array(t) for t in model.graph.initializer if t.name.endswith("weight_scale")]
-    assert scales
-    assert all(scale.ndim == 1 and len(scale) > 1 for scale in scales)
 
 
 def test_a_detectors_last_convolutions_stay_in_fp32(repository: Path) -> None:
@@ -127,11 +111,6 @@ def test_a_detectors_last_convolutions_stay_in_fp32(repository: Path) -> None:
     heads = [n for n in model.graph.node if n.op_type == "Conv" and weights.get(n.input[1]) == onnx.TensorProto.FLOAT]
     assert len(heads) == 3
     assert sum(node.op_type == "Conv" for node in model.graph.node) == 60
-
-
-def test_heads_are_the_last_convolutions_and_all_behind_them(tmp_path: Path) -> None:
-    graph = onnx.load(save_classifier(tmp_path / "c.onnx")).graph
-    assert heads(graph) == ["flat", "last", "matrix", "mean"]
 
 
 def test_verify_ends_with_1_where_an_engine_is_not_what_it_was(
@@ -158,15 +137,9 @@ def test_verify_says_what_to_do_without_the_reference(repository: Path) -> None:
 
 def test_a_language_models_last_matrix_may_be_its_word_embeddings(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", *"abcdefgh."]
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(1)  # of some random weights INT8 loses more than a trained model's
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)
+    torch.manual_seed(1)  # with some random weights INT8 loses more than with trained ones
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
     request = Request("words", str(tmp_path / "checkpoint"), precision="int8", repository=tmp_path / "models")
@@ -205,24 +178,6 @@ def test_calibration_without_images_is_refused(kind: str, tmp_path: Path) -> Non
     folder = tmp_path / "images"
     if kind == "empty":
         folder.mkdir()
-    request = Request(
-        "own",
-        str(save_classifier(tmp_path / "c.onnx")),
-        precision="int8",
-        client="resnet",
-        calibration=None if kind == "no folder" else folder,
-        repository=tmp_path / "models",
-    )
+    file, images = str(save_classifier(tmp_path / "c.onnx")), None if kind == "no folder" else folder
     with pytest.raises(UsageError):
-        build(request)
-
-
-def test_a_model_without_a_client_is_compared_by_its_tensors(tmp_path: Path) -> None:
-    request = Request(
-        "own", str(save_classifier(tmp_path / "c.onnx")), precision="int8", repository=tmp_path / "models"
-    )
-    folder, _ = build(request)
-    found = {score.name: score for score in verify(open_model(folder.name, tmp_path / "models"), None, None, 0)}
-    assert found["cosine of 'logits'"].passed
-    feed = {"images": np.ones((2, 3, 16, 16), np.float32)}
-    assert runner_of(open_model(folder.name, tmp_path / "models"))(feed)["logits"].shape == (2, 3)
+        build(Request("own", file, precision="int8", client="resnet", calibration=images, repository=tmp_path))

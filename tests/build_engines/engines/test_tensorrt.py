@@ -35,7 +35,7 @@ pytestmark = pytest.mark.unit
 
 @dataclass(frozen=True)
 class Done:
-    """What a command did."""
+    """The exit code and the output of a command."""
 
     returncode: int
     stdout: str
@@ -43,7 +43,7 @@ class Done:
 
 
 def build(out: Path, environ: Mapping[str, str], *arguments: str) -> Done:
-    """The command, in this process; an exception that would be a traceback fails the test."""
+    """Run the command in this process; an exception that would be a traceback fails the test."""
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as said,
@@ -152,13 +152,9 @@ def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> No
 @pytest.mark.parametrize(
     ("arguments", "environ", "said"),
     [
-        (
-            ("resnet",),
-            {"STAND_IN_FAULT": "Error Code 2: OutOfMemory"},
-            "trtexec failed (status 1): Error Code 2: OutOfM",
-        ),
-        (("bert",), {"STAND_IN_TENSORRT": "8601"}, "'input_ids' is INT64, which TensorRT 8.6.1 does not have"),
-        (("resnet", "--precision", "fp16"), {"STAND_IN_TENSORRT": "110000"}, "has no --fp16"),
+        (("resnet",), {"STAND_IN_FAULT": "Error Code 2: OutOfMemory"}, "OutOfMemory"),
+        (("bert",), {"STAND_IN_TENSORRT": "8601"}, "'input_ids'"),
+        (("resnet", "--precision", "fp16"), {"STAND_IN_TENSORRT": "110000"}, "--fp16"),
     ],
 )
 def test_a_build_that_fails_says_why_and_leaves_nothing(
@@ -175,7 +171,6 @@ def test_without_a_gpu_it_says_where_to_build(tmp_path: Path, nvidia: Nvidia) ->
     (nvidia.folder / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     done = build(tmp_path / "models", nvidia.environ, "resnet")
     assert done.returncode == 1
-    assert "there is no GPU that nvidia-smi knows of" in done.stderr
     assert "docker run --gpus all" in done.stderr
 
 
@@ -189,7 +184,6 @@ def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to
         assert loaded.returncode == 0
     else:
         assert done.returncode == 1
-        assert ("there is no GPU" if program else "there is no trtexec here") in done.stderr
         assert "docker run --gpus all" in done.stderr
 
 

@@ -38,13 +38,6 @@ def wanted(nvidia: Nvidia, tmp_path: Path) -> Build:
     return replace(BUILD, onnx=tmp_path / "scale/1/model.onnx", timing=tmp_path / "timing")
 
 
-@pytest.mark.parametrize(
-    ("code", "version"), [(7203, "7.2.3"), (8601, "8.6.1"), (100300, "10.3.0"), (101301, "10.13.1")]
-)
-def test_the_version_is_unpacked(code: int, version: str) -> None:
-    assert trtexec.Trtexec("trtexec", code, frozenset()).version == version
-
-
 @pytest.mark.usefixtures("nvidia")
 @pytest.mark.parametrize(
     ("code", "words"),
@@ -120,18 +113,6 @@ def test_a_build_that_fails_leaves_the_old_plan(
         build(replace(wanted, precision="fp32"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
     assert not list(tmp_path.glob(".plan-*"))
-
-
-def test_shapes_that_trtexec_refuses_are_an_error(wanted: Build) -> None:
-    with pytest.raises(TrtexecError, match=r"\{'x'\}"):
-        build(replace(wanted, profile={}))
-
-
-def test_progress_is_the_last_line_of_trtexec(wanted: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAND_IN_SECONDS", "1.5")
-    monkeypatch.setattr(trtexec, "REPORT_SECONDS", 0.5)
-    said = build(wanted)
-    assert "[TRT] Local timing cache in use. Profiling results in this builder pass will not be stored." in said
 
 
 KILLED = """

@@ -8,9 +8,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import TYPE_UINT8
 
 from build_engines.__main__ import main
-from build_engines.ensembles.parts import Step, ensemble_config, write_model
 from build_engines.model_folder.config import read_config
-from clients.base import TensorSpec
 
 pytestmark = pytest.mark.full
 
@@ -86,12 +84,3 @@ def test_a_network_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 1
     assert "[224, 96, 3]" in capsys.readouterr().err
     assert not (tmp_path / "models/image_classes").exists()
-
-
-def test_an_ensemble_has_neither_instances_nor_a_batcher_of_its_own(tmp_path: Path) -> None:
-    spec = (TensorSpec("x", "FP32", (1,)),)
-    text = ensemble_config(spec, (TensorSpec("y", "FP32", (1,)),), 4, [Step("part", {"x": "x"}, {"y": "y"})])
-    assert write_model(tmp_path / "whole", {"config.pbtxt": text})
-    config = read_config(tmp_path / "whole")
-    assert (len(config.instance_group), config.HasField("dynamic_batching")) == (0, False)
-    assert (tmp_path / "whole/1").is_dir()

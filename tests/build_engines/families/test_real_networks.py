@@ -10,10 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from build_engines.build import build
-from build_engines.errors import BuildError, UsageError
+from build_engines.errors import BuildError
 from build_engines.families import efficientnet, yolov4_tiny
-from build_engines.request import Request
 from build_engines.weights import torch_files
 from build_engines.weights.packages import file_of
 from tests.build_engines.models import session
@@ -62,20 +60,6 @@ def rows(head: NDArray[np.float32]) -> NDArray[np.float32]:
     """OpenCV goes through the cells, and in each through its anchors; the ONNX file the other way round."""
     side = int((len(head) / 3) ** 0.5)
     return head.reshape(side, side, 3, -1).transpose(2, 0, 1, 3).reshape(len(head), -1)
-
-
-@pytest.mark.parametrize("name", ["efficientnet", "yolov4_tiny"])
-def test_a_batch_gives_the_rows_of_single_images(name: str) -> None:
-    images = pixels({"efficientnet": 224, "yolov4_tiny": 416}[name])
-    alone = np.concatenate([onnx_output(name, image[None]) for image in images])
-    np.testing.assert_allclose(onnx_output(name, images), alone, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["efficientnet", "yolov4_tiny"])
-def test_another_size_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        build(Request(name, repository=tmp_path, size=640))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("change", [b"", b"\0" * 4])

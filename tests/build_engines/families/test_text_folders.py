@@ -1,4 +1,4 @@
-"""What folders of transformers and sentence-transformers say of themselves, and what of them is refused."""
+"""Folders of transformers and sentence-transformers: their task, modules and tokenizer, and what is refused."""
 
 import json
 import shutil
@@ -80,56 +80,28 @@ def add(folder: Path, name: str) -> None:
     save_file(load_file(file) | {name: torch.zeros(2)}, file, {"format": "pt"})
 
 
+def architecture(name: str) -> Callable[[Path], None]:
+    return lambda folder: change(folder / "config.json", architectures=[name])
+
+
+TOKENS = "token-classification"
+SPLADE = '[{"type": "x.Transformer"}, {"type": "x.SpladePooling"}]'
+WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
+
+
 @pytest.mark.parametrize(
     ("task", "spoil", "asked", "message"),
     [
-        (
-            "text-classification",
-            lambda folder: drop(folder, "layer.1.output.dense.weight"),
-            "",
-            "lacks .*layer.1.output",
-        ),
-        ("text-classification", lambda folder: drop(folder, "classifier"), "", "lacks classifier"),
-        (
-            "token-classification",
-            lambda folder: add(folder, "roberta.encoder.layer.2.x"),
-            "",
-            "also has roberta.encoder",
-        ),
-        ("token-classification", lambda folder: None, "embedding", "also has classifier"),
-        ("token-classification", lambda folder: None, "fill-mask", "its task is token-classification, not fill-mask"),
-        (
-            "embedding",
-            lambda folder: change(folder / "config.json", architectures=["RobertaForMultipleChoice"]),
-            "",
-            "it is a RobertaForMultipleChoice, which does none of: embedding",
-        ),
-        (
-            "embedding",
-            lambda folder: change(folder / "config.json", architectures=["GPT2LMHeadModel"]),
-            "",
-            "it is a GPT2LMHeadModel, which does none of: embedding",
-        ),
-        (
-            "embedding",
-            lambda folder: change(folder / "config.json", vocab_size=999),
-            "",
-            "has another shape of embeddings.word_embeddings",
-        ),
-        (
-            "embedding",
-            lambda folder: (folder / "modules.json").write_text(
-                '[{"type": "x.Transformer"}, {"type": "x.SpladePooling"}]'
-            ),
-            "",
-            "modules.json has SpladePooling",
-        ),
-        (
-            "embedding",
-            lambda folder: change(folder / "1_Pooling/config.json", pooling_mode_weightedmean_tokens=True),
-            "",
-            "its pooling is weightedmean_tokens",
-        ),
+        ("text-classification", lambda folder: drop(folder, "layer.1.output.dense.weight"), "", "layer.1.output"),
+        ("text-classification", lambda folder: drop(folder, "classifier"), "", "classifier"),
+        (TOKENS, lambda folder: add(folder, "roberta.encoder.layer.2.x"), "", "roberta.encoder"),
+        (TOKENS, lambda folder: None, "embedding", "classifier"),
+        (TOKENS, lambda folder: None, "fill-mask", "token-classification"),
+        ("embedding", architecture("RobertaForMultipleChoice"), "", "RobertaForMultipleChoice"),
+        ("embedding", architecture("GPT2LMHeadModel"), "", "GPT2LMHeadModel"),
+        ("embedding", lambda folder: change(folder / "config.json", vocab_size=999), "", "word_embeddings"),
+        ("embedding", lambda folder: (folder / "modules.json").write_text(SPLADE), "", "SpladePooling"),
+        ("embedding", lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED), "", "weightedmean_tokens"),
     ],
 )
 def test_a_folder_that_is_not_all_of_what_it_says_is_refused(
@@ -145,7 +117,7 @@ def test_a_tokenizer_of_another_network_is_refused(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "bert")
     save_checkpoint(tmp_path / "other", "embedding", "roberta")
     shutil.copyfile(tmp_path / "other" / "tokenizer.json", checkpoint / "tokenizer.json")
-    with pytest.raises(BuildError, match=r"its tokenizer has 318 tokens, and the network knows 29"):
+    with pytest.raises(BuildError, match="tokenizer"):
         built(checkpoint, tmp_path / "model")
 
 
@@ -186,19 +158,15 @@ def test_an_onnx_file_gets_the_tokenizer_that_is_named(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     file = tmp_path / "whole" / "1" / "model.onnx"
-    given: dict[str, Any] = {
-        "weights": str(file),
-        "client": "bert",
-        "task": "text-classification",
-        "repository": tmp_path / "repository",
-    }
+    given: dict[str, Any] = {"weights": str(file), "client": "bert", "task": "text-classification"}
+    given["repository"] = tmp_path / "repository"
     folder, _ = build(Request("own", **given, tokenizer=checkpoint))
     assert (folder / "tokenizer" / "tokenizer.json").is_file()
     ours, wanted = Served(folder, task="text-classification"), Served(tmp_path / "whole", **whole.settings)
     assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
-    with pytest.raises(UsageError, match="--client bert takes --tokenizer FOLDER"):
+    with pytest.raises(UsageError, match="--tokenizer"):
         build(Request("own", **given))
-    with pytest.raises(UsageError, match="--tokenizer is for --client bert"):
+    with pytest.raises(UsageError, match="--client bert"):
         build(Request("own", **(given | {"client": ""}), tokenizer=checkpoint))
 
 
@@ -261,5 +229,5 @@ def test_an_engine_of_each_task_is_compared_with_its_reference(task: str, tmp_pa
 def test_a_network_that_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "electra")
     monkeypatch.setattr("build_engines.families.text_network.LARGEST", 1000)
-    with pytest.raises(BuildError, match="GB of weights in FP32, and one ONNX file holds 2"):
+    with pytest.raises(BuildError, match="weights"):
         built(checkpoint, tmp_path / "model")

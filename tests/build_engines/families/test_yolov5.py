@@ -1,6 +1,5 @@
 """YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from them."""
 
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,10 @@ from torch import nn
 
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.yolov5 import decode, export, read
+from build_engines.families.yolov5 import export, read
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
-from build_engines.weights.torch_files import Placeholder, load
-from tests.build_engines.yolov5_release import C3, MODULE, importable, random_release, save
+from tests.build_engines.yolov5_release import C3, importable, random_release, save
 
 pytestmark = pytest.mark.full
 
@@ -95,23 +93,7 @@ def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_
         read(save(model, tmp_path / "best.pt"))
 
 
-def test_nothing_of_the_checkpoint_is_imported(importable: Any, tmp_path: Path) -> None:
-    path = save(random_release(2), tmp_path / "best.pt")
-    assert MODULE not in sys.modules
-    root = load(path)
-    assert isinstance(root["model"], Placeholder)
-    assert MODULE not in sys.modules
-
-
 @pytest.mark.parametrize("size", [300, 31])
 def test_a_size_that_no_stride_divides_is_refused(size: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         export(Request("pets", size=size), tmp_path / "best.pt", tmp_path)
-
-
-def test_decoding_follows_the_published_formula() -> None:
-    cells = torch.tensor([[[3.0, 1.0, 8.0, 16.0, 30.0]]])  # x, y, stride, the anchor's width and height
-    logits = torch.zeros(1, 1, 7)  # sigmoid 0.5: xy = (0.5 + cell) · stride, wh = anchor
-    assert decode(logits, cells)[0, 0].tolist() == [28, 12, 16, 30, 0.5, 0.5, 0.5]
-    logits[0, 0, :4] = torch.tensor([100.0, -100.0, 100.0, -100.0])  # the ends: 2, 0 and 4, 0
-    assert decode(logits, cells)[0, 0, :4].tolist() == [36, 4, 64, 0]

@@ -89,13 +89,13 @@ def test_every_datatype_of_onnx_is_one_of_triton() -> None:
 
 @pytest.mark.parametrize("versions", ["latest", "latest:x", "newest", "1,x", ":", ","])
 def test_a_version_policy_that_cannot_be_read_is_refused(versions: str) -> None:
-    with pytest.raises(UsageError, match=r"all, latest:2, 1,3"):
+    with pytest.raises(UsageError, match="latest:2"):
         model_config(TENSORS, TORCHSCRIPT, "KIND_CPU", 1, Request("", versions=versions))
 
 
 def test_a_control_input_of_another_datatype_is_refused() -> None:
     wrong = replace(COUNTER, controls={"start": TensorSpec("START", "INT64", (1,))})
-    with pytest.raises(UsageError, match="FP32, INT32 and BOOL"):
+    with pytest.raises(UsageError, match="INT32"):
         model_config(wrong, "onnxruntime_onnx", "KIND_CPU", 1, Request(""))
 
 
