@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 from google.protobuf import text_format
 from numpy.typing import NDArray
@@ -18,45 +19,44 @@ from tests.support.digits import held_out, held_out_pages
 Dims = Sequence[str | int]
 
 
+def parsed(text: str) -> onnx.ModelProto:
+    """Return a model of opset 17 with this graph, in the syntax of ONNX's parser."""
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+
+
 def save_scale(path: Path, shape: Dims = ("batch", 4), kind: int = TensorProto.FLOAT, external: bool = False) -> Path:
-    """y = 2 x."""
+    """Save y = 2 x; `external` puts the weights beside the file, in weights.bin."""
     two = numpy_helper.from_array(np.full((1,), 2, helper.tensor_dtype_to_np_dtype(kind)), "two")
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "two"], ["y"])],
-        "scale",
-        [helper.make_tensor_value_info("x", kind, shape)],
-        [helper.make_tensor_value_info("y", kind, shape)],
-        [two],
-    )
+    ports = [helper.make_tensor_value_info(name, kind, shape) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["y"])], "scale", ports[:1], ports[1:], [two])
     return save(graph, path, external)
 
 
 def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
-    """images [batch,3,side,side] -> two convolutions, the mean, a matrix: logits [batch,classes]."""
+    """Save two convolutions, the mean and a matrix: images [batch,3,side,side] -> logits [batch,classes]."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "m": (8, classes)}
-    weights = [numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), n) for n, s in shapes.items()]
-    nodes = [
-        helper.make_node("Conv", ["images", "w1"], ["a"], pads=[1] * 4, name="first"),
-        helper.make_node("Relu", ["a"], ["b"], name="relu"),
-        helper.make_node("Conv", ["b", "w2"], ["c"], pads=[1] * 4, name="last"),
-        helper.make_node("GlobalAveragePool", ["c"], ["d"], name="mean"),
-        helper.make_node("Flatten", ["d"], ["e"], name="flat"),
-        helper.make_node("MatMul", ["e", "m"], ["logits"], name="matrix"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "classifier",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
-        weights,
+    graph = parsed(f"""classifier (float[batch,3,{side},{side}] images) => (float[batch,{classes}] logits) {{
+        a = Conv <pads = [1, 1, 1, 1]> (images, w1)
+        b = Relu (a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, w2)
+        d = GlobalAveragePool (c)
+        e = Flatten (d)
+        logits = MatMul (e, m)
+    }}""").graph
+    for node in graph.node:
+        node.name = node.output[0]
+    graph.initializer.extend(
+        numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), n) for n, s in shapes.items()
     )
     return save(graph, path)
 
 
 def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = "", side: int = 640) -> Path:
-    """images [batch,3,side,side] -> outputs of these shapes behind the batch, as a file says them: it cannot run.
-    `names` are its classes as Ultralytics' exporter writes them."""
+    """Save a file that only claims to turn images [batch,3,side,side] into outputs of these shapes: it cannot run.
+
+    `names` are its classes as Ultralytics' exporter writes them.
+    """
     graph = helper.make_graph(
         [helper.make_node("Identity", ["images"], [name]) for name in outputs],
         "ports",
@@ -71,7 +71,7 @@ def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], names: str = ""
 
 
 def save_constants(path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 64, **metadata: str) -> Path:
-    """images [batch,3,side,side] -> these arrays for each image; `metadata` as Ultralytics' exporter writes it."""
+    """Save a model that answers these arrays for each image; `metadata` is what Ultralytics' exporter writes."""
     nodes = [helper.make_node("ReduceMean", ["images"], ["means"], axes=[1, 2, 3], keepdims=0)]
     nodes += [helper.make_node("Mul", ["means", "zero"], ["zeros"])]
     weights = [numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
@@ -96,7 +96,7 @@ def save_constants(path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 
 
 
 def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:
-    """Opset 17; with `external` the weights lie beside it, in weights.bin."""
+    """Save a graph of opset 17; `external` puts its weights beside it, in weights.bin."""
     path.parent.mkdir(parents=True, exist_ok=True)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
@@ -108,7 +108,7 @@ def config_of(path: Path) -> ModelConfig:
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
-    """Of one thread, so that tests may run side by side."""
+    """Return a session with one thread, so that tests may run side by side."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(path, options)

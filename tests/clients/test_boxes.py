@@ -3,10 +3,9 @@
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from clients._boxes import GREY, Letterbox, nms
 
@@ -52,24 +51,10 @@ def test_boxes_come_back_from_the_target_to_within_rounding() -> None:
 
 
 def onnx_nms() -> onnxruntime.InferenceSession:
-    """A model of the one node NonMaxSuppression."""
-    floats, ints = TensorProto.FLOAT, TensorProto.INT64
-    inputs = [
-        ("boxes", floats, [1, None, 4]),
-        ("scores", floats, [1, None, None]),
-        ("limit", ints, [1]),
-        ("iou", floats, [1]),
-        ("score", floats, [1]),
-    ]
-    names = [name for name, _, _ in inputs]
-    graph = helper.make_graph(
-        [helper.make_node("NonMaxSuppression", names, ["kept"])],
-        "nms",
-        [helper.make_tensor_value_info(*each) for each in inputs],
-        [helper.make_tensor_value_info("kept", ints, [None, 3])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
-    onnx.checker.check_model(model)
+    """Return a session of the one node NonMaxSuppression."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 11]>
+        nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou, float[1] score)
+        => (int64[m, 3] kept) { kept = NonMaxSuppression (boxes, scores, limit, iou, score) }""")
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.onnx_models import arithmetic
-from tests.backends.openvino_models import write_model, write_own_format
+from tests.backends.onnx_models import arithmetic, write_model
+from tests.backends.openvino_models import write_own_format
 from tests.supervisor.test_serve import run
 from tests.support.harness import ROOT, Server, link_model
 

@@ -27,7 +27,7 @@ from build_engines.model_folder.spec import ModelSpec
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from serving.repository.model_config import read_config
-from tests.build_engines.models import save_digits
+from tests.build_engines.models import parsed, save_digits
 from tests.support.stand_ins import CAPABILITY, DRIVER, GPU, Nvidia
 
 pytestmark = pytest.mark.unit
@@ -187,25 +187,15 @@ def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to
         assert "docker run --gpus all" in done.stderr
 
 
-def small_model(path: Path) -> onnx.ModelProto:
-    """y = relu(x - 2) * 3."""
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes = [
-        helper.make_node("Sub", ["x", "two"], ["shifted"]),
-        helper.make_node("Relu", ["shifted"], ["positive"]),
-        helper.make_node("Mul", ["positive", "three"], ["y"]),
-    ]
-    values = [helper.make_tensor_value_info(name, kind, ["batch", 4]) for name in ("x", "y")]
-    weights = [helper.make_tensor("two", kind, [1], [2.0]), helper.make_tensor("three", kind, [1], [3.0])]
-    graph = helper.make_graph(nodes, "small", values[:1], values[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, path)
-    return model
-
-
 def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) -> None:
-    """Against a session that gives every tensor."""
-    model = small_model(tmp_path / "small.onnx")
+    """Compare with a session that returns every tensor."""
+    model = parsed("""small (float[batch, 4] x) => (float[batch, 4] y)
+        <float[1] two = {2}, float[1] three = {3}> {
+        shifted = Sub (x, two)
+        positive = Relu (shifted)
+        y = Mul (positive, three)
+    }""")
+    onnx.save(model, tmp_path / "small.onnx")
     batches: list[dict[str, Any]] = [
         {"x": np.random.default_rng(seed).normal(0, 5, (2, 4)).astype(np.float32)} for seed in range(5)
     ]

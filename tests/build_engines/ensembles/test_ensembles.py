@@ -4,29 +4,24 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import TYPE_UINT8
 
 from build_engines.__main__ import main
 from build_engines.model_folder.config import read_config
+from tests.build_engines.models import parsed
 
 pytestmark = pytest.mark.full
 
 
 def tiny_network(path: Path, shape: tuple[int, ...], scores: int = 3) -> None:
-    """The mean of each channel, as often as it takes to make so many scores."""
-    axes = [1, 2] if shape[-1] == 3 else [2, 3]
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMean", ["image"], ["mean"], axes=axes, keepdims=0),
-            helper.make_node("Tile", ["mean", "times"], ["scores"]),
-        ],
-        "tiny",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", *shape])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", scores])],
-        [helper.make_tensor("times", TensorProto.INT64, [2], [1, scores // 3])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    """Save a network whose scores are the means of the three channels, repeated."""
+    axes, sides = [1, 2] if shape[-1] == 3 else [2, 3], ", ".join(map(str, shape))
+    model = parsed(f"""tiny (float[batch, {sides}] image) => (float[batch, {scores}] scores)
+        <int64[2] times = {{1, {scores // 3}}}> {{
+        mean = ReduceMean <axes = {axes}, keepdims = 0> (image)
+        scores = Tile (mean, times)
+    }}""")
+    onnx.save(model, path)
 
 
 def build(folder: Path, *arguments: str) -> int:

@@ -20,7 +20,7 @@ from build_engines.runners import runner_of
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
-from tests.build_engines.models import save, save_classifier, save_ports, save_scale, session
+from tests.build_engines.models import parsed, save, save_classifier, save_ports, save_scale, session
 
 pytestmark = pytest.mark.full
 
@@ -258,17 +258,11 @@ def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: P
 
 
 def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:
-    ports = {"x": TensorProto.FLOAT, "START": TensorProto.FLOAT, "ID": TensorProto.UINT64}
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["ID"], ["id"], to=TensorProto.FLOAT),
-            helper.make_node("Sum", ["x", "START", "id"], ["y"]),
-        ],
-        "counter",
-        [helper.make_tensor_value_info(name, kind, ["batch", 1]) for name, kind in ports.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-    )
-    stored = made(tmp_path, save(graph, tmp_path / "counter.onnx"), controls=("start=START", "corrid=ID"))
+    model = parsed("""counter (float[batch, 1] x, float[batch, 1] START, uint64[batch, 1] ID) => (float[batch, 1] y) {
+        id = Cast <to = 1> (ID)
+        y = Sum (x, START, id)
+    }""")
+    stored = made(tmp_path, save(model.graph, tmp_path / "counter.onnx"), controls=("start=START", "corrid=ID"))
     assert [spec.name for spec in stored.model.inputs] == ["x"]
     assert [control.name for control in stored.config.sequence_batching.control_input] == ["START", "ID"]
     with pytest.raises(UsageError, match="start"):

@@ -7,7 +7,6 @@ from typing import Any
 import joblib
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 from sklearn.linear_model import LogisticRegression
@@ -18,7 +17,7 @@ from build_engines.model_folder.stored import StoredModel, open_model
 from build_engines.request import Request
 from clients.base import TensorSpec
 from tests.build_engines import trained
-from tests.build_engines.models import save_scale
+from tests.build_engines.models import parsed, save_scale
 
 pytestmark = pytest.mark.unit
 
@@ -149,13 +148,7 @@ def test_an_onnx_file_without_these_operators_stays_one_of_tensors(tmp_path: Pat
 
 
 def test_outputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("SequenceConstruct", ["x"], ["y"])],
-        "sequence",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
-        [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parsed("sequence (float[batch, 4] x) => (seq(float[batch, 4]) y) { y = SequenceConstruct (x) }")
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(BuildError, match="'y'"):
         made(tmp_path, tmp_path / "model.onnx", client="table")
