@@ -1,4 +1,4 @@
-"""Small bodies that would become large, or take long; and what one of them costs, measured in a process of its own."""
+"""Small bodies that would become large or take long, and a measurement of their cost in a process of its own."""
 
 import gzip
 import io
@@ -96,7 +96,7 @@ class Hostile:
     encoding: str = ""
 
     def ask(self, deadline: Deadline = NEVER, budget: Budget = Budget()) -> Reply:  # noqa: B008
-        """The reply, by the road of a request; raises a ServingError."""
+        """Return the reply as to a request; raise a ServingError."""
         body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
         request = Request("id", body, deadline=deadline, budget=budget)
         inference = Inference(Echo(), Decoder(Limits()))
@@ -171,7 +171,7 @@ ANSWERED: dict[str, Callable[[], Hostile]] = {
 
 
 def cost(case: str) -> tuple[float, int, str]:
-    """(MB that it takes beside its own bytes, status, error's text), measured in a process of its own."""
+    """Return the MB that a case takes beside its own bytes, the status and the error's text."""
     return alone(_cost, case)
 
 

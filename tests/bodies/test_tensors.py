@@ -70,12 +70,6 @@ def test_other_datatypes_travel_in_their_forms() -> None:
     assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
 
 
-@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**53 + 1])
-def test_no_digit_of_a_large_number_is_lost(number: int) -> None:
-    (tensor,) = batch(body(datatype="INT64", shape=[1], data=[number])).inputs
-    assert struct.unpack("<q", bytes(tensor.data)) == (number,)
-
-
 @pytest.mark.parametrize("data", [[[1, 2], [3, 4]], [1, [2, [3]], 4], [[[[1], [2]], [[3], [4]]]]])
 def test_nested_data_are_flattened(data: Any) -> None:
     (tensor,) = batch(body(datatype="INT8", shape=[2, 2], data=data)).inputs
@@ -248,30 +242,7 @@ def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
     assert (tensor.shape, bytes(tensor.data)) == ((1, 2, 3), array.astype(np.float32).tobytes())
 
 
-def headed(descr: str, shape: str, data: bytes = b"") -> bytes:
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        headed("'|S0'", "(1, 30000000)"),
-        headed("'<f4'", "(1000000000000,)"),
-        headed("'<f4'", f"(0, {2**40})"),
-        headed("'<f4'", f"(0, {2**70})"),
-        headed("'<f4'", f"({2**40}, {2**40}, 0)"),
-        headed("'<U1'", f"({2**40}, 0)"),
-        headed("'<f4'", "(3,)", b"12345678"),
-        headed("'|O'", "(1,)", b"12345678"),
-        b"\x93NUMPY",
-        b"\x93NUMPY\x01\x00\xff\xff",
-        b"x",
-        b"PK\x03\x04",
-        headed("'<f4'", "(1")[:-5] + b"'\x93\n",
-        headed("-" * 4000 + "1", "(1,)"),
-    ],
-)
-def test_an_npy_file_whose_header_promises_something_else_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("cut", [6, 10, 60, -1])
+def test_an_npy_file_that_ends_too_early_is_refused(cut: int) -> None:
     with pytest.raises(DecodingError):
-        read_npy(data)
+        read_npy(npy(np.zeros(3, np.float32))[:cut])

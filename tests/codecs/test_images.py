@@ -53,7 +53,7 @@ Measured = Callable[[bytes, int], tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    """(the bytes that a process rises by, its answer), in a fork of one that has imported what decodes."""
+    """Return a function that decodes in a fresh process and returns the rise of its memory and its answer."""
     file = tmp_path_factory.mktemp("measured") / "image"
     with subprocess.Popen(
         [sys.executable, "-c", MEASURE],

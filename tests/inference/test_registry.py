@@ -13,7 +13,7 @@ from clients.base import Model, ModelClient, TensorSpec
 from serving.errors import InvalidRequest, ModelRefused
 from serving.inference.crashes import Crashes, Trouble
 from serving.inference.live_registry import LiveRegistry
-from serving.inference.registry import Registry, families, family_name, make_client
+from serving.inference.registry import Registry, families, make_client
 from serving.repository.live import LiveModels
 from serving.triton.gateway import IndexEntry, TritonGateway
 from tests.support.harness import PATIENCE
@@ -80,10 +80,6 @@ def test_the_parameter_names_a_family_and_else_the_model_s_name_does(tmp_path: P
     assert make_client(model(tmp_path)) is None
 
 
-def test_a_detector_s_client_is_also_called_object_detection() -> None:
-    assert family_name("object-detection") == "yolov5"
-
-
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="resnext"):
         make_client(model(tmp_path, client="resnext"))
@@ -93,11 +89,6 @@ def test_a_client_file_without_a_client_is_refused(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text("Client = 3\n")
     with pytest.raises(InvalidRequest):
         make_client(model(tmp_path))
-
-
-def test_a_wrong_value_in_the_folder_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="top_k"):
-        make_client(model(tmp_path, client="resnet", top_k="0"))
 
 
 def test_the_families_are_the_modules_with_a_client() -> None:

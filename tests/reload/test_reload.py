@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnx
+import onnx.parser
 import pytest
 import requests
-from onnx import TensorProto, helper
 
 from tests.support import harness
 from tests.support.harness import ONE_INSTANCE, Server
@@ -59,15 +58,9 @@ ENSEMBLE = (
 
 
 def write_weights(folder: Path, factor: float) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "k"], ["y"])],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-        [helper.make_tensor("k", TensorProto.FLOAT, [], [factor])],
-    )
     (folder / "1").mkdir(parents=True, exist_ok=True)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        product (float[batch, 1] x) => (float[batch, 1] y) <float k = {{{float(factor)}}}> {{ y = Mul (x, k) }}""")
     onnx.save(model, folder / "1/model.onnx")
 
 
@@ -99,7 +92,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def answer(server: Server, name: str) -> Any:
-    """What the model says of 3; the status where that is not 200."""
+    """Return the model's answer to 3, or the status if it is not 200."""
     reply = server.post(json={"model_name": name, "instances": [3]})
     return reply.json()["predictions"][0] if reply.status_code == 200 else reply.status_code
 
@@ -111,18 +104,18 @@ def wait_for_answer(server: Server, name: str, expected: Any) -> None:
 
 
 def described(server: Server) -> dict[str, Any]:
-    """GET /models by name."""
+    """Return the models of GET /models by name."""
     return {model["name"]: model for model in listed(server)["models"]}
 
 
 def listed(server: Server) -> dict[str, Any]:
-    """GET /models; on a busy machine Triton may not tell in time what it has."""
+    """Return GET /models; on a busy machine Triton may not answer in time."""
     found: dict[str, Any] = wait_until(lambda: server.get("/models"), "GET /models is 200").json()
     return found
 
 
 def refused(server: Server) -> dict[str, str]:
-    """What GET /models says of changes that are not served: the reasons by the models."""
+    """Return the changes that are not served, as GET /models lists them: models -> reasons."""
     found = listed(server).get("refused", [])
     return {",".join(each["models"]): "\n".join(each["reasons"]) for each in found}
 
@@ -146,7 +139,7 @@ def errors(server: Server, pattern: str) -> list[str]:
 
 
 def wait_tidy(server: Server) -> None:
-    """Until Triton has nothing but what is served, by its own names."""
+    """Wait until Triton has only the models that are served, by their own names."""
 
     def is_tidy() -> bool:
         index = server.triton().post("/v2/repository/index").json()
@@ -157,7 +150,7 @@ def wait_tidy(server: Server) -> None:
 
 @contextmanager
 def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any]]:
-    """What is answered to callers that ask all the time, or why there is no answer."""
+    """Let callers ask all the time; yield the list of their answers and errors."""
     answers: list[Any] = []
     ended = threading.Event()
 

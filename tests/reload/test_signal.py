@@ -1,43 +1,20 @@
-"""SIGHUP, whenever it comes."""
+"""SIGHUP while the reload process is about to look at the folders."""
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from serving.reload import __main__ as reload
-from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit
 
 
-class Ended(BaseException):
-    """No further look."""
-
-
-class Reloader:
-    """Notes for each look whether it was asked for; there are three."""
-
-    looks: list[bool]
-
-    def __init__(self, _settings: Settings) -> None:
-        pass
-
-    def step(self, asked: bool) -> None:
-        self.looks.append(asked)
-        if len(self.looks) == 3:
-            raise Ended
-
-    def is_tidy(self) -> bool:
-        return True
-
-
 class Interrupted(threading.Event):
-    """The signal comes when it was first found not to have come."""
+    """Send the signal when `is_set` has first returned False."""
 
     _first = True
 
@@ -49,22 +26,22 @@ class Interrupted(threading.Event):
         return found
 
 
-@pytest.fixture
-def own_handler() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGHUP)
-    yield
-    signal.signal(signal.SIGHUP, before)
+def test_a_signal_while_a_look_begins_is_heard_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
 
+    def step(asked: bool) -> None:
+        looks.append(asked)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
 
-@pytest.mark.usefixtures("own_handler")
-def test_one_that_comes_while_a_look_begins_is_heard_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("SERVE_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(Reloader, "looks", [], raising=False)
-    monkeypatch.setattr(reload, "Reloader", Reloader)
+    monkeypatch.setattr(reload, "Reloader", lambda _: SimpleNamespace(step=step, is_tidy=lambda: True))
     monkeypatch.setattr(reload, "PAUSE", 0.01)
     monkeypatch.setattr(reload, "threading", SimpleNamespace(Event=Interrupted))
-    with pytest.raises(Ended):
-        reload.main()
-    assert Reloader.looks == [False, True, False]
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            reload.main()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert looks == [False, True, False]

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from serving.preparation.survey import Served, served
@@ -12,7 +11,7 @@ from serving.repository.layout import BUILT_IN_MODELS, LayoutError, final_folder
 from serving.repository.model_config import parse_config, parts_of
 from serving.settings.table import AUTO
 from tests.supervisor.test_serve import run
-from tests.support.harness import Server, make_identity, make_scale, make_sleeper
+from tests.support.harness import Server, make_scale, make_sleeper
 
 pytestmark = pytest.mark.stack
 
@@ -28,21 +27,6 @@ ensemble_scheduling {
   ]
 }
 """
-CLIENT = """
-import numpy as np
-from clients.base import ModelClient
-from serving.codecs import JSON
-
-
-class Client(ModelClient):
-    codec, example = JSON, b"[1, 2]"
-
-    def preprocess(self, instances):
-        return {"x": np.array(instances, np.float32)}
-
-    def postprocess(self, outputs, inputs, instances, parameters):
-        return outputs["y"].tolist()
-"""
 
 
 def make_model(repository: Path, name: str, config: str = "", version: str = "1") -> None:
@@ -54,7 +38,6 @@ def make_model(repository: Path, name: str, config: str = "", version: str = "1"
 def make_ensemble(repository: Path, name: str = "sixfold") -> None:
     """`sixfold`: twice `scale`, its versions 1 and 2."""
     make_model(repository, name, ENSEMBLE)
-    (repository / name / "client.py").write_text(CLIENT)
 
 
 @pytest.fixture
@@ -212,7 +195,7 @@ def test_what_was_not_meant_for_triton_is_passed_over(tmp_path: Path) -> None:
     assert final_folders([AUTO], tmp_path / "absent") == (BUILT_IN_MODELS,)
 
 
-def test_a_folder_that_is_named_is_no_matter_of_what_lies_there(tmp_path: Path) -> None:
+def test_a_repository_that_is_named_is_taken_as_it_is(tmp_path: Path) -> None:
     assert final_folders([tmp_path / "named", AUTO], tmp_path / "absent") == (tmp_path / "named", BUILT_IN_MODELS)
 
 
@@ -255,26 +238,3 @@ def test_models_of_every_repository_are_served_by_name(overlay: Server) -> None:
 def test_a_folder_that_is_no_model_does_no_harm(overlay: Server) -> None:
     assert overlay.post("/invocations?model_name=code", json={}).status_code == 404
     assert "first/code" in overlay.output() and "'top'" in overlay.output()
-
-
-@pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The archive of an ensemble, with its client.py, its part and a model that nobody asked for."""
-    folder = tmp_path_factory.mktemp("ensemble")
-    make_scale(folder / "models")
-    make_ensemble(folder / "models")
-    make_identity(folder / "models")
-    server = Server(folder, folder / "models", SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="sixfold").wait_ready()
-    yield server
-    assert server.stop() == 0
-
-
-def test_an_ensemble_is_the_default_and_runs_through_its_parts(ensemble: Server) -> None:
-    assert np.allclose(ensemble.post(json={"instances": [[1, 2], [3, 4]]}).json()["predictions"], [[6, 12], [18, 24]])
-    values = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
-    assert ensemble.post(json=values).json()["outputs"][0]["data"] == [6]
-
-
-def test_no_other_model_is_loaded_with_it(ensemble: Server) -> None:
-    reply = ensemble.post("/invocations?model_name=identity", json={"inputs": []})
-    assert (reply.status_code, reply.json()["code"]) == (404, "model_not_found")
