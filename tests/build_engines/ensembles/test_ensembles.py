@@ -4,6 +4,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from onnx import helper
 from tritonclient.grpc.model_config_pb2 import TYPE_UINT8
 
 from build_engines.__main__ import main
