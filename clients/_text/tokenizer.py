@@ -28,6 +28,22 @@ LONGEST_TOKEN = 100
 LONGEST_TEXT = 10**6  # for a model whose tokenizer names no limit
 PORTION = 2**18  # characters that are tokenized together: each takes some 300 bytes until truncation
 POSITIONS_FROM_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}
+# Tokenizers of transformers 5 that give token types to the network, and model types whose own tokenizer is one of them.
+WITH_TYPES = {f"{name}Tokenizer" for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet")}
+WITH_TYPES |= {f"{name}Tokenizer" for name in ("LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")}
+MODELS_WITH_TYPES = {
+    "",
+    "bert",
+    "convbert",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "ernie",
+    "fnet",
+    "layoutlm",
+}
+MODELS_WITH_TYPES |= {"layoutlm", "lxmert", "megatron-bert", "mobilebert", "nomic_bert", "squeezebert"}
 WORD_PIECES = {"", "bert", "distilbert", "electra", "mobilebert"}  # whose tokenizer is just a vocab.txt
 
 
@@ -58,6 +74,7 @@ class TextTokenizer:
         self.tokenizer.enable_truncation(self.max_length, strategy=strategy, direction=self.direction)
         self.pad_id = self.special("pad_token", "[PAD]")[1] or 0
         self.mask, self.mask_id = self.special("mask_token", "[MASK]")
+        self.has_types = _gives_types(self.settings, self.config)
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
@@ -90,7 +107,7 @@ class TextTokenizer:
         return {
             "input_ids": padded([row.ids for row in rows], width, self.pad_id),
             "attention_mask": padded([row.attention_mask for row in rows], width, 0),
-            "token_type_ids": padded([row.type_ids for row in rows], width, 0),
+            "token_type_ids": padded([row.type_ids if self.has_types else () for row in rows], width, 0),
         }
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[list[Text]]:
@@ -147,6 +164,16 @@ class TextTokenizer:
         """Return the text of tokens as the vocabulary writes them."""
         decoder = self.tokenizer.decoder
         return str(decoder.decode(list(tokens))) if decoder else " ".join(tokens)
+
+
+def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Return whether transformers gives the network token types: by model_input_names, else by the tokenizer's class.
+    If neither is named, the model type decides. The network gets zeros instead."""
+    if names := settings.get("model_input_names"):
+        return "token_type_ids" in names
+    if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):
+        return str(name).removesuffix("Fast") in WITH_TYPES
+    return config.get("model_type", "") in MODELS_WITH_TYPES
 
 
 def _head(text: Text, length: int) -> Text:

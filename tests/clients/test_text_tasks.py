@@ -251,6 +251,66 @@ def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve)
     assert [len(p["ranking"]) for p in served.predict(two, top_k=2)] == [2, 1]
 
 
+NO_TYPES = [
+    {"model_input_names": ["input_ids", "attention_mask"]},
+    {"tokenizer_class": "PreTrainedTokenizerFast"},
+    {"tokenizer_class": "DistilBertTokenizerFast"},
+]
+TYPES = [
+    {"tokenizer_class": "BertTokenizerFast"},
+    {"tokenizer_class": "ElectraTokenizer"},
+    {"tokenizer_class": None},
+    {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]},
+]
+
+
+def with_tokenizer(served: Served, checkpoint: Path, changes: dict[str, Any], folder: Path) -> tuple[Served, Path]:
+    """Copy the model and its checkpoint; `changes` are made in both tokenizers' settings."""
+    shutil.copytree(served.client.model.path, folder / "model")
+    shutil.copytree(checkpoint, folder / "checkpoint")
+    for path in (folder / "model/tokenizer", folder / "checkpoint"):
+        given = json.loads((checkpoint / "tokenizer_config.json").read_text()) | changes
+        (path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in given.items() if v is not None}))
+    return Served(folder / "model", **served.client.model.parameters), folder / "checkpoint"
+
+
+@pytest.mark.parametrize("changes", [*NO_TYPES, *TYPES], ids=str)
+def test_the_network_gets_token_types_if_transformers_gives_them(
+    changes: dict[str, Any], served_with: Serve, tmp_path: Path
+) -> None:
+    served, checkpoint = with_tokenizer(*served_with("text-classification", num_labels=3), changes, tmp_path)
+    reference = pipeline("text-classification", checkpoint)
+    for instance, prediction in zip(PAIRS, served.predict(PAIRS), strict=True):
+        theirs = reference(instance, top_k=None, truncation=True)
+        np.testing.assert_allclose([c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4)
+        assert [c["label"] for c in prediction["classes"]] == [c["label"] for c in theirs]
+
+
+@pytest.mark.parametrize("changes", NO_TYPES[:2], ids=str)
+def test_pairs_without_token_types_are_ranked_as_transformers_ranks_them(
+    changes: dict[str, Any], served_with: Serve, tmp_path: Path
+) -> None:
+    served, checkpoint = with_tokenizer(*served_with("text-ranking", num_labels=1), changes, tmp_path)
+    documents, reference = [*TEXTS[:3], "the sun is blue", "quick!"], pipeline("text-classification", checkpoint)
+    scores = [reference({"text": "the big cat", "text_pair": each}, truncation=True)["score"] for each in documents]
+    (ours,) = served.predict([{"query": "the big cat", "documents": documents}])
+    assert [entry["index"] for entry in ours["ranking"]] == np.argsort(scores)[::-1].tolist()
+    np.testing.assert_allclose([e["score"] for e in ours["ranking"]], sorted(scores, reverse=True), atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", NO_TYPES[:2], ids=str)
+def test_labels_are_tried_without_token_types_as_transformers_tries_them(
+    changes: dict[str, Any], served_with: Serve, tmp_path: Path
+) -> None:
+    given = served_with("zero-shot-classification", **named(INFERENCE))
+    served, checkpoint = with_tokenizer(*given, changes, tmp_path)
+    labels = ["the cat", "moon", "the red fox"]
+    theirs = pipeline("zero-shot-classification", checkpoint)(TEXTS[0], labels)
+    (ours,) = served.predict([TEXTS[0]], candidate_labels=labels)
+    assert [each["label"] for each in ours["classes"]] == theirs["labels"]
+    np.testing.assert_allclose([each["score"] for each in ours["classes"]], theirs["scores"], atol=1e-4)
+
+
 def test_more_documents_than_are_ranked_are_refused(served_with: Serve) -> None:
     served, _ = served_with("text-ranking", "bert", num_labels=1)
     with pytest.raises(DecodingError, match=r"instance 1: .*1001"):
