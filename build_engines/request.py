@@ -54,7 +54,7 @@ class Request:
 
     model: str
     weights: str = option(NETWORK, "", "PATH or HUB-ID; default: the recipe's own")
-    size: int = option(NETWORK, 0, "height and width of the input, for networks exported here", type=positive)
+    size: int = option(NETWORK, 0, "height and width of the input, if the network leaves them free", type=positive)
     inputs: tuple[str, ...] = option(
         NETWORK,
         (),

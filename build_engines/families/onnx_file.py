@@ -19,7 +19,7 @@ from build_engines.request import REPOSITORY, Request
 from build_engines.weights import onnx_files
 from clients.base import Model, TensorSpec
 from serving.errors import InvalidRequest
-from serving.inference.registry import families, make_client
+from serving.inference.registry import families, family, make_client
 from serving.triton.tensors import numpy_dtype
 
 MAX_BATCH_SIZE = 8
@@ -46,7 +46,21 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     spec = spec_of_flags(request, folder, onnx_files.names_of(model))
     if spec.client == DETECTOR and (keypoints := onnx_files.keypoints_of(model)):
         spec = replace(spec, settings={**spec.settings, "keypoints": keypoints})
-    return _with_scores(request, folder, model, with_tensors(request, folder, spec))
+    spec = _with_size(request, with_tensors(request, folder, spec), onnx_files.size_of(model))
+    return _with_scores(request, folder, model, spec)
+
+
+def _with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
+    """Return the ModelSpec with the setting `size`: of the flag, else the `trained` one of a detector's file, if the
+    input's height and width are free. Raise UsageError for a flag without effect."""
+    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
+    takes_size = bool(spec.client) and any(each.name == "size" for each in family(spec.client).settings)
+    is_free = takes_size and sides.count(-1) >= 2
+    if request.size and not is_free and not (takes_size and sides.count(request.size) == 2):
+        what = "the network takes no image through a client" if not takes_size else f"its input is {list(sides)}"
+        raise UsageError(f"--size {request.size} has no effect: {what}; leave the flag out, or export another size")
+    size = request.size or (trained if spec.client == DETECTOR else 0)
+    return replace(spec, settings={**spec.settings, "size": str(size)}) if is_free and size else spec
 
 
 def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: ModelSpec) -> ModelSpec:
@@ -160,7 +174,8 @@ def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
     outputs = _run_torchscript(path, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     model_spec = spec_of_flags(request, folder)
-    return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
+    spec = replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
+    return _with_size(request, spec)
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:

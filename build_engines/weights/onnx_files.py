@@ -80,6 +80,15 @@ def keypoints_of(model: onnx.ModelProto) -> str:
     return ",".join(map(str, found)) if whole else ""
 
 
+def size_of(model: onnx.ModelProto) -> int:
+    """Return the longer side of the images that a detector's file was exported for, as Ultralytics' exporter writes it
+    (imgsz); 0 for none."""
+    found = _metadata(model, "imgsz")
+    sides = [found] if isinstance(found, int) else found
+    whole = isinstance(sides, list | tuple) and sides and all(isinstance(side, int) for side in sides)
+    return max(sides) if whole else 0
+
+
 def _metadata(model: onnx.ModelProto, key: str) -> Any:
     """The Python value of an entry; None where it is none."""
     text = next((entry.value for entry in model.metadata_props if entry.key == key), "")

@@ -20,7 +20,7 @@ from build_engines.runners import runner_of
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
-from tests.build_engines.models import parsed, save, save_classifier, save_ports, save_scale, session
+from tests.build_engines.models import parsed, save, save_classifier, save_constants, save_ports, save_scale, session
 
 pytestmark = pytest.mark.full
 
@@ -172,6 +172,41 @@ def test_a_pose_file_says_its_keypoints(tmp_path: Path) -> None:
     onnx.save(model, file)
     client = made(tmp_path, file, client="yolov5").client()
     assert (client.options["keypoints"], client.labels) == ((17, 3), ["person"])  # type: ignore[union-attr]
+
+
+def save_free_detector(path: Path, metadata: dict[str, str]) -> Path:
+    model = onnx.load(save_constants(path, {"output0": np.zeros((25200, 85))}))
+    helper.set_model_props(model, metadata)
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "side"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("metadata", "options", "side"),
+    [
+        ({}, {}, 640),
+        ({"imgsz": "[320, 320]"}, {}, 320),
+        ({"imgsz": "[320, 320]"}, {"size": 416}, 416),
+        ({}, {"size": 320}, 320),
+        ({"imgsz": "['x']"}, {}, 640),
+    ],
+)
+def test_a_detector_of_a_free_size_gets_the_size_of_its_file_or_of_the_flag(
+    metadata: dict[str, str], options: dict[str, int], side: int, tmp_path: Path
+) -> None:
+    stored = made(tmp_path, save_free_detector(tmp_path / "d.onnx", metadata), client="yolov5", **options)
+    client = stored.client()
+    assert client
+    (images,) = client.preprocess([picture().resize((800, 800))]).values()
+    assert images.shape[-2:] == (side, side)
+
+
+@pytest.mark.parametrize("client", ["resnet", ""])
+def test_a_size_that_the_file_does_not_take_is_refused(client: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--size 320"):
+        made(tmp_path, save_classifier(tmp_path / "c.onnx"), client=client, size=320)
 
 
 def save_with_ending(path: Path, *operators: str) -> Path:
