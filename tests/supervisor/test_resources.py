@@ -1,4 +1,4 @@
-"""What a start takes from the machine: open files, and names in /dev/shm that a killed `serve` leaves."""
+"""Resources of the machine: open files, and names in /dev/shm that a killed `serve` leaves."""
 
 import subprocess
 import sys
@@ -51,11 +51,6 @@ def test_a_lower_limit_is_said_with_what_would_do(limit: int) -> None:
         assert f" {limit} " in said and "--ulimit nofile=448" in said
 
 
-def test_nginx_has_connections_for_twice_the_requests_that_may_be_in_work() -> None:
-    assert resources.nginx_connections(128, 65536) == 4096
-    assert resources.nginx_connections(4000, 65536) == 2 * 3 * 4000
-
-
 def test_a_limit_too_low_to_serve_stops_the_start_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "hard_limit", lambda: 100)
     with pytest.raises(SettingsError, match=r"\b100\b.*\b128\b"):
@@ -76,7 +71,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def holder(prefix: str, folder: Path) -> "subprocess.Popen[bytes]":
-    """Another process that has a region by that prefix."""
+    """Start another process that holds a region with that prefix."""
     command = [sys.executable, "-c", HOLD, prefix, str(folder)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     ends_with(lambda: kill(process))
@@ -90,7 +85,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["lock-", "lock-*", "lock-of", "lock-serve-", "lock-serve-[0-9]"])
 def test_a_lock_of_another_program_removes_nothing(name: str, tmp_path: Path) -> None:
-    """By its name all files would be left-overs, and a `serve` as root may remove every one."""
+    """Such a name as a pattern would match all files, and a `serve` as root may remove them."""
     there = {name, "of-others", "serve-0-region"}
     for each in there:
         (tmp_path / each).touch()

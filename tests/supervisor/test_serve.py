@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -21,7 +20,6 @@ from serving.repository.facts import Facts
 from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
-from serving.supervisor.nginx import nginx_configuration
 from serving.supervisor.system import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
 
@@ -59,7 +57,7 @@ def test_help_lists_every_variable() -> None:
     assert not [name for row in ROWS for name in row.variables if name not in done.stdout]
 
 
-@pytest.mark.parametrize("arguments", [("train",), ("--port", "80"), ("serve", "serve")])
+@pytest.mark.parametrize("arguments", [("train",), ("--port", "80")])
 def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
@@ -78,8 +76,7 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run(PORT=str(taken.getsockname()[1]), SERVE_HOST="127.0.0.1")
     assert done.returncode == 2
-    assert "Address already in use" in json.loads(done.stderr)["message"]
-    assert done.stdout == ""
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
 
 
 def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,15 +114,11 @@ def test_a_start_without_nginx_names_the_package(tmp_path: Path, monkeypatch: py
         table(tmp_path)
 
 
-def test_the_run_folder_is_private_and_is_gone_afterwards() -> None:
-    settings = Settings()
-    with serve.run_folder(settings) as folder:
+def test_a_run_folder_is_private_and_only_the_user_s_own_stays(tmp_path: Path) -> None:
+    with serve.run_folder(Settings()) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "file").touch()
     assert not folder.exists()
-
-
-def test_a_run_folder_of_the_user_stays(tmp_path: Path) -> None:
     with serve.run_folder(replace(Settings(), run_dir=tmp_path / "run")) as folder:
         (folder / "file").touch()
     assert (tmp_path / "run" / "file").exists()
@@ -144,11 +137,8 @@ def test_triton_listens_on_sockets_in_a_folder_that_nobody_else_may_enter(tmp_pa
     assert (tmp_path / "triton").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_machine_without_a_gpu_takes_the_configuration_for_it(tmp_path: Path) -> None:
+def test_only_a_machine_without_a_gpu_takes_the_configuration_for_cpus(tmp_path: Path) -> None:
     assert "--model-config-name=cpu" in table(tmp_path)["tritonserver"].command
-
-
-def test_a_gpu_takes_the_models_own_configuration(tmp_path: Path) -> None:
     command = table(tmp_path, SERVE_DEVICE="gpu")["tritonserver"].command
     assert not [flag for flag in command if flag.startswith("--model-config-name")]
 
@@ -200,12 +190,6 @@ def test_nothing_calls_home_or_writes_beside_the_program(tmp_path: Path) -> None
         assert expected.items() <= process.environment.items()
 
 
-def test_few_open_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, MACHINE)
-    assert "worker_connections 192;" in nginx_configuration(settings)
-
-
 @pytest.mark.parametrize(
     ("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")]
 )
@@ -223,17 +207,6 @@ def test_it_runs_as_a_program_with_whatever_python_the_path_has() -> None:
 def test_the_threads_of_numpy_and_pytorch_in_a_model_hardly_spin(tmp_path: Path) -> None:
     environment = table(tmp_path)["tritonserver"].environment
     assert (environment["OPENBLAS_THREAD_TIMEOUT"], environment["GOMP_SPINCOUNT"]) == ("16", "10000")
-
-
-@pytest.mark.parametrize(("name", "value"), [("OPENBLAS_THREAD_TIMEOUT", "20"), ("GOMP_SPINCOUNT", "20")])
-def test_the_user_s_own_value_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv(name, value)
-    assert table(tmp_path)["tritonserver"].environment[name] == value
-
-
-def test_who_says_how_openmp_waits_has_said_how_long_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert "GOMP_SPINCOUNT" not in table(tmp_path)["tritonserver"].environment
 
 
 def test_model_folders_are_looked_at_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -171,13 +171,18 @@ def supervisor(system: FakeSystem, status_file: Path, restart_request: Path) -> 
     return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
+def run_until(when: float, supervisor: Supervisor, system: FakeSystem) -> None:
+    """Run up to a SIGTERM at that time, after which the exit code must be 0."""
+    system.at(when, system.send(SIGTERM))
+    assert supervisor.run() == 0
+
+
 IN_ORDER = [("SIGQUIT", "nginx"), ("SIGTERM", "gunicorn"), ("SIGTERM", "tritonserver")]
 
 
 def test_starts_all_in_the_order_of_the_table_and_says_when_ready(supervisor: Supervisor, system: FakeSystem) -> None:
     system.down = lambda: "/ping: 503 loading" if system.clock < 2 else ""
-    system.at(5, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(5, supervisor, system)
     assert [who for _, what, who in system.history if what == "start"] == ["tritonserver", "gunicorn", "nginx"]
     assert len(system.said) == 3 and "2.0 s" in system.said[0] and system.said[1:] == ["(drained)", "stopped"]
 
@@ -185,8 +190,7 @@ def test_starts_all_in_the_order_of_the_table_and_says_when_ready(supervisor: Su
 def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in (10, 20, 30, 40):
         system.at(when, system.die("gunicorn", 3))
-    system.at(60, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(60, supervisor, system)
     pauses = [round(start % 10, 2) for start in system.starts("gunicorn")[1:]]
     assert pauses == pytest.approx([0.25, 0.5, 1, 2], abs=0.11)
     assert system.told("gunicorn", "status 3", "0.25 s")
@@ -196,12 +200,11 @@ def test_a_process_that_dies_is_started_again_after_a_growing_pause(supervisor: 
 def test_the_pause_is_short_again_after_a_minute_of_peace(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in (10, 20, 100):
         system.at(when, system.die("nginx", 1))
-    system.at(110, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(110, supervisor, system)
     assert "0.25 s" in system.said[-4]
 
 
-def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
+def test_the_sixth_death_in_a_minute_ends_everything_with_the_reason(
     supervisor: Supervisor, system: FakeSystem
 ) -> None:
     for when in (10, 15, 20, 25, 30, 35):
@@ -211,87 +214,73 @@ def test_the_sixth_death_within_a_minute_ends_everything_with_the_reason(
     assert system.told_last("tritonserver", "6 times", "SIGKILL", "tritonserver's last words")
 
 
-def test_who_runs_out_of_memory_is_started_again_however_often(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_process_that_runs_out_of_memory_is_always_restarted(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in range(10, 50, 2):
         system.at(when, system.run_out_of_memory("tritonserver"))
-    system.at(60, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(60, supervisor, system)
     assert len(system.starts("tritonserver")) == 21
 
 
 def test_deaths_of_different_processes_are_counted_apart(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in range(10, 20):
         system.at(when, system.die(("nginx", "gunicorn")[when % 2], 1))
-    system.at(50, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(50, supervisor, system)
 
 
-def test_a_slow_crash_loop_is_no_reason_to_stop(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_slow_crash_loop_goes_on(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in range(10, 200, 13):
         system.at(when, system.die("tritonserver", 1))
-    system.at(300, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(300, supervisor, system)
     assert len(system.starts("tritonserver")) == 16
 
 
 def ask(file: Path, start: int, reason: str = "a backend died") -> Callable[[], None]:
-    """What a worker does that meets a broken tritonserver; no signal tells of it."""
+    """Return what a worker does that meets a broken tritonserver; it sends no signal."""
     return lambda: (file.write_text(f"{start} {reason}"), None)[1]
 
 
-def test_one_that_is_called_broken_is_killed_and_started_again_within_about_a_second(
-    supervisor: Supervisor, system: FakeSystem, status_file: Path, restart_request: Path
+def test_a_restart_that_is_asked_for_comes_within_about_a_second(
+    supervisor: Supervisor, system: FakeSystem, restart_request: Path
 ) -> None:
     system.at(100.25, ask(restart_request, 1))
-    system.at(110, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(110, supervisor, system)
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
     assert system.starts("tritonserver")[1] == pytest.approx(101, abs=0.8)
     assert system.told("tritonserver", "a backend died", "0.25 s")
     assert not restart_request.exists()
 
 
-def test_many_who_ask_at_once_get_one_restart(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
+def test_requests_at_once_get_one_restart(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
     for when in (10, 10.1, 10.2, 10.3, 11, 12):
         system.at(when, ask(restart_request, 1))
-    system.at(20, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(20, supervisor, system)
     assert len(system.starts("tritonserver")) == 2
     assert not restart_request.exists(), "those that came too late are removed"
 
 
-def test_a_request_that_is_still_being_written_is_heard_when_it_is_whole(
+def test_a_request_that_is_half_written_is_read_later(
     supervisor: Supervisor, system: FakeSystem, restart_request: Path
 ) -> None:
     system.at(10, lambda: restart_request.touch())
     system.at(15, ask(restart_request, 1))
-    system.at(20, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(20, supervisor, system)
     assert system.starts("tritonserver")[1] == pytest.approx(16, abs=1)
 
 
-def test_a_request_that_cannot_be_read_stops_nothing(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
+def test_an_unreadable_request_is_ignored(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
     restart_request.mkdir()
-    system.at(10, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(10, supervisor, system)
 
 
-def test_restarts_that_were_asked_for_are_no_deaths(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
+def test_requested_restarts_are_no_deaths(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
     for number in range(5):
         system.at(100 + 10 * number, ask(restart_request, 2 * number + 1))
         system.at(105 + 10 * number, system.die("tritonserver", -SIGSEGV))
-    system.at(170, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(170, supervisor, system)
     assert len(system.starts("tritonserver")) == 11
 
 
-def test_too_many_restarts_within_a_minute_end_everything_with_their_reason(
+def test_too_many_restarts_in_a_minute_end_everything(
     supervisor: Supervisor, system: FakeSystem, restart_request: Path
 ) -> None:
     for start in range(1, 201):
@@ -300,7 +289,7 @@ def test_too_many_restarts_within_a_minute_end_everything_with_their_reason(
     assert system.told_last("tritonserver", "11 times", "a backend died")
 
 
-def test_restarts_for_want_of_memory_are_not_counted(
+def test_restarts_for_lack_of_memory_do_not_count(
     supervisor: Supervisor, system: FakeSystem, restart_request: Path
 ) -> None:
     """The kernel killed one of tritonserver's children."""
@@ -311,14 +300,11 @@ def test_restarts_for_want_of_memory_are_not_counted(
 
     for when in range(100, 150, 3):
         system.at(when, kill_a_child)
-    system.at(160, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(160, supervisor, system)
     assert len(system.starts("tritonserver")) == 18
 
 
-def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(
-    supervisor: Supervisor, system: FakeSystem
-) -> None:
+def test_a_start_that_is_not_ready_in_time_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
     system.down = lambda: "/ping: 503 model 'resnet' is not ready"
     assert supervisor.run() == 1
     assert 30 < system.clock < 31
@@ -326,18 +312,17 @@ def test_a_start_that_is_not_ready_in_time_ends_everything_with_what_ping_said(
     assert system.told_last("30 s", "503 model 'resnet'")
 
 
-def test_a_start_that_no_waiting_helps_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_start_that_failed_for_good_ends_everything_at_once(supervisor: Supervisor, system: FakeSystem) -> None:
     system.down = lambda: PermanentFailure("/ping: 503 a damaged model") if system.clock > 5 else "/ping: 503 loading"
     assert supervisor.run() == 1
     assert 5 < system.clock < 6
     assert system.told_last("503 a damaged model")
 
 
-def test_what_was_ready_once_is_given_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_restart_is_given_its_time_even_if_ping_reports_a_failure(supervisor: Supervisor, system: FakeSystem) -> None:
     system.down = lambda: PermanentFailure("/ping: 503") if 50 < system.clock < 70 else ""
     system.at(60, system.die("tritonserver", -SIGSEGV))
-    system.at(90, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(90, supervisor, system)
 
 
 def test_a_restart_that_is_not_ready_in_time_ends_everything_too(supervisor: Supervisor, system: FakeSystem) -> None:
@@ -369,7 +354,7 @@ def test_a_stop_signal_stops_nginx_then_gunicorn_then_triton(
     assert system.clock < 6
 
 
-def test_a_signal_that_a_process_gets_instead_stops_nothing(system: FakeSystem, status_file: Path) -> None:
+def test_a_signal_that_is_passed_on_stops_nothing(system: FakeSystem, status_file: Path) -> None:
     table = [
         Process("gunicorn", ("gunicorn",), {}, Path("/")),
         Process("reload", (), {}, Path("/"), passed_on=(SIGHUP,)),
@@ -378,8 +363,7 @@ def test_a_signal_that_a_process_gets_instead_stops_nothing(system: FakeSystem, 
     system.deaf = {"reload"}
     system.at(5, system.send(SIGHUP))
     system.at(6, lambda: system.deaf.clear())
-    system.at(9, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(9, supervisor, system)
     assert system.stops() == [("SIGHUP", "reload"), ("SIGTERM", "reload"), ("SIGTERM", "gunicorn")]
 
 
@@ -398,17 +382,14 @@ def test_a_second_signal_while_stopping_changes_nothing(supervisor: Supervisor, 
     assert system.stops() == IN_ORDER
 
 
-def test_one_that_ignores_its_signal_is_killed_at_the_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_deaf_process_is_killed_at_the_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
     system.deaf = {"tritonserver"}
-    system.at(5, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(5, supervisor, system)
     assert system.history[-1] == (30.0, "SIGKILL", "tritonserver")
     assert system.told("tritonserver", "killing")
 
 
-def test_before_anything_was_ready_one_that_ignores_its_signal_is_killed_soon(
-    supervisor: Supervisor, system: FakeSystem
-) -> None:
+def test_a_deaf_process_is_killed_soon_before_anything_was_ready(supervisor: Supervisor, system: FakeSystem) -> None:
     system.deaf = {"tritonserver"}
     system.down = lambda: "/ping: 503"
     system.at(1, system.send(SIGINT))
@@ -418,8 +399,7 @@ def test_before_anything_was_ready_one_that_ignores_its_signal_is_killed_soon(
 
 def test_all_share_one_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
     system.deaf = {"nginx", "gunicorn", "tritonserver"}
-    system.at(5, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(5, supervisor, system)
     assert {(when, who) for when, what, who in system.history if what == "SIGKILL"} == {
         (30.0, "nginx"),
         (30.0, "gunicorn"),
@@ -434,10 +414,9 @@ def test_a_program_that_is_not_there_ends_everything(supervisor: Supervisor, sys
     assert system.told_last("nginx", "[Errno 2]")
 
 
-def test_an_orphan_that_ended_is_nobodys_death(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_the_end_of_an_orphan_is_ignored(supervisor: Supervisor, system: FakeSystem) -> None:
     system.at(5, system.orphan(4711))
-    system.at(6, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(6, supervisor, system)
     assert len(system.starts("tritonserver")) == 1
 
 
@@ -452,8 +431,7 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     for when in (1, 4, 5.1, 7):
         system.at(when, look)
     system.at(5, system.die("tritonserver", -SIGKILL))
-    system.at(8, system.send(SIGTERM))
-    supervisor.run()
+    run_until(8, supervisor, system)
     look()
     triton = [status["processes"]["tritonserver"] for status in seen]
     assert [status["stage"] for status in seen] == ["starting", "ready", "starting", "ready", "stopping"]
@@ -463,12 +441,11 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
 
 
-def test_a_status_that_cannot_be_written_stops_nothing(
+def test_a_status_file_that_cannot_be_written_is_ignored(
     supervisor: Supervisor, system: FakeSystem, status_file: Path
 ) -> None:
     status_file.mkdir()
-    system.at(5, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(5, supervisor, system)
     assert system.stops() == IN_ORDER
     assert "[Errno 21]" in system.said[0]
 
@@ -492,8 +469,7 @@ def test_memory_is_blamed_for_a_sigkill_as_far_as_the_kernel_says_so(
         return system.die("gunicorn", -SIGKILL)()
 
     system.at(10, killed)
-    system.at(20, system.send(SIGTERM))
-    supervisor.run()
+    run_until(20, supervisor, system)
     assert system.told("gunicorn", f"SIGKILL ({words})")
 
 
@@ -510,32 +486,27 @@ def test_a_sigbus_names_the_file_system_that_is_full(
 ) -> None:
     system.full = full
     system.at(10, system.die("gunicorn", -SIGBUS))
-    system.at(20, system.send(SIGTERM))
-    supervisor.run()
+    run_until(20, supervisor, system)
     assert system.told("gunicorn", "SIGBUS", words)
 
 
-def test_one_that_hangs_is_killed_after_its_time_and_started_again(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_a_process_that_hangs_is_killed_after_its_time(supervisor: Supervisor, system: FakeSystem) -> None:
     system.at(100.25, system.hang("tritonserver"))
-    system.at(130, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(130, supervisor, system)
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
     assert 115 <= system.starts("tritonserver")[1] <= 118
     assert system.told("tritonserver", "15 s", "0.25 s")
 
 
-def test_an_answer_between_two_silences_begins_a_new_count(supervisor: Supervisor, system: FakeSystem) -> None:
+def test_an_answer_between_two_silences_restarts_the_count(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in range(100, 160, 14):
         system.at(when, system.hang("tritonserver"))
         system.at(when + 12, system.answer("tritonserver"))
-    system.at(200, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(200, supervisor, system)
     assert system.stops() == IN_ORDER
 
 
-def test_time_in_which_the_whole_container_was_paused_does_not_count(
-    supervisor: Supervisor, system: FakeSystem
-) -> None:
+def test_time_in_which_the_container_was_paused_is_ignored(supervisor: Supervisor, system: FakeSystem) -> None:
     def paused() -> int:
         system.clock += 3600
         return SIGCHLD
@@ -543,8 +514,7 @@ def test_time_in_which_the_whole_container_was_paused_does_not_count(
     system.at(100, paused)
     system.at(100, system.hang("tritonserver"))
     system.at(3705, system.answer("tritonserver"))
-    system.at(3750, system.send(SIGTERM))
-    assert supervisor.run() == 0
+    run_until(3750, supervisor, system)
     assert system.stops() == IN_ORDER
 
 
@@ -562,7 +532,7 @@ def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
     return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
 
 
-def test_an_optional_one_that_dies_too_often_is_given_up_and_nothing_else_ends(
+def test_an_optional_process_that_dies_too_often_is_given_up(
     with_agent: Supervisor, system: FakeSystem, status_file: Path
 ) -> None:
     seen: list[str] = []
@@ -574,26 +544,21 @@ def test_an_optional_one_that_dies_too_often_is_given_up_and_nothing_else_ends(
     for tick in range(1, 200):
         system.at(tick / 5, system.die("agent", 3))
     system.at(199, look)
-    system.at(200, system.send(SIGTERM))
-    assert with_agent.run() == 0
+    run_until(200, with_agent, system)
     assert len(system.starts("agent")) == 6
     assert len([line for line in system.said if line.startswith("ready")]) == 1
     assert system.told("agent", "6 times", "status 3", "agent's last words")
     assert seen == ["ready"]
 
 
-def test_an_optional_one_is_started_again_at_its_time_and_is_not_waited_for(
-    with_agent: Supervisor, system: FakeSystem
-) -> None:
+def test_an_optional_process_is_restarted_and_not_waited_for(with_agent: Supervisor, system: FakeSystem) -> None:
     system.at(50, system.die("agent", 1))
-    system.at(100, system.send(SIGTERM))
-    assert with_agent.run() == 0
+    run_until(100, with_agent, system)
     assert system.starts("agent")[1] == pytest.approx(50.25, abs=0.11)
     assert len([line for line in system.said if line.startswith("ready")]) == 1
 
 
-def test_an_optional_one_that_cannot_be_started_is_no_failure(with_agent: Supervisor, system: FakeSystem) -> None:
+def test_an_optional_process_that_cannot_start_is_no_failure(with_agent: Supervisor, system: FakeSystem) -> None:
     system.missing = {"agent"}
-    system.at(10, system.send(SIGTERM))
-    assert with_agent.run() == 0
+    run_until(10, with_agent, system)
     assert "agent" in system.said[0]
