@@ -1,17 +1,14 @@
 """Debian's Chromium, driven by Playwright, and the repository of models that the page is tried with."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
-from onnx.numpy_helper import from_array
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+from tests.build_engines.models import parsed, save_constants
 from tests.support.harness import PATIENCE, ROOT, link_model
 
 CHROMIUM = "/usr/bin/chromium"
@@ -40,18 +37,20 @@ WIDE, PHONE = 1280, 390
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
-ZONES = """platform: "onnxruntime_onnx"
-input { name: "pixels" data_type: TYPE_UINT8 dims: [3, 320, 320] }
+# Models that answer the same arrays for each picture: boxes with masks and keypoints, and a map of classes.
+CONSTANTS = """platform: "onnxruntime_onnx"
+max_batch_size: 8
+input {{ name: "images" data_type: TYPE_FP32 dims: [3, {side}, {side}] }}
+parameters {{ key: "client" value {{ string_value: "{client}" }} }}
+"""
+ZONES = """
 output { name: "output0" data_type: TYPE_FP32 dims: [44, 60] }
 output { name: "output1" data_type: TYPE_FP32 dims: [32, 80, 80] }
-parameters { key: "client" value { string_value: "yolov5" } }
 parameters { key: "layout" value { string_value: "yolov5u" } }
 parameters { key: "keypoints" value { string_value: "2,3" } }
 """
-STREETS = """platform: "onnxruntime_onnx"
-input { name: "pixels" data_type: TYPE_UINT8 dims: [1, 3, 64, 64] }
-output { name: "scores" data_type: TYPE_FP32 dims: [1, 3, 64, 64] }
-parameters { key: "client" value { string_value: "semantic_segmentation" } }
+STREETS = """
+output { name: "scores" data_type: TYPE_FP32 dims: [3, 64, 64] }
 parameters { key: "resize" value { string_value: "stretch" } }
 """
 LOOKS = """platform: "onnxruntime_onnx"
@@ -73,7 +72,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, url: str, width: int = WIDE, height: int = 900, scheme: str = "light") -> Iterator[Page]:
-    """The page, loaded; nothing that it does may be refused by its Content-Security-Policy."""
+    """Open the page and wait for its models; its Content-Security-Policy may refuse nothing that it does."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -87,24 +86,30 @@ def opened(browser: Browser, url: str, width: int = WIDE, height: int = 900, sch
     assert wrong == []
 
 
+def rectangle(element: Locator) -> dict[str, float]:
+    found = element.evaluate(
+        "each => { const {x, y, width, height} = each.getBoundingClientRect(); return {x, y, width, height}; }"
+    )
+    assert isinstance(found, dict)
+    return found
+
+
 def choose(page: Page, model: str) -> None:
     page.get_by_role("radio", name=model).check(force=True)
 
 
 def make_repository(folder: Path) -> Path:
-    """The bundled models, `hostile`, whose labels are HTML, `zones`, `streets` and `looks`."""
+    """Make a repository of the bundled models, `zones`, `streets` (with a label that is HTML) and `looks`."""
     for name in ("resnet", "yolov5", "bert"):
         link_model(ROOT / "model_repository" / name, folder)
-    shutil.copytree(ROOT / "model_repository/resnet", folder / "hostile")
     make_zones(folder)
     make_streets(folder)
     make_looks(folder)
-    (folder / "hostile/labels.txt").write_text("\n".join(f"{HOSTILE}{number}" for number in range(10)))
     return folder
 
 
 def make_zones(repository: Path) -> None:
-    """`zones`: finds a disc and a ring, each with two keypoints, in any picture."""
+    """Save `zones`, which finds a disc and a ring, each with two keypoints, in any picture."""
     ys, xs = np.mgrid[:80, :80].astype(np.float32)
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 12 - np.hypot(xs - 25, ys - 40)
@@ -114,39 +119,29 @@ def make_zones(repository: Path) -> None:
         points = [x, 160, 0.9, x + 20, 160, 0.2]
         table[:4, column], table[4 + column, column], table[6 + column, column] = (x, 160, 110, 110), score, 1
         table[38:, column] = points
-    arrays = {"output0": table, "output1": prototypes}
-    nodes = [helper.make_node("Constant", [], [name], value=from_array(each)) for name, each in arrays.items()]
-    save(repository / "zones", ZONES, nodes, (3, 320, 320), **{name: each.shape for name, each in arrays.items()})
+    save_constants(repository / "zones/1/model.onnx", {"output0": table, "output1": prototypes}, side=320)
+    (repository / "zones/config.pbtxt").write_text(CONSTANTS.format(side=320, client="yolov5") + ZONES)
     (repository / "zones/labels.txt").write_text("disc\nring\n")
 
 
 def make_streets(repository: Path) -> None:
-    """`streets`: the left half of any picture is road, the rest is sky above and a hostile label below."""
-    scores = np.zeros((1, 3, 64, 64), np.float32)
-    scores[:, 0, :, :32], scores[:, 1, :32, 32:], scores[:, 2, 32:, 32:] = 1, 1, 1
-    node = helper.make_node("Constant", [], ["scores"], value=from_array(scores))
-    save(repository / "streets", STREETS, [node], (1, 3, 64, 64), scores=scores.shape)
+    """Save `streets`: the left half of any picture is road, the rest is sky above and a hostile label below."""
+    scores = np.zeros((3, 64, 64), np.float32)
+    scores[0, :, :32], scores[1, :32, 32:], scores[2, 32:, 32:] = 1, 1, 1
+    save_constants(repository / "streets/1/model.onnx", {"scores": scores})
+    config = CONSTANTS.format(side=64, client="semantic_segmentation") + STREETS
+    (repository / "streets/config.pbtxt").write_text(config)
     (repository / "streets/labels.txt").write_text(f"road\nsky\n{HOSTILE}\n")
 
 
 def make_looks(repository: Path) -> None:
-    """`looks`: the mean colour of each row of a picture, before a grey ground."""
-    nodes = [
-        helper.make_node("Cast", ["pixels"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("Constant", [], ["grey"], value_float=150.0),
-        helper.make_node("Sub", ["floats", "grey"], ["lit"]),
-        helper.make_node("ReduceMean", ["lit"], ["rows"], axes=[3], keepdims=0),
-        helper.make_node("Flatten", ["rows"], ["colours"]),
-    ]
-    save(repository / "looks", LOOKS, nodes, ("n", 3, 64, 64), colours=("n", 192))
-
-
-def save(folder: Path, config: str, nodes: list[Any], shape: tuple[Any, ...], **outputs: tuple[Any, ...]) -> None:
-    """A model folder; the input is called pixels."""
-    pixels = helper.make_tensor_value_info("pixels", TensorProto.UINT8, shape)
-    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name, sides in outputs.items()]
-    graph = helper.make_graph(nodes, folder.name, [pixels], made)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (folder / "1").mkdir(parents=True)
-    onnx.save(model, folder / "1/model.onnx")
-    (folder / "config.pbtxt").write_text(config)
+    """Save `looks`, which answers the mean colour of each row of a picture, less a grey."""
+    model = parsed("""looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours) <float grey = {150.0}> {
+        floats = Cast <to = 1> (pixels)
+        lit = Sub (floats, grey)
+        rows = ReduceMean <axes = [3], keepdims = 0> (lit)
+        colours = Flatten (rows)
+    }""")
+    (repository / "looks/1").mkdir(parents=True)
+    onnx.save(model, repository / "looks/1/model.onnx")
+    (repository / "looks/config.pbtxt").write_text(LOOKS)

@@ -1,4 +1,4 @@
-"""The page, and every GET route, of a server with a model of each text task among forty models."""
+"""The page and every GET route of a server with forty models, one of each text task among them."""
 
 import os
 import shutil
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, FloatRect, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from build_engines.__main__ import main
 from clients.bert import TASKS
 from tests.clients.text_models import save_checkpoint
-from tests.page.browser import chromium, opened
+from tests.page.browser import opened
 from tests.support.harness import ROOT, Server, link_model
 
 pytestmark = pytest.mark.stack
@@ -50,12 +50,6 @@ def copy_model(folder: Path, target: Path) -> None:
     shutil.copytree(folder, target, copy_function=os.link)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
-
-
 def test_every_get_route_answers(server: Server) -> None:
     names = [model["name"] for model in server.get("/models").json()["models"]]
     assert len(names) == 40 and set(TASKS) <= set(names)
@@ -74,34 +68,5 @@ def test_the_page_runs_the_example_of_each_text_task(browser: Browser, server: S
         expect(page.locator("#json pre")).to_contain_text(f'"model_name": "{task}"')
 
 
-@pytest.mark.parametrize("size", [(1280, 900), (390, 844), (844, 390)])
-def test_the_list_shows_the_chosen_model(browser: Browser, server: Server, size: tuple[int, int]) -> None:
-    with opened(browser, server.url, *size) as page:
-        page.get_by_role("button", name="Use the example").wait_for()
-        models, chosen = rectangle(page.locator("#models")), rectangle(page.locator(".model:has(:checked)"))
-        assert page.locator(".model :checked").get_attribute("value") == "resnet"
-        assert chosen["x"] >= models["x"] and chosen["x"] + chosen["width"] <= models["x"] + models["width"]
-        assert chosen["y"] >= models["y"] and chosen["y"] + chosen["height"] <= models["y"] + models["height"]
-
-
-@pytest.mark.parametrize("size", [(1280, 900), (844, 390)])
-def test_the_cards_stay_together_after_another_model_is_chosen(
-    browser: Browser, server: Server, size: tuple[int, int]
-) -> None:
-    with opened(browser, server.url, *size) as page:
-        for model in ("question-answering", "resnet", "question-answering"):
-            choose(page, model)
-        page.get_by_role("button", name="Run").click()
-        expect(page.locator("mark")).to_be_visible()
-        stage, details = rectangle(page.locator("#stage")), rectangle(page.locator("#details"))
-        assert 0 < details["y"] - stage["y"] - stage["height"] < 30
-
-
 def choose(page: Page, model: str) -> None:
     page.locator(f'.model input[value="{model}"]').check(force=True)
-
-
-def rectangle(element: Locator) -> FloatRect:
-    found = element.bounding_box()
-    assert found
-    return found
