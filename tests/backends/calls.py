@@ -1,4 +1,4 @@
-"""What the tests of several backends ask of a tritonserver."""
+"""Calls of a tritonserver that the tests of several backends share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ())
 
 
 def executions(client: Client, model: str) -> tuple[int, int]:
-    """(inferences, executions) since the start."""
+    """Return the numbers of inferences and executions since the start."""
     statistics = client.get_inference_statistics(model).model_stats[0]
     return statistics.inference_count, statistics.execution_count
 
@@ -36,8 +36,10 @@ def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays
 
 
 def answered_together(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> list[Arrays]:
-    """The answers to feeds that were sent at once and took at most so many executions. On a busy machine some may come
-    too late for that, and Triton counts after it has answered: they are sent until all are counted and merged."""
+    """Send feeds at once until they take at most `most` executions; return the answers.
+
+    On a busy machine some may come too late to be merged, and Triton counts after it has answered.
+    """
     rows = sum(len(next(iter(feed.values()))) for feed in feeds)
 
     def merged() -> list[Arrays] | None:

@@ -1,4 +1,4 @@
-"""What serving.preparation.staging adds to a configuration, against what Triton and the same backends add."""
+"""Compare the configurations that serving.preparation.staging completes with those that Triton completes."""
 
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Triton's pytorch_libtorch platform as served here, through the real tritonserver, against PyTorch in process."""
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +11,8 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
 from tests.backends.calls import answered_together, infer, refusal, together
-from tests.backends.torch_models import FOUR, ONE, SERVED, port, write_repository
-from tests.backends.triton_process import Server, serving, start
+from tests.backends.torch_models import FOUR, SERVED, write_repository
+from tests.backends.triton_process import Server, serving
 
 pytestmark = pytest.mark.stack
 
@@ -121,33 +119,3 @@ NAMED = {"bad_file": "bad_file/1/model.pt", "bad_config": "config.pbtxt"}
 @pytest.mark.parametrize("model", sorted(NAMED))
 def test_a_model_that_cannot_be_served_as_configured_is_refused_with_the_reason(client: Client, model: str) -> None:
     assert NAMED[model] in refusal(client, model)
-
-
-def test_without_pytorch_the_load_says_what_to_install(backends: Path, tmp_path: Path) -> None:
-    """Triton's stub with an environment that has NumPy and nothing else."""
-    environment = tmp_path / "environment"
-    packages = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    packages.mkdir(parents=True)
-    for package in Path(np.__file__).parent.parent.glob("numpy*"):
-        (packages / package.name).symlink_to(package)
-    (environment / "bin").mkdir()
-    (environment / "bin/python3").symlink_to(Path(sys.executable).resolve())
-    (environment / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
-    model = tmp_path / "models/lone"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(
-        f'platform: "pytorch_libtorch"\n{ONE}{port("input", "INPUT__0")}{port("output", "OUTPUT__0")}'
-    )
-    torch.jit.script(SERVED["lookup"][0]).save(str(model / "1/model.pt"))
-    running = start(
-        tmp_path / "models",
-        backends,
-        tmp_path / "log",
-        ["--exit-on-error=false"],
-        PATH=f"{environment}/bin:{os.environ['PATH']}",
-    )
-    try:
-        assert running.wait_until_started()
-        assert "pip install torch" in refusal(running.client(), "lone")
-    finally:
-        running.stop()

@@ -1,4 +1,4 @@
-"""What tritonserver's process needs, and how a start that cannot work ends."""
+"""The environment of tritonserver's process, and the end of a start that cannot work."""
 
 import signal
 import sys

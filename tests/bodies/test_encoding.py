@@ -15,7 +15,7 @@ LIMIT = len(BODY)
 
 
 def packed(data: bytes) -> bytes:
-    """Without the time, which would be in the name of a test."""
+    """Pack without the time, which would be in the name of a test."""
     return gzip.compress(data, mtime=0)
 
 

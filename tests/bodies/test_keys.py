@@ -1,4 +1,4 @@
-"""What a caller writes and nothing reads is refused by its name, and JSON is never taken for a text."""
+"""Refuse unknown keys by name, and never take JSON for a text."""
 
 import json
 from typing import Any

@@ -29,7 +29,7 @@ DATATYPES = st.sampled_from(
 
 
 def tensors(body: bytes) -> list[Tensor] | str:
-    """Those of the body, or what is wrong with it."""
+    """Return the tensors of the body, or the error's text."""
     try:
         read = read_body("application/json", body)
         assert isinstance(read, TensorBody)

@@ -11,7 +11,7 @@ import pytest
 
 from clients.base import Model, TensorSpec
 from serving.bodies.flat import FlatBody
-from serving.bodies.kserve import TensorBody, filled
+from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
 from serving.bodies.reading import read_binary, read_document
 from serving.codecs import Limits
@@ -162,16 +162,6 @@ def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
             raw(wrong, b"12345678")
 
 
-@pytest.mark.parametrize(
-    ("shape", "count", "full"),
-    [((1, 1), 1, (1, 1)), ((-1,), 3, (3,)), ((2, -1), 6, (2, 3)), ((2, 2), 3, None), ((-1, -1), 4, None), ((), 1, ())],
-)
-def test_a_shape_is_filled_where_the_count_fits(
-    shape: tuple[int, ...], count: int, full: tuple[int, ...] | None
-) -> None:
-    assert filled(shape, count) == full
-
-
 def test_a_flat_body_is_inputs_and_parameters() -> None:
     document = {"text": "a", "scale": [1, 2], "top": 3, "parameters": {"deep": True}, "id": "mine", "model_name": "m"}
     found = batch(FlatBody(document))
@@ -183,7 +173,7 @@ def test_a_flat_body_is_inputs_and_parameters() -> None:
 
 
 def test_a_flat_value_takes_the_shape_that_is_declared() -> None:
-    """As NVIDIA's own tests ask their large language models."""
+    """NVIDIA's own tests ask their large language models like this."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
     found = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}), model)
     assert [tensor.shape for tensor in found.inputs] == [(1, 1), (1, 1)]

@@ -1,4 +1,4 @@
-"""What the tests of build_engines share."""
+"""Fixtures of the tests of build_engines."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from build_engines import runners
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own: nothing of this machine's is used or changed."""
+    """Give each test a cache of its own, so that this machine's is neither used nor changed."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("BUILD_ENGINES_CACHE", str(folder))
     return folder
@@ -17,5 +17,5 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines are timed for a moment only: what is tested is that they are timed."""
+    """Time engines only for a moment."""
     monkeypatch.setattr(runners, "SECONDS", 0.1)

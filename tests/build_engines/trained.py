@@ -31,12 +31,12 @@ class Trained:
 
     @property
     def own_rows(self) -> Any:
-        """As the model itself takes them: with names where it was trained with names."""
+        """Return the rows as the model itself takes them, with names if it was trained with names."""
         return self.rows if hasattr(self.model, "feature_names_in_") else self.rows.to_numpy()
 
     @property
     def lists(self) -> list[list[Any]]:
-        """As JSON has them."""
+        """Return the rows as JSON has them."""
         rows: list[list[Any]] = self.rows.astype(object).to_numpy().tolist()
         return [[None if cell != cell else cell for cell in row] for row in rows]
 

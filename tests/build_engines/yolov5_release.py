@@ -1,8 +1,8 @@
 # mypy: allow-subclassing-any
-"""A stand-in for YOLOv5's release: its layers numbered and named as it publishes them, and checkpoints of it.
+"""A stand-in for YOLOv5's release, with its published layers and names, and checkpoints of it.
 
-The release's packages are AGPL and not used here; what is published of its structure is written down again in
-`Release`, as a list of layers that is walked, unlike our own network.
+The release's packages are AGPL and not used here. `Release` repeats their published structure as a list of layers
+that is walked, unlike our own network.
 """
 
 import sys
@@ -96,7 +96,7 @@ class Detect(nn.Module):
 
 
 class Release(nn.Module):
-    """Size n. `model` is numbered as the release's; a layer takes what the one before gives."""
+    """The network of size n. `model` is numbered like the release's; a layer takes the output of the previous one."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Release(nn.Module):
 
 @contextmanager
 def importable() -> Iterator[types.ModuleType]:
-    """A module that has the stand-in's classes, as the release's has them: a checkpoint names them by it."""
+    """Make a module with the stand-in's classes importable, because a checkpoint names its classes by it."""
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     classes = [Conv, Bottleneck, C3, SPPF, Up, Join, Detect, Release]
@@ -159,7 +159,7 @@ def importable() -> Iterator[types.ModuleType]:
 
 
 def random_release(classes: int) -> Release:
-    """Its norms and biases are random too."""
+    """Return a release whose norms and biases are random too."""
     torch.manual_seed(0)
     model = Release(classes)
     with torch.no_grad():
@@ -174,7 +174,7 @@ def random_release(classes: int) -> Release:
 
 
 def save(release: Release, path: Path, **changes: Any) -> Path:
-    """As the release saves: half precision, the model or its moving average in a dictionary."""
+    """Save as the release does: half precision, the model or its moving average in a dictionary."""
     torch.save({"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"} | changes, path)
     release.float()
     sys.modules.pop(MODULE)

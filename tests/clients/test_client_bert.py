@@ -57,27 +57,6 @@ def test_a_vector_that_the_network_pooled_itself_is_not_pooled_again(pooling: st
     np.testing.assert_array_equal(vectors(predictions), pooled.astype(float))
 
 
-def same_token(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return (
-        (ours["token"], ours["token_id"]) == (theirs["token_str"], theirs["token"])
-        and ours["sequence"] == theirs["sequence"]
-        and abs(ours["score"] - theirs["score"]) < 1e-4
-    )
-
-
-@pytest.mark.parametrize("top_k", [1, 1000])
-def test_fill_mask_is_that_of_transformers_pipeline(top_k: int, tmp_path: Path) -> None:
-    served = serve(tmp_path, "fill-mask")
-    pipeline = transformers.pipeline("fill-mask", str(tmp_path / "checkpoint"))
-    predictions = served.predict(MASKED, top_k=top_k)
-    assert [len(prediction["masks"]) for prediction in predictions] == [1, 3, 1]
-    for text, prediction in zip(MASKED, predictions, strict=True):
-        theirs = pipeline(text, top_k=min(top_k, len(VOCABULARY)))
-        for mask, reference in zip(prediction["masks"], theirs if "," in text else [theirs], strict=True):
-            assert len(mask) == len(reference)
-            assert all(map(same_token, mask, reference))
-
-
 def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Path) -> None:
     served = serve(tmp_path, "fill-mask")
     tensors = served.client.preprocess(MASKED)

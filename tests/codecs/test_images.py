@@ -119,7 +119,7 @@ def test_a_reduced_progressive_jpeg_counts_its_coefficients_at_full_size() -> No
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_a_jpeg_between_pillow_s_sizes_is_its_whole_self_but_smaller(mode: str) -> None:
-    """What libjpeg alone cannot turn into RGB, as CMYK, Pillow decodes."""
+    """Pillow decodes the modes that libjpeg alone cannot turn into RGB, like CMYK."""
     data = encoded(Image.radial_gradient("L").resize((768, 576)).convert(mode), "JPEG", quality=95)
     whole, reduced = (IMAGE.from_bytes(data, Limits(side=side)) for side in (0, 358))
     assert reduced.size == ((768, 576) if mode == "CMYK" else (480, 360))

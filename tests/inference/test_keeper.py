@@ -68,7 +68,7 @@ class World:
         self.step_until(lambda: not list(self.crashes.reports()) and self.rests(name), "the report is answered")
 
     def rests(self, name: str) -> bool:
-        """Whether nothing is done for the model."""
+        """Return whether no reload of the model is in progress."""
         return not self.keeper._history(name).busy
 
     def step_until(self, condition: Callable[[], object], what: str) -> None:

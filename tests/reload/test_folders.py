@@ -1,4 +1,4 @@
-"""Which changes of model folders belong together, and which are to be served."""
+"""Changes of model folders: which belong together, and which models are to be served."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def folders(repository: Path, table: Table | None = None, settings: Settings | N
 
 
 def served(repository: Path) -> Table:
-    """What lies there now."""
+    """Return the table of a server that serves the folders as they are."""
     here = folders(repository)
     return Table(
         {
@@ -77,9 +77,3 @@ def test_what_has_no_folder_any_more_is_to_be_served_no_more(repository: Path) -
 def test_what_the_settings_leave_out_is_not_taken(repository: Path, settings: Settings) -> None:
     make(repository, "added")
     assert folders(repository, settings=settings).wanted == {"texts", "tokens", "vectors"}
-
-
-def test_a_config_that_cannot_be_read_is_a_change_like_any_other(repository: Path) -> None:
-    before = served(repository)
-    (repository / "images/config.pbtxt").write_text("{")
-    assert units(folders(repository, before)) == [["images"]]

@@ -1,4 +1,4 @@
-"""How a model gets its own name in Triton again, after it was switched to the copy that was tried."""
+"""A model gets its own name in Triton again after it was switched to the copy that was tried."""
 
 import os
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Which folder of an archive is the model, what Triton is shown of it, and what a mistake is called."""
+"""Find the model's folder in an archive, stage it for Triton, and name mistakes."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Which engine runs an ONNX model on which processor, and the configuration that Triton gets for it."""
+"""Choose the engine of an ONNX model by the processor, and write the configuration that Triton gets."""
 
 import sys
 from dataclasses import replace

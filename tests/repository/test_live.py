@@ -1,4 +1,4 @@
-"""What is served while model folders change: copies, and the table of them."""
+"""Copies of the models that are served while their folders change, and the table of them."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ def rewrite(folder: Path) -> None:
 
 
 def replace_file(folder: Path) -> None:
-    """With one of the same size and time."""
+    """Replace a file with one of the same size and time."""
     file, found = folder / "config.pbtxt", (folder / "config.pbtxt").stat()
     (folder / "new").write_text("of equal l.")
     os.utime(folder / "new", ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""How a config.pbtxt is read, and which ones say all that Triton must know."""
+"""Read config.pbtxt, and tell which ones say all that Triton must know."""
 
 import subprocess
 import sys

@@ -59,29 +59,9 @@ def test_the_command_line_is_that_of_the_version(code: int, words: str, monkeypa
 
 
 @pytest.mark.usefixtures("nvidia")
-def test_int8_reads_the_calibration_cache_and_may_fall_back_to_fp16() -> None:
-    words = trtexec.command(trtexec.inspect(), replace(BUILD, precision="int8", calibration=Path("c.cache")), PLAN)
-    assert {"--int8", "--fp16", "--calib=c.cache"} < set(words)
-
-
-@pytest.mark.usefixtures("nvidia")
-def test_fp32_and_fixed_shapes_need_no_option() -> None:
-    _, *words = trtexec.command(trtexec.inspect(), replace(BUILD, precision="fp32", profile={}), PLAN)
-    names = [word.partition("=")[0] for word in words]
-    assert names == ["--onnx", "--saveEngine", "--timingCacheFile", "--memPoolSize", "--skipInference"]
-
-
-@pytest.mark.usefixtures("nvidia")
 def test_several_inputs_share_one_option_and_names_with_colons_are_quoted() -> None:
     several = replace(BUILD, profile={"a:0": ((1, 2),) * 3, "b": ((1,),) * 3})
     assert "--minShapes='a:0':1x2,b:1" in trtexec.command(trtexec.inspect(), several, PLAN)
-
-
-@pytest.mark.usefixtures("nvidia")
-def test_a_precision_that_the_version_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAND_IN_TENSORRT", "110000")
-    with pytest.raises(TrtexecError, match="--fp16"):
-        trtexec.command(trtexec.inspect(), BUILD, PLAN)
 
 
 @pytest.mark.parametrize("text", ["exit 127", "echo hello", "echo libnvinfer.so.10: cannot open >&2; exit 127"])

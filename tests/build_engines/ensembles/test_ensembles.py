@@ -1,4 +1,4 @@
-"""What the commands of the ensembles write, from weights of every kind."""
+"""The model folders that the commands of the ensembles write, from weights of every kind."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from build_engines.build import build, export
+from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.image_network import HEADS
 from build_engines.model_folder.config import read_config
@@ -149,25 +149,6 @@ def test_a_network_of_any_size_is_warmed_up_and_timed_at_its_shorter_side_and_ru
 
 
 SMALL = {"embedding_size": 8, "hidden_sizes": (16, 24, 32, 40), "depths": (2, 1, 1, 1)}
-
-
-def test_a_checkpoints_labels_and_preparation_are_read(tmp_path: Path) -> None:
-    config = transformers.ResNetConfig(**SMALL, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
-    transformers.ResNetForImageClassification(config).save_pretrained(tmp_path / "checkpoint")
-    preparation = {"crop_pct": 0.9, "image_mean": [0.5] * 3, "image_std": [0.2] * 3, "resample": 2}
-    preparation["size"] = {"shortest_edge": 64}
-    (tmp_path / "checkpoint/preprocessor_config.json").write_text(json.dumps(preparation))
-    model_spec = export(Request("own"), tmp_path / "checkpoint", tmp_path / "model")
-    assert (model_spec.client, model_spec.inputs[0].shape, model_spec.outputs[0].shape) == ("resnet", (3, 64, 64), (2,))
-    assert (model_spec.inputs[0].datatype, "mean" in model_spec.settings) == ("UINT8", False)
-    assert (model_spec.settings["resize_to"], model_spec.settings["interpolation"]) == ("71", "bilinear")
-    assert (tmp_path / "model/labels.txt").read_text() == "cat\ndog\n"
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)
-    network = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint").eval()
-    with torch.inference_mode():
-        expected = network((torch.from_numpy(pixels) / 255 - 0.5) / 0.2).logits.numpy()
-    (actual,) = session(tmp_path / "model/1/model.onnx").run(None, {"input": pixels})
-    np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}

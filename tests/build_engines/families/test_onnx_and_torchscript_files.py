@@ -227,7 +227,7 @@ def picture() -> Image.Image:
 
 
 def scores_of(stored: StoredModel) -> dict[int, float]:
-    """What the model's client answers to a picture, by class id."""
+    """Return the scores that the model's client gives a picture, by class id."""
     client = stored.client()
     assert client
     inputs = client.preprocess([picture()])

@@ -99,13 +99,6 @@ def test_a_control_input_of_another_datatype_is_refused() -> None:
         model_config(wrong, "onnxruntime_onnx", "KIND_CPU", 1, Request(""))
 
 
-def test_a_profile_has_the_batch_and_the_lengths() -> None:
-    image, text, fixed = IMAGE.profile()["input"], TEXT.profile()["input_ids"], TENSORS.profile()["INPUT__0"]
-    assert image == ((1, 3, 224, 224), (16, 3, 224, 224), (32, 3, 224, 224))
-    assert text == ((1, 1), (8, 128), (16, 512))
-    assert fixed == ((1, 4),) * 3
-
-
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for case in CASES:
