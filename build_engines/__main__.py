@@ -101,6 +101,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
     given["client"] = family_name(given.get("client", ""))
     given["repository"] = given.get("repository", REPOSITORY).resolve()
     given.setdefault("target", "tensorrt" if find_trtexec() and has_gpu() else "cpu")
+    given.setdefault("load", True)
     return Request(parsed.model, **given)
 
 

@@ -26,6 +26,7 @@ from build_engines.model_folder.files import (
     digest,
     keep_reference,
     keep_users_files,
+    load,
     publish,
     read_record,
     scratch_folder,
@@ -34,6 +35,7 @@ from build_engines.model_folder.files import (
 from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request
 from build_engines.weights import sources
+from serving.host.machine import has_gpu
 from serving.inference.registry import family
 from serving.named_value import unknown
 from serving.repository.engines import AUTO, PARAMETER
@@ -66,6 +68,7 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by targe
     "gpu": onnx_runtime.for_gpu,
     "tensorrt": tensorrt.build,
 }
+ON_A_GPU = ("gpu", "tensorrt")  # targets
 OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
 SESSION = "session."  # any of ONNX Runtime's own
 
@@ -86,8 +89,12 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request)
         write_record(folder, asked, source, engine)
-        check(folder)
         target = request.repository / (request.name or _usual_name(request, engine))
+        check(folder, target.name)
+        if request.load:
+            load(folder, target)
+            if request.target in ON_A_GPU and not has_gpu():
+                print("loaded as a machine without a GPU loads it; there is none here", flush=True)
         keep_users_files(folder, target)
         publish(folder, target)
     return target, True
@@ -96,7 +103,7 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
     """Return all that decides what a build makes, without the paths of this machine."""
     asked = asdict(request)
-    for place in ("repository", "name", "calibration", "labels", "tokenizer"):
+    for place in ("repository", "name", "load", "calibration", "labels", "tokenizer"):
         asked.pop(place)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights

@@ -123,6 +123,13 @@ class Request:
     repository: Path = option(
         "", REPOSITORY, "the model repository to build into", flag="--out", type=Path, metavar="REPOSITORY"
     )
+    load: bool = option(
+        "",
+        False,
+        "do not load the finished model into a tritonserver and ask its example",
+        flag="--no-load",
+        action="store_false",
+    )
     name: str = option("", "", "the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
 
     @property

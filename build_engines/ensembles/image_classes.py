@@ -62,7 +62,7 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     activation = request.settings.get("activation", "none" if has_scores else "softmax")
     written = (
         _write_decoder(request.repository / f"{name}_decoder", network, batch, settings),
-        _write_ensemble(request.repository / name, network, batch, activation, request.labels),
+        _write_ensemble(request, network, batch, activation),
     )
     return request.repository / name, made or any(written)
 
@@ -111,7 +111,8 @@ def _write_decoder(folder: Path, network: Network, batch: int, settings: Mapping
     return write_model(folder, files[settings["decoder"]])
 
 
-def _write_ensemble(folder: Path, network: Network, batch: int, activation: str, labels: Path | None) -> bool:
+def _write_ensemble(request: Request, network: Network, batch: int, activation: str) -> bool:
+    folder = request.repository / (request.name or request.model)
     steps = [
         Step(f"{folder.name}_decoder", {ENCODED: "INPUT"}, {PIXELS: "pixels"}),
         Step(network.folder.name, {network.pixels.name: "pixels"}, {network.scores.name: "OUTPUT"}),
@@ -120,5 +121,5 @@ def _write_ensemble(folder: Path, network: Network, batch: int, activation: str,
     outputs = (replace(network.scores, name="OUTPUT"),)
     text = ensemble_config(inputs, outputs, batch, steps, {"activation": activation})
     files: dict[str, Path | str] = {"config.pbtxt": text, "client.py": MODEL_FILES / "classes_client.py"}
-    named = {"labels.txt": labels} if labels else files_of(network.folder, "labels.txt")
-    return write_model(folder, files | dict(named))
+    named = {"labels.txt": request.labels} if request.labels else files_of(network.folder, "labels.txt")
+    return write_model(folder, files | dict(named), request.load)

@@ -12,7 +12,7 @@ from typing import Any
 
 from build_engines.errors import UsageError
 from build_engines.model_folder.config import model_config, render
-from build_engines.model_folder.files import check, publish, scratch_folder
+from build_engines.model_folder.files import check, load, publish, scratch_folder
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import Request
 from clients.base import TensorSpec
@@ -32,10 +32,10 @@ class Step:
     outputs: Mapping[str, str]
 
 
-def write_model(folder: Path, files: Mapping[str, Path | str]) -> bool:
+def write_model(folder: Path, files: Mapping[str, Path | str], loads: bool = False) -> bool:
     """Writes a model folder with these files (a path is copied) and version 1; False when an equal one is there.
 
-    BuildError when `serve --check` would refuse it.
+    BuildError when `serve --check` would refuse it. `loads`: it is loaded, with what it calls, before it is in place.
     """
     contents = {name: file.read_bytes() if isinstance(file, Path) else file.encode() for name, file in files.items()}
     files_there = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != CACHE)
@@ -48,7 +48,9 @@ def write_model(folder: Path, files: Mapping[str, Path | str]) -> bool:
         for name, content in contents.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_bytes(content)
-        check(scratch)
+        check(scratch, folder.name)
+        if loads:
+            load(scratch, folder)
         shutil.rmtree(scratch / CACHE, ignore_errors=True)  # of the client, which `check` imports
         publish(scratch, folder)
     return True

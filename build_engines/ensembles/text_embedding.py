@@ -58,7 +58,7 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     written = (
         _write_tokenizer(request.repository / f"{name}_tokenizer", folder, config, batch, settings),
         _write_pooling(request.repository / f"{name}_pooling", config, encoded, batch, settings),
-        _write_ensemble(request.repository / name, folder, config, encoded, batch),
+        _write_ensemble(request, folder, config, encoded, batch),
     )
     return request.repository / name, made or any(written)
 
@@ -106,7 +106,8 @@ def _write_pooling(folder: Path, config: Any, encoded: TensorSpec, batch: int, s
     )
 
 
-def _write_ensemble(folder: Path, encoder: Path, config: Any, encoded: TensorSpec, batch: int) -> bool:
+def _write_ensemble(request: Request, encoder: Path, config: Any, encoded: TensorSpec, batch: int) -> bool:
+    folder = request.repository / (request.name or request.model)
     tokens = {spec.name: spec.name for spec in specs(config.input)}
     passed = {encoded.name: encoded.name}
     steps = [
@@ -123,4 +124,5 @@ def _write_ensemble(folder: Path, encoder: Path, config: Any, encoded: TensorSpe
             "client.py": MODEL_FILES / "embedding_client.py",
             **files_of(encoder, "example.*"),
         },
+        request.load,
     )

@@ -139,7 +139,10 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
     A model takes batches when the first dimension of all its tensors is variable; `max_batch_size` is the request's,
     else the ModelSpec's. Other models take no batches.
     """
-    inputs, outputs = onnx_files.specs(onnx_files.read(folder / "1" / "model.onnx"))
+    file = folder / "1" / "model.onnx"
+    inputs, outputs = onnx_files.specs(onnx_files.read(file))
+    if not any(-1 in spec.shape for spec in inputs):
+        outputs = onnx_files.computed(file, outputs)
     fixed = [spec for spec in (*inputs, *outputs) if spec.shape[:1] != (-1,)]
     if request.max_batch_size > 0 and fixed:
         raise UsageError(

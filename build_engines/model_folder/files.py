@@ -14,7 +14,10 @@ from typing import Any
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder.spec import Engine
+from serving.host.tritonserver import backend_directory, binary
 from serving.preparation.check import check_models
+from serving.preparation.trial_start import failures
+from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_parts, read_config
 from serving.settings.table import Settings
 
 RECORD = "build.json"  # what a folder was made from, and its files as they were made
@@ -109,10 +112,32 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def check(folder: Path) -> None:
-    """Checks the folder as `serve --check` does; BuildError with the first finding."""
-    for finding in check_models(Settings.from_env({}), {folder.name: folder}):
-        raise BuildError(f"the model would not be served: {finding.removeprefix(f'{folder.name}: ')}")
+def check(folder: Path, name: str) -> None:
+    """Check the folder of the model `name` as `serve --check` does. Raise BuildError with the first finding."""
+    for finding in check_models(Settings.from_env({}), {name: folder}):
+        raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
+
+
+def load(folder: Path, target: Path) -> None:
+    """Load the finished folder, which is to become `target`, into a tritonserver, and ask its example. Raise BuildError
+    if it would not be served. Print why it was not loaded."""
+    settings, others = Settings.from_env({}), target.parent
+    try:
+        backends = {path.name for path in backend_directory().iterdir()}
+        binary()
+    except FileNotFoundError as err:
+        print(f"not loaded: {err}", flush=True)
+        return
+    config = read_config(folder, settings.device)
+    parts = configs_of_parts(config, lambda name: read_config(others / name, settings.device))
+    needed = {backend_of(each) for each in (config, *parts.values())} - {ENSEMBLE}
+    if missing := needed - backends:
+        print(f"not loaded: the tritonserver here has no backend '{min(missing)}'", flush=True)
+        return
+    folders = {target.name: folder} | {name: others / name for name in parts}
+    for _, reason in failures(settings, folders, [target.name]):
+        reason = " ".join(reason.replace(str(folder), str(target)).split())
+        raise BuildError(f"the model would not be served: {reason} (--no-load builds it unseen)")
 
 
 def keep_users_files(folder: Path, target: Path) -> None:

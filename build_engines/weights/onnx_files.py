@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,21 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
         raise BuildError(f"tensor '{value.name}' has no shape in the ONNX file; export it with shapes")
     shape = tuple(dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.shape.dim)
     return TensorSpec(value.name, DATATYPES[tensor.elem_type], shape)
+
+
+def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The same outputs with the sizes that ONNX Runtime computes from fixed inputs: a file may call them variable, and
+    Triton takes what is computed. The same where ONNX Runtime does not open the file; the load says why then."""
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception:
+        return tuple(outputs)
+    found = {
+        each.name: tuple(size if isinstance(size, int) else -1 for size in each.shape) for each in session.get_outputs()
+    }
+    return tuple(replace(spec, shape=found[spec.name]) for spec in outputs)
 
 
 def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:

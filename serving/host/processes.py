@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def dying_with_us(signal_name: str) -> tuple[str, ...]:
     where util-linux is missing. A function between fork and exec (preexec_fn) would do it too, but is not safe beside
     threads."""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
+
+
+def runs(program: str) -> bool:
+    """Return whether a process of that name runs on this machine."""
+    for file in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if file.read_text() == f"{program}\n":
+                return True
+    return False
 
 
 def describe_exit(code: int, meaning: str = "") -> str:

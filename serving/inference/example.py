@@ -1,10 +1,20 @@
 """A model's example, asked as a caller would."""
 
+import traceback
 from collections import deque
+from pathlib import Path
 
 from serving.bodies.instances import Instances
 from serving.decoding import Item
-from serving.errors import DecodingError, InvalidRequest, ModelFailed, NotAcceptable
+from serving.errors import (
+    BackendDied,
+    DecodingError,
+    InferenceFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelFailed,
+    NotAcceptable,
+)
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
@@ -19,6 +29,28 @@ def try_example(inference: Inference, served: ServedModel) -> None:
         _infer(inference, served, Request("canary", Instances([item])))
     except (DecodingError, InvalidRequest) as err:
         raise ModelFailed(served.name, f"its example is refused: {err}") from err
+
+
+def ask_example(inference: Inference, served: ServedModel) -> None:
+    """Ask a model that was just loaded. Raise a ServingError that its author can use: LoadFailed has the line of the
+    client's code that failed."""
+    if served.client_error:
+        raise LoadFailed(served.client_error)
+    try:
+        try_example(inference, served)
+    except InferenceFailed as err:
+        raise LoadFailed(f"{err} {_place(err.__cause__)}".strip()) from err
+    except BackendDied as err:
+        raise LoadFailed(f"a process of it died when its example was asked ({err.details})") from err
+
+
+def _place(cause: BaseException | None) -> str:
+    """Return what a client's code raised, and where; "" for what Triton answered."""
+    is_own = cause is not None and not type(cause).__module__.startswith("grpc")
+    calls = traceback.extract_tb(cause.__traceback__) if cause and is_own else []
+    return (
+        f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
+    )
 
 
 def _infer(inference: Inference, served: ServedModel, request: Request) -> None:

@@ -1,26 +1,29 @@
-"""Find mistakes in the models without starting Triton: `serve --check`, and what `build_engines` writes.
+"""Find mistakes in the models: `serve --check`, and what `build_engines` writes.
 
     config.pbtxt --protobuf--> configuration --client--> example --preprocess--> the tensors that the inputs take
 
-Settings and layout are checked before. The configuration of the other device is checked too. Mistakes that only a load
-finds, such as a damaged file, are Triton's to report. It runs as `python -m serving.preparation.check`, because PID 1
-has the standard library only; the environment has the settings.
+Settings and layout are checked before. The configuration of the other device is checked too. Models without a mistake
+are then loaded into a tritonserver, and asked their examples (trial_start.py). It runs as
+`python -m serving.preparation.check`, because PID 1 has the standard library only; the environment has the settings.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from clients.base import ModelClient, Tensors, TensorSpec
 from serving.codecs import Limits
 from serving.inference.registry import describe_model, make_client
+from serving.preparation.trial_start import failures
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, read_merged
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.triton.tensors import numpy_dtype
+
+LOAD = "load"  # the argument that also has the models loaded
 
 
 def main() -> int:
@@ -32,18 +35,34 @@ def main() -> int:
     findings = list(check_models(settings, folders))
     for finding in findings:
         _say(1, finding)
-    return 1 if findings else _say(0, f"nothing is wrong with the settings and the models {', '.join(folders)}")
+    mistaken = {finding.partition(": ")[0] for finding in findings}
+    whole = [name for name in folders if name not in mistaken]
+    failed = bool(whole) and LOAD in sys.argv[1:] and loads(settings, folders, whole)
+    if findings or failed:
+        return 1
+    return _say(0, f"nothing is wrong with the settings and the models {', '.join(folders)}")
+
+
+def loads(settings: Settings, folders: Mapping[str, Path], asked: Collection[str]) -> bool:
+    """Load these models and ask their examples. Say what happened to each. Return whether one failed."""
+    try:
+        failed = dict(failures(settings, folders, asked))
+    except FileNotFoundError as err:
+        return bool(_say(0, f"the models were not loaded: {err}"))
+    for name in asked:
+        _say(0, f"{name}: {' '.join(failed[name].split())}" if name in failed else f"{name}: loads and answers")
+    return bool(failed)
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
     """Yield a line for each mistake: model, file, what is wrong."""
     for name, folder in folders.items():
         for file in (folder / CONFIG, *sorted((folder / "configs").glob("*.pbtxt"))):
-            for mistake in _mistakes(folder, file, settings):
+            for mistake in _mistakes(name, folder, file, settings):
                 yield f"{name}: {file.relative_to(folder)}: {' '.join(mistake.split())}"
 
 
-def _mistakes(folder: Path, file: Path, settings: Settings) -> Iterator[str]:
+def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterator[str]:
     try:
         config = read_merged(folder, file)
     except Unreadable as err:
@@ -51,7 +70,7 @@ def _mistakes(folder: Path, file: Path, settings: Settings) -> Iterator[str]:
         return
     if not config.input or not config.output:  # Triton completes it from the model's file
         return
-    model = describe_model(folder.name, folder, config)
+    model = describe_model(name, folder, config)
     client, problem = _tried(lambda: make_client(model))
     if problem:
         yield f"the client cannot be made: {problem}"

@@ -9,19 +9,17 @@ did the first part.
 """
 
 import logging
-import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.errors import BackendDied, InferenceFailed, LoadFailed, TritonUnavailable
+from serving.errors import LoadFailed, TritonUnavailable
 from serving.host import tritonserver
 from serving.inference.crashes import Crashes
-from serving.inference.example import try_example
+from serving.inference.example import ask_example
 from serving.inference.live_registry import LiveRegistry
 from serving.inference.service import Inference
 from serving.preparation.staging import Staging
@@ -155,15 +153,7 @@ class Changes:
 
     def _ask(self, name: str, model: LiveModel) -> None:
         with refused(name):
-            served = self.registry.load(name, self.live.path(model), model.triton_name)
-            if served.client_error:
-                raise LoadFailed(served.client_error)
-            try:
-                try_example(self.inference, served)
-            except InferenceFailed as err:
-                raise LoadFailed(f"{err} {_place(err.__cause__)}".strip()) from err
-            except BackendDied as err:
-                raise LoadFailed(f"a process of it died when its example was asked ({err.details})") from err
+            ask_example(self.inference, self.registry.load(name, self.live.path(model), model.triton_name))
 
     def _refuse(self, state: dict[str, str], reasons: list[str]) -> None:
         table = self.live.table()
@@ -171,11 +161,3 @@ class Changes:
             log.error("%s; what was served before stays", reason)
         others = [each for each in table.refused if not state.keys() & each.folders.keys()]
         self.live.write(replace(table, refused=[*others, Refusal(state, reasons)]))
-
-
-def _place(cause: BaseException | None) -> str:
-    """What a client's code raised, and where."""
-    calls = traceback.extract_tb(cause.__traceback__) if cause else []
-    return (
-        f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
-    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.network import Address, get
-from serving.host.processes import dying_with_us
+from serving.host.processes import dying_with_us, runs
 from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.supervisor.system import STOP_SIGNALS, PermanentFailure, Process
 
@@ -159,7 +159,7 @@ class LinuxSystem:
             with contextlib.suppress(OSError):
                 Path(leftover).unlink()
         empty = glob.glob(ended.process.empty_leftovers)  # noqa: PTH207
-        if empty and _runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
+        if empty and runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
             return
         for folder in map(Path, empty):
             with contextlib.suppress(OSError):
@@ -194,14 +194,6 @@ class LinuxSystem:
         deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
-
-
-def _runs(program: str) -> bool:
-    for file in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            if file.read_text() == f"{program}\n":
-                return True
-    return False
 
 
 def _reason(status: int, body: bytes) -> str:

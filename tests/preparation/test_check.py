@@ -1,5 +1,6 @@
 """`serve --check` prints a line for each mistake, and a start ends with the mistakes that Triton finds."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,12 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(repository: Path) -> None
     (repository / "resnet/example.png").write_bytes(b"no picture")
     done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu")
     assert (done.returncode, done.stderr) == (1, "")
-    lines = [line.split(": ")[:2] for line in done.stdout.splitlines() if line.startswith(("resnet: c", "sl", "sc"))]
-    assert lines == [["resnet", CONFIG], ["resnet", "configs/cpu.pbtxt"], ["sleeper", CONFIG]]
+    lines = [line.split(": ")[:2] for line in done.stdout.splitlines() if ": " in line]
+    files = [["resnet", CONFIG], ["resnet", "configs/cpu.pbtxt"], ["sleeper", CONFIG]]
+    assert [line for line in lines if line[1].endswith(".pbtxt")] == files
+    assert {line[0] for line in lines if line[1] != "loads and answers"} >= {"scale", "sixfold"}, (
+        "the labels are missing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,20 @@ def test_settings_of_a_client_are_checked(repository: Path, file: str, old: str,
 def test_a_model_without_a_configuration_is_left_to_triton(repository: Path) -> None:
     (repository / "scale" / CONFIG).unlink()
     assert findings(repository, "scale") == []
+
+
+def test_a_model_that_triton_refuses_or_that_fails_on_its_example_is_found(repository: Path) -> None:
+    change(repository / "scale" / CONFIG, "TYPE_FP32", "TYPE_FP64")
+    change(
+        repository / "sleeper/1/model.py", "def execute(self, requests):", "def execute(self, requests):\n        1 / 0"
+    )
+    begun = time.time()
+    done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu")
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert done.returncode == 1 and said["resnet"] == "loads and answers"
+    assert "FP64" in said["scale"] and "division by zero" in said["sleeper"]
+    left = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*check-*")]
+    assert [path for path in left if path.stat().st_ctime > begun] == []
 
 
 def test_archives_of_multi_model_mode_are_not_checked() -> None:

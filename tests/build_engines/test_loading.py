@@ -1,0 +1,74 @@
+"""A build ends with its model loaded into a real tritonserver and asked its example."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from build_engines.__main__ import main
+from build_engines.model_folder import files
+from build_engines.model_folder.config import read_config
+from tests.build_engines.models import save, save_classifier
+
+pytestmark = pytest.mark.stack
+
+
+def build(tmp_path: Path, file: Path, *words: str) -> int:
+    return main(["build", "own", "--weights", str(file), "--for", "cpu", "--out", str(tmp_path / "models"), *words])
+
+
+def save_matrix(file: Path, rows: int | str, columns: int, shape: list[int | str]) -> Path:
+    """x -> rows of `columns` values, flattened -> MatMul -> y, whose first dimension is called n."""
+    matrix = numpy_helper.from_array(np.ones((columns, 3), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["y"])],
+        "matrix",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, *shape])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [matrix],
+    )
+    return save(graph, file)
+
+
+def test_an_output_called_variable_is_configured_as_what_is_computed(tmp_path: Path) -> None:
+    assert build(tmp_path, save_matrix(tmp_path / "own.onnx", 1, 4, [4])) == 0
+    config = read_config(tmp_path / "models/own")
+    assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
+
+
+def test_a_classifier_of_a_fixed_batch_is_served_as_it_is(tmp_path: Path) -> None:
+    file = save_matrix(tmp_path / "own.onnx", 1, 3 * 8 * 8, [3, 8, 8])
+    assert build(tmp_path, file, "--client", "image-classification") == 0
+    config = read_config(tmp_path / "models/own")
+    assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
+
+
+def test_a_model_that_fails_on_its_example_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = save_matrix(tmp_path / "own.onnx", "n", 48, [3, "h", "w"])
+    words = ("--client", "image-classification", "--set", "size=8")
+    assert build(tmp_path, file, *words) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and ".build-" not in said
+    assert not (tmp_path / "models").exists()
+    assert build(tmp_path, file, *words, "--no-load") == 0
+
+
+def test_a_build_without_tritonserver_says_that_it_did_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> Path:
+        raise FileNotFoundError("no tritonserver here")
+
+    monkeypatch.setattr(files, "binary", missing)
+    assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
+    assert "not loaded" in capsys.readouterr().out
+
+
+def test_a_model_for_a_backend_that_is_missing_is_built_and_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "backends").mkdir()
+    monkeypatch.setattr(files, "backend_directory", lambda: tmp_path / "backends")
+    assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
+    assert "'onnxruntime'" in capsys.readouterr().out
