@@ -17,6 +17,7 @@ Size = tuple[int, int]  # height, width
 Box = tuple[float, float, float, float]
 
 KEEP_RATIO = "keep_ratio"  # the resize that gives each image a size of its own
+INEXACT, TORCHVISION, TRANSFORMERS = EXACT = ("false", "true", "transformers")  # the setting `exact`
 RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
 STEPS = ("nearest", "box")  # the interpolations that jump: where rounding differs, so does a pixel
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
@@ -46,7 +47,7 @@ class ImageClient(ModelClient):
     | `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
     | `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch; for keep_ratio "800,1333" is the shorter side, and the most that the longer one may be, where else the shorter one is less |
     | `size_divisor` | 1 | for keep_ratio: both sides are cut down to multiples of it |
-    | `exact` | false | true: each pixel is what transformers makes of the image; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
+    | `exact` | false | true: each pixel is what torchvision makes of the image (Resize, CenterCrop); transformers: what transformers makes of it, whose cut may begin a pixel earlier; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
     | `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
     | `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
     | `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
@@ -67,7 +68,7 @@ class ImageClient(ModelClient):
         Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
         Parameter("resize_to", (), "shorter side, or height and width, before the centre is cut out", minimum=1),
         Parameter("size_divisor", 1, "both sides of keep_ratio are multiples of it", minimum=1),
-        Parameter("exact", False, "transformers' pixels, at the cost of time"),
+        Parameter("exact", INEXACT, "torchvision's pixels (true) or transformers', at the cost of time", choices=EXACT),
         Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
         Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
         Parameter("scale", 1 / 255, "factor for the pixels"),
@@ -87,7 +88,7 @@ class ImageClient(ModelClient):
                 f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no batch: max_batch_size is "
                 f"{model.max_batch_size}, and must be 1 or 0"
             )
-        self.side = 0 if self.options["exact"] or self.answers_in_pixels else int(AMPLE * max(self.resized))
+        self.side = 0 if self.options["exact"] != INEXACT or self.answers_in_pixels else int(AMPLE * max(self.resized))
         self.gain, self.offset = self._normalization()
 
     @property
@@ -253,15 +254,17 @@ def _shortest(image: Image.Image, size: Size, options: Mapping[str, Any]) -> Ima
         covering = (width * image.height // image.width, width)
     else:
         covering = (height, height * image.width // image.height)
-    cut = _centre(covering, size)
-    whole = options["exact"] or options["interpolation"] in STEPS
+    cut = _centre(covering, size, options)
+    whole = options["exact"] != INEXACT or options["interpolation"] in STEPS
     if not whole or max(covering[0] / height, covering[1] / width) > RIBBON:
         return _resample(image, size, options, _source_box(image, covering, cut))
     return _resample(image, covering, options).crop(cut)
 
 
-def _centre(outer: Size, size: Size) -> tuple[int, int, int, int]:
-    top, left = ((long - side) // 2 for long, side in zip(outer, size, strict=True))
+def _centre(outer: Size, size: Size, options: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return the box of the centre. torchvision rounds half a pixel to the even one, transformers rounds it down."""
+    margins = [long - side for long, side in zip(outer, size, strict=True)]
+    top, left = (round(each / 2) if options["exact"] == TORCHVISION else each // 2 for each in margins)
     return (left, top, left + size[1], top + size[0])
 
 
@@ -273,7 +276,7 @@ def _source_box(image: Image.Image, covering: Size, cut: tuple[int, int, int, in
 
 
 def _stretch(image: Image.Image, size: Size, options: Mapping[str, Any]) -> Image.Image:
-    return _resample(image, options["resize_to"], options).crop(_centre(options["resize_to"], size))
+    return _resample(image, options["resize_to"], options).crop(_centre(options["resize_to"], size, options))
 
 
 def _pad(image: Image.Image, size: Size, options: Mapping[str, Any]) -> Image.Image:

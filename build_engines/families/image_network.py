@@ -145,7 +145,7 @@ def settings_of(processor: Any) -> dict[str, str]:
     resample = int(getattr(processor, "resample", None) or 0)
     return {
         "interpolation": NAMES[resample],
-        "exact": "true",
+        "exact": "transformers",
         **(_geometry(processor, *sizes.pop()[1:]) if len(sizes) == 1 else _any_size(processor, sizes)),
         **order,
         **_normalization(processor),

@@ -129,6 +129,22 @@ def test_shortest_is_within_a_rounding_of_transformers_image_processor(
     assert size[1] > size[0] or np.mean(differences > 0) < 0.005
 
 
+@pytest.mark.parametrize("size", [(804, 600), (600, 804), (800, 600), (640, 427), (427, 640), (300, 300)])
+def test_exact_cuts_as_torchvision_or_as_transformers_does(size: tuple[int, int]) -> None:
+    """torchvision cannot be imported beside a torch for CPUs: these are the formulas of its Resize and CenterCrop."""
+    image = photo(size)
+    short, long = min(image.size), max(image.size)
+    sides = (int(256 * long / short), 256) if image.width > image.height else (256, int(256 * long / short))
+    left, top = (round((side - 224) / 2.0) for side in sides)
+    wanted = image.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
+    np.testing.assert_array_equal(client_of(exact="true").fit(image), np.asarray(wanted))
+    reference = ConvNextImageProcessorPil(
+        size={"shortest_edge": 224}, crop_pct=0.875, resample=2, do_rescale=False, do_normalize=False
+    )
+    theirs = reference(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    np.testing.assert_array_equal(client_of(exact="transformers").fit(image), theirs)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("target", [(224, 224), (96, 160)])
 def test_stretch_equals_transformers_image_processor(size: tuple[int, int], target: tuple[int, int]) -> None:
