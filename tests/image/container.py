@@ -57,7 +57,9 @@ def podman_environment() -> dict[str, str]:
     HOME.joinpath("tmp").mkdir(parents=True, exist_ok=True)
     for name, text in (("storage.conf", STORAGE), ("containers.conf", ENGINE)):
         # More than our own limit could only be given by a process with CAP_SYS_RESOURCE.
-        (HOME / name).write_text(text.format(home=HOME, files=min(20000, files) if files > 0 else 20000))
+        new = HOME / f"{name}.{os.getpid()}"
+        new.write_text(text.format(home=HOME, files=min(20000, files) if files > 0 else 20000))
+        new.replace(HOME / name)  # at once, because a podman of another run may be reading it
     return {
         "CONTAINERS_STORAGE_CONF": str(HOME / "storage.conf"),
         "CONTAINERS_CONF": str(HOME / "containers.conf"),
