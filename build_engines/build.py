@@ -103,11 +103,11 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
     """Return all that decides what a build makes, without the paths of this machine."""
     asked = asdict(request)
-    for place in ("repository", "name", "load", "calibration", "labels", "tokenizer"):
+    for place in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
         asked.pop(place)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights
-    files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer}
+    files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
     asked["sha256"] = {name: sources.identity(file) for name, file in files.items() if file and file.exists()}
     asked["calibration"] = request.calibration.name if request.calibration else ""
     if request.target == "tensorrt" and (bound := tensorrt.bound_to()):

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+BRIEF = 150  # characters
+
 
 class BuildError(Exception):
     """What is wrong and what to do, in one line for the caller; the command ends with `code`."""
@@ -13,6 +15,12 @@ class UsageError(BuildError):
     """The command line is wrong."""
 
     code: ClassVar[int] = 2
+
+
+def brief(err: Exception) -> str:
+    """Return the first line of an error, without a converter's long state."""
+    line = first_line(err)
+    return line if len(line) <= BRIEF else f"{line[:BRIEF]} …"
 
 
 def first_line(err: Exception) -> str:

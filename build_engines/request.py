@@ -69,6 +69,13 @@ class Request:
         "read a .joblib or .pkl file, which runs the code that is in it: only of those whom you trust",
         action="store_true",
     )
+    data: Path | None = option(
+        NETWORK,
+        None,
+        "for tables: rows (CSV) that are compared beside those made of the model",
+        type=Path,
+        metavar="FILE",
+    )
     target: str = option(
         ENGINE,
         "cpu",

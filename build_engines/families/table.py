@@ -1,7 +1,11 @@
 """Models of scikit-learn, XGBoost and LightGBM, and their ONNX files, as model folders for the client `table`."""
 
+import json
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,14 @@ CLIENT = "table"
 BATCH_SIZE = 1024  # rows: one takes microseconds
 PICKLES = (".joblib", ".pkl", ".pickle")
 HEAD = 4096  # bytes that tell a kind
+NUMPY_1 = ("__bit_generator_ctor", "__generator_ctor", "__randomstate_ctor")  # functions that its pickles call
+NUMPY_2 = (
+    "numeric",
+    "fromnumeric",
+    "umath",
+    "records",
+    "memmap",
+)  # modules of numpy.core that NumPy 2 calls numpy._core
 COLUMNS, LABELS = "columns.txt", "labels.txt"
 
 
@@ -38,6 +50,8 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
     if path.suffix == ".onnx":
+        if request.data:
+            raise UsageError(f"--data {request.data}: {path} is an ONNX file, which has nothing to compare it with")
         model = onnx_files.read(path)
         classes: Sequence[Class] = table_graph.mend(model)
     else:
@@ -55,9 +69,10 @@ def _converted(request: Request, path: Path, folder: Path) -> tuple[onnx.ModelPr
     estimator = read(path, request.allow_pickle)
     from build_engines.families.table_estimators import convert
 
-    converted = convert(estimator, parse_inputs(request.inputs) if request.inputs else ())
+    converted = convert(estimator, parse_inputs(request.inputs) if request.inputs else (), request.data)
     write_labels(folder / COLUMNS, converted.columns, None)
-    return converted.model, converted.classes, {"missing": "nan"} if converted.missing else {}
+    (folder / "example.json").write_text(json.dumps(converted.example) + "\n", encoding="utf-8")
+    return converted.model, converted.classes, {"missing": converted.missing} if converted.missing else {}
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
@@ -102,7 +117,7 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
     import joblib
     from sklearn.exceptions import InconsistentVersionWarning
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _numpy_2():
         warnings.simplefilter("error", InconsistentVersionWarning)
         try:
             return joblib.load(path)
@@ -112,6 +127,41 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
                 f"is here, which may answer otherwise: pip install scikit-learn=={err.original_sklearn_version}, or "
                 "convert it with skl2onnx where it was trained and bring the ONNX file"
             ) from err
+
+
+@contextmanager
+def _numpy_2() -> Iterator[None]:
+    """Let NumPy 1, which Triton's stub needs, read what NumPy 2 pickled: its modules' new names, and random generators
+    by their class, with the seed beside the state."""
+    from numpy.random import BitGenerator, Generator, RandomState, _pickle
+
+    own = {name: getattr(_pickle, name) for name in NUMPY_1}
+
+    def construct(kind: Any = "MT19937") -> Any:
+        if isinstance(kind, type):
+            return type(kind.__name__, (kind,), {"__setstate__": _set_state})()
+        return own["__bit_generator_ctor"](kind)
+
+    def wrapped(holder: Any) -> Any:
+        return lambda bits="MT19937", *_: holder(bits if isinstance(bits, BitGenerator) else construct(bits))
+
+    made = dict(zip(NUMPY_1, (construct, wrapped(Generator), wrapped(RandomState)), strict=True))
+    modules = {f"numpy._core.{name}": import_module(f"numpy.core.{name}") for name in NUMPY_2}
+    added = modules.keys() - sys.modules.keys()
+    sys.modules.update({name: modules[name] for name in added})
+    for name, value in made.items():
+        setattr(_pickle, name, value)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(_pickle, name, value)
+        for name in added:
+            del sys.modules[name]
+
+
+def _set_state(self: Any, state: Any) -> None:
+    self.state = state[0] if isinstance(state, tuple) else state
 
 
 def _xgboost(path: Path, _: bool) -> Any:

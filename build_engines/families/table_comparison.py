@@ -1,4 +1,4 @@
-"""A trained model and the ONNX file that was made of it answer the same random rows.
+"""A trained model and the ONNX file that was made of it answer the same rows.
 
 A converter may leave out what it does not know without a word, as skl2onnx does with the categorical features of
 HistGradientBoosting.
@@ -6,7 +6,6 @@ HistGradientBoosting.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,46 +13,27 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from build_engines.errors import BuildError, first_line
+from build_engines.errors import BuildError, brief
 from build_engines.families import table_graph
+from build_engines.families.table_rows import Column, is_missing, with_missing
 
 Array = NDArray[Any]
-ROWS = 200
 AGREEING, CLOSE = 0.99, 1e-3  # the share of rows whose answers are the same, up to that part of their spread
-EMPTY = 0.1  # the share of missing numbers, where a model takes them
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 
 
-@dataclass(frozen=True)
-class Column:
-    """`name` is "" where columns have none; `values` are the categories that the model knows, () for numbers."""
-
-    name: str
-    datatype: str = "FP32"
-    values: tuple[Any, ...] = ()
-
-
-def check(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column]) -> None:
-    """Raises BuildError where the answers differ."""
-    share = agreement(estimator, model, columns, missing=False)
-    print(f"of {ROWS} random rows the model and its ONNX file answer {share:.1%} alike", flush=True)
-    if share < AGREEING:
-        raise BuildError(
-            f"the ONNX file answers otherwise than the {type(estimator).__name__}: its converter does not know "
-            "something that the model does"
-        )
-
-
-def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], missing: bool) -> float:
-    """The share of random rows, with `missing` some cells of which are NaN, whose answers are alike."""
-    rng = np.random.default_rng(0)
-    cells = [_cells(column, missing, rng) for column in columns]
+def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], cells: Sequence[Array]) -> float:
+    """Return the share of rows whose answers are alike. Raise BuildError if the model itself does not answer them."""
     try:
-        expected = _answers(estimator, cells, columns)
+        expected = answers(estimator, cells, columns)
     except Exception as err:  # of any library
-        raise BuildError(f"the model does not answer random rows, so it cannot be checked: {first_line(err)}") from err
+        raise BuildError(f"the model itself does not answer rows like those it was trained on: {brief(err)}") from err
+    try:
+        found = table_graph.run(model, feed(model, cells, columns))
+    except Exception:  # ONNX Runtime's exceptions have no common base class
+        return 0.0
     names = [value.name for value in model.graph.output]
-    outputs = dict(zip(names, table_graph.run(model, _feed(model, cells)), strict=True))
+    outputs = dict(zip(names, found, strict=True))
     shares = []
     for what, wanted in expected.items():
         name = next((name for name in names if "prob" in name), "") if what == PROBABILITIES else names[0]
@@ -61,21 +41,37 @@ def agreement(estimator: Any, model: onnx.ModelProto, columns: Sequence[Column],
     return min(shares)
 
 
-def _cells(column: Column, missing: bool, rng: np.random.Generator) -> Array:
-    """Of each category as many; numbers of all sizes, as FP32 holds them."""
-    if column.values:
-        return np.asarray(rng.choice(np.array(column.values, object), ROWS))
-    if column.datatype in ("BYTES", "BOOL"):
-        return np.asarray(rng.choice(np.array(["", "a"] if column.datatype == "BYTES" else [False, True]), ROWS))
-    numbers = rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS)
-    if column.datatype == "INT64":
-        return np.asarray(numbers, np.int64)
-    numbers = numbers.astype(np.float32).astype(np.float64)
-    return np.where(rng.random(ROWS) < EMPTY, np.nan, numbers) if missing else numbers
+def same_in_fp32(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -> bool:
+    """Return whether the model itself answers alike if its cells are rounded to FP32."""
+    rounded = [each.astype(np.float32).astype(float) if each.dtype == float else each for each in cells]
+    wanted, found = (answers(estimator, each, columns) for each in (cells, rounded))
+    return all(_alike(np.asarray(wanted[what]), np.asarray(found[what])) >= AGREEING for what in wanted)
 
 
-def _feed(model: onnx.ModelProto, cells: Sequence[Array]) -> dict[str, Array]:
-    """The cells as the graph's one matrix, or a column for each input."""
+def missing_columns(
+    estimator: Any, model: onnx.ModelProto, columns: Sequence[Column], cells: Sequence[Array]
+) -> list[int]:
+    """Return the places of the columns in which the model and its ONNX file take missing cells alike."""
+
+    def takes(places: Sequence[int]) -> bool:
+        try:
+            return agreement(estimator, model, columns, with_missing(cells, columns, places)) >= AGREEING
+        except BuildError:
+            return False
+
+    able = [place for place, column in enumerate(columns) if column.datatype in ("FP32", "FP64", "BYTES")]
+    if not able or takes(able):
+        return able
+    found = [place for place in able if takes([place])]
+    return found if len(found) < 2 or takes(found) else []
+
+
+def feed(model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]) -> dict[str, Array]:
+    """Return the cells as the graph's one matrix, or a column for each input. A missing text is ""."""
+    cells = [
+        np.array(["" if is_missing(cell) else cell for cell in each], object) if column.datatype == "BYTES" else each
+        for each, column in zip(cells, columns, strict=True)
+    ]
     inputs = list(model.graph.input)
     groups = [cells] if len(inputs) == 1 else [[each] for each in cells]
     dtypes = [helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in inputs]
@@ -85,7 +81,7 @@ def _feed(model: onnx.ModelProto, cells: Sequence[Array]) -> dict[str, Array]:
     }
 
 
-def _answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
+def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
     """The model's own."""
     matrix = np.stack(cells, axis=1)
     if hasattr(estimator, "inplace_predict"):
@@ -119,7 +115,7 @@ def _alike(wanted: Array, got: Array) -> float:
         got = got[:, 1]  # Boosters give the probability of the second of two classes
     if wanted.size != got.size:
         return 0.0
-    wanted, got = wanted.reshape(ROWS, -1).astype(float), got.reshape(ROWS, -1).astype(float)
+    wanted, got = (each.reshape(len(wanted), -1).astype(float) for each in (wanted, got))
     near = np.abs(wanted - got) <= CLOSE * float(np.nanstd(wanted))
     near |= np.abs(wanted - got) <= CLOSE * np.abs(wanted)
     return float(np.mean((near | (np.isnan(wanted) & np.isnan(got))).all(axis=1)))

@@ -1,53 +1,195 @@
 """Trained models of scikit-learn, XGBoost and LightGBM -> ONNX, by skl2onnx and onnxmltools."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.errors import BuildError, UsageError, brief
 from build_engines.families import table_graph
-from build_engines.families.table_comparison import AGREEING, Column, agreement, check
+from build_engines.families.table_comparison import (
+    AGREEING,
+    PREDICTIONS,
+    agreement,
+    answers,
+    feed,
+    missing_columns,
+    same_in_fp32,
+)
+from build_engines.families.table_rows import Array, Column, is_missing, of_file, sample
 from clients.base import TensorSpec
 
 OPSETS = {"": 17, table_graph.ML: 3}  # the newest that all of skl2onnx's operators have; Triton 23.01 runs them
 MATRIX = "X"
+BOOLEANS = (False, True)
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The mended graph, the columns' names (none where they have none), the classes, whether cells may be empty."""
+    """The mended graph, the columns' names (none where they have none), the classes, the setting `missing` ("" for
+    none), and a row that the model knows."""
 
     model: onnx.ModelProto
     columns: tuple[str, ...]
     classes: tuple[table_graph.Class, ...]
-    missing: bool
+    missing: str
+    example: list[Any]
 
 
-def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
-    """`inputs` are the user's own, a column each; without them they follow from the model. Raises BuildError."""
+def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None = None) -> Converted:
+    """Convert with the columns `inputs`; without them they follow from the model. Raise BuildError if the ONNX file
+    does not answer as the model does, for rows where the model lives and for those of the file `data`."""
     library = type(estimator).__module__.partition(".")[0]
     _check_kind(estimator, library)
     estimator = _best(estimator)
-    columns = [Column(spec.name, spec.datatype) for spec in inputs] or columns_of(estimator)
-    try:
-        model = _CONVERTERS.get(library, _sklearn)(estimator, columns)
-    except Exception as err:  # the converters' errors have no common base class
+    columns = columns_of(estimator)
+    if inputs:
+        columns = _named(inputs, columns)
+    rows = {"of the model": sample(estimator, columns)}
+    if data:
+        rows[f"of {data.name}"] = of_file(data, columns)
+    _check_answers(estimator, next(iter(rows.values())), columns)
+    if reason := _unconvertible(estimator):
+        raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}")
+    model, classes, shares = _compared(estimator, columns, rows)
+    if min(shares.values()) < AGREEING and library not in _CONVERTERS and not inputs:
+        wide = [replace(each, datatype="FP64") if each.datatype == "FP32" else each for each in columns]
+        with suppress(BuildError):
+            in_fp64, classes, shares_of_fp64 = _compared(estimator, wide, rows)
+            if min(shares_of_fp64.values()) >= AGREEING:
+                print(f"in FP32 {min(shares.values()):.1%} of the answers are alike: the model is built in FP64")
+                columns, model, shares = wide, in_fp64, shares_of_fp64
+    for which, share in shares.items():
+        print(f"of {len(rows[which][0])} rows {which} the model and its ONNX file answer {share:.1%} alike", flush=True)
+    worst = min(shares, key=shares.__getitem__)
+    if shares[worst] < AGREEING:
         raise BuildError(
-            f"a {type(estimator).__name__} cannot be converted to ONNX: {first_line(err)}; where the types of the "
-            "columns are the reason, name each column in its order: --input NAME:FP32:1, NAME:BYTES:1 for strings"
-        ) from err
-    classes = table_graph.mend(model) or np.asarray(getattr(estimator, "classes_", ())).tolist()
+            f"the ONNX file answers otherwise than the {type(estimator).__name__} ({shares[worst]:.1%} alike): "
+            f"{_reason(estimator, columns, rows[worst])}"
+        )
+    cells = next(iter(rows.values()))
+    able = missing_columns(estimator, model, columns, cells)
+    kept = list(range(len(columns)))
+    if are_apart(columns, estimator) and all(column.name for column in columns):
+        kept = table_graph.drop_unused_inputs(model)
+    able = [place for place, old in enumerate(kept) if old in able]
+    return Converted(
+        model,
+        tuple(columns[place].name for place in kept if columns[place].name),
+        classes,
+        "nan" if kept and len(able) == len(kept) else ",".join(map(str, able)),
+        [cells[place][0].item() if hasattr(cells[place][0], "item") else cells[place][0] for place in kept],
+    )
+
+
+def _compared(
+    estimator: Any, columns: Sequence[Column], rows: Mapping[str, Sequence[Array]]
+) -> tuple[onnx.ModelProto, tuple[table_graph.Class, ...], dict[str, float]]:
+    """Return the mended graph, its classes, and the share of `rows` whose answers are alike. Raise BuildError."""
+    library = type(estimator).__module__.partition(".")[0]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = _CONVERTERS.get(library, _sklearn)(estimator, columns)
+    except Exception as err:  # the converters' errors have no common base class
+        raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {brief(err)}") from err
+    cells = next(iter(rows.values()))
+    classes = table_graph.mend(model, feed(model, cells, columns))
+    known = np.asarray(getattr(estimator, "classes_", ()))
+    if known.dtype == bool and len(known) == len(BOOLEANS):
+        table_graph.answer_booleans(model)
+        classes = []
+    elif not classes:
+        classes = known.tolist()
     if not _has_probabilities(estimator):
         table_graph.rename_output(model, "prob", "scores")
-    check(estimator, model, columns)
-    missing = _takes_missing(estimator) and agreement(estimator, model, columns, missing=True) >= AGREEING
-    if are_apart(columns, estimator) and all(column.name for column in columns):
-        columns = [columns[place] for place in table_graph.drop_unused_inputs(model)]
-    return Converted(model, tuple(column.name for column in columns if column.name), tuple(classes), missing)
+    return model, tuple(classes), {which: agreement(estimator, model, columns, each) for which, each in rows.items()}
+
+
+def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
+    """Return the user's columns, with the categories that the model knows of each."""
+    if len(inputs) != len(columns):
+        raise UsageError(f"{len(inputs)} times --input, and the model takes {len(columns)} columns")
+    return [Column(spec.name, spec.datatype, each.values) for spec, each in zip(inputs, columns, strict=True)]
+
+
+def _check_answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> None:
+    """Raise UsageError for a classifier of several labels."""
+    several = isinstance(getattr(estimator, "classes_", None), list)
+    if not several and hasattr(estimator, "classes_") and hasattr(estimator, "__sklearn_tags__"):
+        try:
+            several = np.ndim(answers(estimator, cells, columns)[PREDICTIONS]) > 1
+        except Exception as err:
+            raise BuildError(
+                f"the model itself does not answer rows like those it was trained on: {brief(err)}; if the types of "
+                "its columns are the reason, name each in its order: --input NAME:FP32:1, NAME:BYTES:1 for strings"
+            ) from err
+    if several:
+        raise UsageError(
+            f"a {type(estimator).__name__} with several labels at once is not built: train and build one classifier "
+            "for each label (the members of estimators_ of a MultiOutputClassifier are such)"
+        )
+
+
+def _reason(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -> str:
+    """Return why answers differ, and what to do."""
+    if not same_in_fp32(estimator, columns, cells):
+        return "FP32 cannot hold its columns, and in FP64 it is not converted: train on differences from a near number"
+    return "its converter does not know something that the model does"
+
+
+def _unconvertible(estimator: Any) -> str:
+    """Return what skl2onnx is known not to convert, "" if there is nothing."""
+    for step in _steps(estimator):
+        indicator = getattr(step, "indicator_", None)
+        if indicator is not None and len(indicator.features_):
+            return f"skl2onnx does not convert {type(step).__name__}(add_indicator=True): train without add_indicator"
+        if getattr(step, "statistics_", np.zeros(0)).dtype.kind in "OSU":
+            return (
+                "skl2onnx does not convert a SimpleImputer of texts: train OneHotEncoder(handle_unknown='ignore') on "
+                "the missing cells themselves"
+            )
+    return ""
+
+
+def _steps(estimator: Any) -> Iterator[Any]:
+    """Yield the estimator and all that are in it."""
+    yield estimator
+    inner = [step for _, step in getattr(estimator, "steps", ())]
+    inner += [step for _, step, _ in getattr(estimator, "transformers_", ())]
+    inner += [step for _, step in getattr(estimator, "transformer_list", ())]
+    inner += list(np.ravel(np.array(getattr(estimator, "estimators_", ()), object))) if _is_voting(estimator) else []
+    for step in inner:
+        if hasattr(step, "get_params"):
+            yield from _steps(step)
+
+
+def _is_voting(estimator: Any) -> bool:
+    return type(estimator).__name__ in ("VotingClassifier", "VotingRegressor")
+
+
+def _convertible(estimator: Any) -> Any:
+    """Return a copy that skl2onnx converts with the same answers. A missing text is the category ""."""
+    made = deepcopy(estimator)
+    for step in _steps(made):
+        if _is_voting(step):
+            step.flatten_transform = False  # of transform(), which is not served
+        if type(step).__name__ == "KBinsDiscretizer" and step.encode == "onehot":
+            step.encode = "onehot-dense"
+        for place, categories in enumerate(getattr(step, "categories_", ())):
+            missing = [is_missing(value) for value in categories.tolist()]
+            if categories.dtype.kind == "O" and any(missing):
+                if "" in categories:
+                    raise BuildError("a column has the categories missing and '', which are the same in CSV")
+                step.categories_[place] = np.where(missing, "", categories)
+    return made
 
 
 def _check_kind(estimator: Any, library: str) -> None:
@@ -81,6 +223,7 @@ def _sklearn(estimator: Any, columns: Sequence[Column]) -> onnx.ModelProto:
     from skl2onnx.common import data_types
 
     _register_boosters()
+    _register_scorers()
     types = {
         "FP32": data_types.FloatTensorType,
         "FP64": data_types.DoubleTensorType,
@@ -92,7 +235,7 @@ def _sklearn(estimator: Any, columns: Sequence[Column]) -> onnx.ModelProto:
         initial = [(c.name or f"column_{place}", types[c.datatype]([None, 1])) for place, c in enumerate(columns)]
     else:
         initial = [(MATRIX, types[columns[0].datatype]([None, len(columns)]))]
-    return to_onnx(estimator, initial_types=initial, target_opset=OPSETS)
+    return to_onnx(_convertible(estimator), initial_types=initial, target_opset=OPSETS)
 
 
 def _register_boosters() -> None:
@@ -120,6 +263,13 @@ def _register_boosters() -> None:
         update_registered_converter(model, alias, shape, converter, options=given, overwrite=True)
 
 
+def _register_scorers() -> None:
+    """Name the option zipmap, which skl2onnx sets in every pipeline, to the one converter that lacks it."""
+    from skl2onnx.common._registration import get_converter
+
+    get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]
+
+
 def _booster(estimator: Any, columns: Sequence[Column]) -> onnx.ModelProto:
     """onnxmltools knows XGBoost's columns as f0, f1 … only."""
     import onnxmltools
@@ -145,13 +295,6 @@ _CONVERTERS: Mapping[str, Callable[[Any, Sequence[Column]], onnx.ModelProto]] = 
 def _has_probabilities(estimator: Any) -> bool:
     """skl2onnx calls the scores of a classifier without predict_proba probabilities too."""
     return hasattr(estimator, "predict_proba") or not hasattr(estimator, "__sklearn_tags__")  # the second is a Booster
-
-
-def _takes_missing(estimator: Any) -> bool:
-    """Boosters do; scikit-learn's models say so by a tag, which not every converter knows."""
-    if not hasattr(estimator, "__sklearn_tags__"):
-        return True
-    return bool(estimator.__sklearn_tags__().input_tags.allow_nan)
 
 
 def columns_of(estimator: Any) -> list[Column]:

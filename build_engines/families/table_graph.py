@@ -8,11 +8,12 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.errors import BuildError, UsageError, brief
 
 ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
 ROWS = (2, 3)  # of the runs that tell which dimensions vary
 Class = int | str
+Feed = Mapping[str, Any]
 
 
 def is_table(model: onnx.ModelProto) -> bool:
@@ -20,16 +21,25 @@ def is_table(model: onnx.ModelProto) -> bool:
     return any(node.domain == ML for node in model.graph.node)
 
 
-def mend(model: onnx.ModelProto) -> list[Class]:
+def mend(model: onnx.ModelProto, rows: Feed | None = None) -> list[Class]:
     """Cuts ZipMap off and makes the first dimension of every tensor the batch's; the classes that ZipMap named, in the
-    order of the probabilities. Raises UsageError where a model does not run on several rows."""
+    order of the probabilities. `rows` are at least three that the model knows. Raises UsageError where a model does not
+    run on several rows."""
     classes = _cut_zip_map(model.graph)
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
         if len(dims) and dims[0].dim_value == 1:
             dims[0].Clear()
-    _set_shapes(model)
+    _set_shapes(model, rows)
     return classes
+
+
+def answer_booleans(model: onnx.ModelProto) -> None:
+    """Make the first output, the numbers 0 and 1 of classes that are booleans, booleans."""
+    output = model.graph.output[0]
+    _rename(model.graph, output.name, f"{output.name}_number")
+    model.graph.node.append(helper.make_node("Cast", [f"{output.name}_number"], [output.name], to=TensorProto.BOOL))
+    output.type.tensor_type.elem_type = TensorProto.BOOL
 
 
 def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
@@ -52,7 +62,7 @@ def _cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     _rename(graph, zip_map.input[0], outer)
     for value in graph.output:
         if value.name == outer:
-            value.CopyFrom(helper.make_tensor_value_info(outer, TensorProto.FLOAT, [None, None]))
+            value.CopyFrom(onnx.ValueInfoProto(name=outer))
     values = {attribute.name: helper.get_attribute_value(attribute) for attribute in zip_map.attribute}
     texts = [text.decode() for text in values.get("classlabels_strings", ())]
     return texts or [int(number) for number in values.get("classlabels_int64s", ())]
@@ -72,9 +82,12 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
             names[:] = [new if name == old else name for name in names]
 
 
-def _set_shapes(model: onnx.ModelProto) -> None:
+def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
     """The types and shapes of the outputs as runs have them: converters leave them out, or write those of one row."""
-    one, other = (_outputs(model, rows) for rows in ROWS)
+    for value in model.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.ClearField("type")
+    one, other = (_outputs(model, count, rows) for count in ROWS)
     for value, small, large in zip(model.graph.output, one, other, strict=True):
         if isinstance(small, np.ndarray):
             dims = [a if a == b else None for a, b in zip(small.shape, large.shape, strict=True)]
@@ -83,13 +96,16 @@ def _set_shapes(model: onnx.ModelProto) -> None:
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, dims))
 
 
-def _outputs(model: onnx.ModelProto, rows: int) -> Sequence[Any]:
+def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[Any]:
     try:
-        return run(model, {value.name: _blank(value, rows) for value in model.graph.input})
+        if rows is not None:
+            return run(model, {name: array[:count] for name, array in rows.items()})
+        return run(model, {value.name: _blank(value, count) for value in model.graph.input})
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
+        known = "rows like those it was trained on" if rows is not None else "rows of zeros and empty strings"
         raise UsageError(
-            f"the ONNX file does not run on {rows} rows of zeros and empty strings ({first_line(err)}); export it for "
-            "any number of rows: FloatTensorType([None, columns])"
+            f"the ONNX file does not run on {count} {known} ({brief(err)}); export it for any number of rows: "
+            "FloatTensorType([None, columns]), and encoders with handle_unknown='ignore'"
         ) from err
 
 

@@ -168,7 +168,7 @@ def test_in_batch_transform_each_row_has_its_line_and_a_wrong_one_spoils_no_othe
         ("mixed", {"instances": [{"agee": 1}]}, "there is no column 'agee'; the columns are 'age', 'job'"),
         ("mixed", {"instances": [[1, 2, 3, "Bern", 1]]}, "field 'job': expected a string, got int 2"),
         ("mixed", {"instances": [[1, "cook", 3, "Bern", 1.5]]}, "field 'grade': expected a whole number of INT64"),
-        ("mixed", {"instances": [[1, "cook", 3, None, 1]]}, "field 'city': expected a string, got null"),
+        ("mixed", {"instances": [[None, "cook", 3, "Bern", 1]]}, "field 'age': it is empty"),
     ],
 )
 def test_a_mistake_is_told_by_row_and_column(model: str, body: Any, message: str, server: Server) -> None:

@@ -1,16 +1,36 @@
 """Trained models of tables: what is built of them, and what is refused by name."""
 
+import json
+import pickle
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import joblib
+import numpy as np
 import onnx
+import onnxruntime
+import pandas as pd
 import pytest
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
-from sklearn.linear_model import LogisticRegression
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    VotingClassifier,
+)
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.svm import LinearSVC
 
+from build_engines.__main__ import main
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder.stored import StoredModel, open_model
@@ -45,7 +65,7 @@ def test_a_pipeline_of_numbers_and_texts_has_an_input_for_each_column_that_it_us
     ]
     assert columns(stored) == ("age", "job", "fare (EUR)", "city", "grade")
     assert (stored.folder / "labels.txt").read_text() == "no\nyes\n"
-    assert "missing" not in stored.model.parameters
+    assert stored.model.parameters["missing"] == "1,3"  # its OneHotEncoder ignores what it does not know
     assert stored.config.instance_group[0].kind == stored.config.instance_group[0].KIND_CPU
     assert not (stored.folder / "configs").exists()
 
@@ -152,3 +172,177 @@ def test_outputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(BuildError, match="'y'"):
         made(tmp_path, tmp_path / "model.onnx", client="table")
+
+
+RNG = np.random.default_rng(0)
+LETTERS = pd.DataFrame({"c": np.array(["p", "q", None] * 20, object), "v": RNG.normal(size=60)})
+WITH_NAN = LETTERS.assign(c=np.array(["p", "q", np.nan] * 20, object))
+FILLED = LETTERS.fillna("z")
+LETTER = FILLED.c.to_numpy()
+NUMBERS = RNG.normal(size=(60, 3))
+GAPS = np.where(RNG.random((60, 3)) < 0.2, np.nan, NUMBERS)
+KIND = np.array(["a", "b", "c"])[np.digitize(NUMBERS[:, 0], [-0.5, 0.5])]
+SECONDS = pd.DataFrame({"time": 1.7e9 + RNG.uniform(0, 3600, 200), "v": RNG.normal(size=200)})
+LATE = (SECONDS.time > 1.7e9 + 1800).to_numpy()
+AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(size=200)})
+
+
+def encoded(encoder: Any, model: Any) -> Any:
+    """Return a pipeline that encodes the column c and takes the others as they are."""
+    return make_pipeline(ColumnTransformer([("c", encoder, ["c"])], remainder="passthrough"), model)
+
+
+def dumped(tmp_path: Path, model: Any) -> Path:
+    file = tmp_path / "trained.joblib"
+    joblib.dump(model, file)
+    return file
+
+
+def answered(stored: StoredModel, rows: list[Any]) -> list[Any]:
+    """Return the client's predictions for rows as JSON has them."""
+    client = stored.client()
+    assert client
+    tensors = client.preprocess(rows)
+    session = onnxruntime.InferenceSession(stored.file)
+    names = [output.name for output in session.get_outputs()]
+    outputs = {
+        name: np.array([text.encode() for text in array.ravel()], object) if array.dtype.kind in "OU" else array
+        for name, array in zip(
+            names, session.run(None, {key: _strings(value) for key, value in tensors.items()}), strict=True
+        )
+    }
+    return client.postprocess(outputs, tensors, rows, {})
+
+
+def _strings(array: Any) -> Any:
+    return np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
+
+
+def as_json(rows: Any) -> list[list[Any]]:
+    cells = pd.DataFrame(rows).astype(object).to_numpy().tolist()
+    return [[None if cell != cell else cell for cell in row] for row in cells]
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "classes"),
+    [
+        (encoded(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()), LETTERS, LETTER),
+        (encoded(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()), WITH_NAN, LETTER),
+        (encoded(OneHotEncoder(), LogisticRegression()), FILLED, LETTER),
+        (encoded(OrdinalEncoder(), RandomForestClassifier(5)), FILLED, LETTER),
+        (make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression()), GAPS, KIND),
+        (make_pipeline(KBinsDiscretizer(), LogisticRegression()), NUMBERS, KIND),
+        (make_pipeline(StandardScaler(), LogisticRegression()), SECONDS, LATE),
+        (
+            VotingClassifier([("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft"),
+            NUMBERS,
+            KIND,
+        ),
+        (RandomForestClassifier(5), NUMBERS, KIND == "a"),
+    ],
+    ids=["missing", "nan", "every category", "ordinal", "imputer", "bins", "seconds", "vote", "booleans"],
+)
+def test_a_classifier_answers_as_scikit_learn_does(model: Any, rows: Any, classes: Any, tmp_path: Path) -> None:
+    model.fit(rows, classes)
+    found = answered(made(tmp_path, dumped(tmp_path, model)), as_json(rows))
+    assert [each["prediction"] for each in found] == model.predict(rows).tolist()
+    assert list(found[0]["probabilities"]) == list(map(str, model.classes_))
+    scores = [list(each["probabilities"].values()) for each in found]
+    np.testing.assert_allclose(scores, model.predict_proba(rows), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [(make_pipeline(StandardScaler(), LinearRegression()), AROUND), (LinearRegression(), AROUND)],
+    ids=["scaled", "as it is"],
+)
+def test_a_column_that_fp32_cannot_hold_is_served_in_fp64(model: Any, rows: Any, tmp_path: Path) -> None:
+    model.fit(rows, (rows.a - 1e9) / 10 + rows.b)
+    stored = made(tmp_path, dumped(tmp_path, model))
+    assert stored.model.inputs[0].datatype == "FP64"
+    found = [each["prediction"] for each in answered(stored, as_json(rows))]
+    np.testing.assert_allclose(found, model.predict(rows), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LinearSVC(),
+        make_pipeline(StandardScaler(), LinearSVC()),
+        VotingClassifier([("a", LogisticRegression()), ("b", LinearSVC())]),
+    ],
+    ids=["svc", "svc in a pipeline", "votes"],
+)
+def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: Any, tmp_path: Path) -> None:
+    model.fit(NUMBERS, KIND)
+    found = answered(made(tmp_path, dumped(tmp_path, model)), as_json(NUMBERS))
+    assert [each["prediction"] for each in found] == model.predict(NUMBERS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "answers", "name"),
+    [
+        (MultiOutputClassifier(LogisticRegression()), NUMBERS, NUMBERS > 0, "MultiOutputClassifier"),
+        (RandomForestClassifier(5), NUMBERS, NUMBERS > 0, "RandomForestClassifier"),
+        (MLPClassifier((4,), max_iter=20), NUMBERS, NUMBERS > 0, "MLPClassifier"),
+        (HistGradientBoostingRegressor(max_iter=20), AROUND, (AROUND.a - 1e9) / 10, "FP32"),
+        (make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()), GAPS, KIND, "add_indicator"),
+        (
+            encoded(make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder()), LogisticRegression()),
+            WITH_NAN,
+            LETTER,
+            "SimpleImputer",
+        ),
+    ],
+    ids=["outputs", "forest", "network", "near 1e9", "indicator", "texts"],
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_what_cannot_be_converted_is_refused_in_one_short_line(
+    model: Any, rows: Any, answers: Any, name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BuildError, match=name) as caught:
+        made(tmp_path, dumped(tmp_path, model.fit(rows, answers)))
+    assert len(str(caught.value)) < 300
+    assert not (tmp_path / "models").exists()
+
+
+def test_an_example_is_a_row_that_the_model_knows(tmp_path: Path) -> None:
+    model = encoded(OneHotEncoder(), LogisticRegression()).fit(FILLED, LETTER)
+    stored = made(tmp_path, dumped(tmp_path, model))
+    row = json.loads((stored.folder / "example.json").read_text())
+    assert answered(stored, [row])[0]["prediction"] == model.predict(pd.DataFrame([row], columns=["c", "v"]))[0]
+
+
+class Numpy2(pickle.Pickler):
+    """Writes random generators as NumPy 2 does."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.random.MT19937):
+            return np.random._pickle.__bit_generator_ctor, (np.random.MT19937,), (obj.state, None)
+        return NotImplemented
+
+
+def test_a_model_that_was_saved_under_numpy_2_is_read(tmp_path: Path) -> None:
+    model = GradientBoostingClassifier(n_estimators=3, random_state=np.random.RandomState(0)).fit(NUMBERS, KIND)
+    buffer = BytesIO()
+    Numpy2(buffer).dump(model)
+    file = tmp_path / "model.pkl"
+    file.write_bytes(buffer.getvalue())
+    found = answered(made(tmp_path, file), as_json(NUMBERS))
+    assert [each["prediction"] for each in found] == model.predict(NUMBERS).tolist()
+
+
+def test_rows_of_a_file_are_compared_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(FILLED[["c"]], LETTER)
+    (tmp_path / "rows.csv").write_text("c\np\nq\n")
+    made(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+    assert "of 2 rows of rows.csv" in capsys.readouterr().out
+    (tmp_path / "rows.csv").write_text("p,1,2\nq,1,2\n")
+    with pytest.raises(UsageError, match=r"rows\.csv"):
+        made(tmp_path, dumped(tmp_path, model), data=tmp_path / "rows.csv")
+
+
+def test_a_comparison_that_fails_ends_the_command_with_1_and_builds_nothing(tmp_path: Path) -> None:
+    file, out = trained.misconverted(tmp_path).file, tmp_path / "models"
+    assert main(["build", "own", "--weights", str(file), "--allow-pickle", "--out", str(out)]) == 1
+    assert not out.exists()

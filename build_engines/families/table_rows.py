@@ -1,0 +1,253 @@
+"""Rows for comparing a trained model with its ONNX file, from where the model lives: the means, thresholds, categories
+and other values that it learned."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_engines.errors import UsageError, first_line
+
+Array = NDArray[Any]
+Reader = Callable[[Any, int], Iterator[tuple[int, float]]]
+ROWS = 200
+EMPTY = 0.1  # the share of missing cells in columns that take them
+ROUNDING = 1e-6  # of the points' spread
+MOST_VALUES = 1000  # of a column
+INNER = (  # attributes with the models inside of a model
+    "estimators_",
+    "estimator_",
+    "best_estimator_",
+    "regressor_",
+    "final_estimator_",
+    "estimator",
+    "calibrated_classifiers_",
+)
+LEARNED = (  # attributes with a value, or a row of values, for each column
+    "statistics_",
+    "data_min_",
+    "data_max_",
+    "max_abs_",
+    "theta_",
+    "means_",
+    "xbar_",
+    "quantiles_",
+    "cluster_centers_",
+    "support_vectors_",
+    "_fit_X",
+    "X_train_",
+)
+CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
+
+
+@dataclass(frozen=True)
+class Column:
+    """`name` is "" if columns have no names; `values` are the categories that the model knows, () for numbers."""
+
+    name: str
+    datatype: str = "FP32"
+    values: tuple[Any, ...] = ()
+
+    @property
+    def missing(self) -> Any:
+        """The category of a missing text; NaN if the model has none."""
+        return next((value for value in self.values if is_missing(value)), np.nan)
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
+    """Return ROWS cells for each column, as the model itself takes them, none of them missing."""
+    rng = np.random.default_rng(0)
+    learned, deciding = (known(estimator, len(columns), read) for read in (_learned, _deciding))
+    cells = [_cells(column, _apart(np.array(own, float)), rng) for column, own in zip(columns, learned, strict=True)]
+    free = [place for place, own in enumerate(learned) if not own and deciding[place]]
+    turns = rng.permutation(np.resize(free, ROWS)) if free else ()
+    for place in free:  # of a linear model: one column a row is where it decides, the others are near 0
+        points = np.array(deciding[place])
+        near = rng.normal(0, points.std() or 1.0, ROWS)
+        if columns[place].datatype in ("FP32", "FP64"):
+            cells[place] = np.where(turns == place, rng.choice(points, ROWS) + near / 10, near)
+    return cells
+
+
+def _apart(points: Array) -> Array:
+    """Return the points in order, without those that rounding alone keeps apart: there answers may differ."""
+    points = np.unique(points)
+    return points[np.diff(points, prepend=-np.inf) > ROUNDING * float(points.std())] if len(points) > 1 else points
+
+
+def with_missing(cells: Sequence[Array], columns: Sequence[Column], places: Sequence[int]) -> list[Array]:
+    """Return the cells with some missing in the columns at `places`."""
+    rng = np.random.default_rng(1)
+    made = list(cells)
+    for place in places:
+        empty = rng.random(len(cells[place])) < EMPTY
+        empty[0] = True
+        made[place] = np.where(empty, np.array(columns[place].missing, object), cells[place])
+        if columns[place].datatype != "BYTES":
+            made[place] = made[place].astype(float)
+    return made
+
+
+def of_file(file: Path, columns: Sequence[Column]) -> list[Array]:
+    """Return the cells of a CSV file, by the names in its header or in the order of the columns. Raise UsageError."""
+    import pandas as pd
+
+    names = [column.name for column in columns]
+    try:
+        frame = pd.read_csv(file, keep_default_na=False, na_values=[""], dtype=object)
+        if set(names) <= set(frame.columns):
+            frame = frame[names]
+        elif list(frame.columns) != [str(place) for place in range(len(names))]:
+            frame = pd.read_csv(file, header=None, keep_default_na=False, na_values=[""], dtype=object)
+        if frame.shape[1] != len(columns) or not len(frame):
+            raise UsageError(f"--data {file}: it has {frame.shape[1]} columns, and the model takes {len(columns)}")
+        pairs = zip(columns, (frame.iloc[:, place] for place in range(len(columns))), strict=True)
+        return [_typed(column, series) for column, series in pairs]
+    except (OSError, ValueError) as err:
+        raise UsageError(f"--data {file}: {first_line(err)}") from err
+
+
+def _typed(column: Column, series: Any) -> Array:
+    if column.datatype == "BYTES":
+        return np.array([column.missing if is_missing(cell) else cell for cell in series], object)
+    return np.asarray(series.replace({"True": 1, "False": 0}).astype(np.int64 if column.datatype == "INT64" else float))
+
+
+def _cells(column: Column, points: Array, rng: np.random.Generator) -> Array:
+    """Return categories in equal shares, or numbers between and around `points`, or of all sizes without points."""
+    if values := [value for value in column.values if not is_missing(value)]:
+        return np.asarray(rng.choice(np.array(values, object if column.datatype == "BYTES" else None), ROWS))
+    if column.datatype in ("BYTES", "BOOL"):
+        return np.asarray(rng.choice(np.array(["", "a"] if column.datatype == "BYTES" else [False, True]), ROWS))
+    numbers = rng.choice([-1, 1], ROWS) * 10 ** rng.uniform(-2, 4, ROWS)
+    if len(points):
+        spread = float(points.std()) or abs(float(points[0])) or 1.0
+        start = rng.integers(0, max(len(points) - 1, 1), ROWS)
+        between = points[start] + rng.uniform(0.01, 0.99, ROWS) * (points[start - len(points) + 1] - points[start])
+        numbers = np.where(
+            (rng.random(ROWS) < 0.5) & (len(points) > 1), between, points[start] + rng.normal(0, spread / 2, ROWS)
+        )
+    return np.asarray(numbers.round(), np.int64) if column.datatype == "INT64" else numbers
+
+
+def known(model: Any, count: int, read: Reader) -> list[list[float]]:
+    """Return the values of each of the model's `count` columns that `read` finds in it and its steps."""
+    found: list[list[float]] = [[] for _ in range(count)]
+    if hasattr(model, "steps"):
+        steps = [step for _, step in model.steps if step not in (None, "passthrough")]
+        if steps:
+            _add(found, range(count), known(steps[0], count, read))
+        if len(steps) > 1:
+            rest = type(model)([(str(place), step) for place, step in enumerate(steps[1:])])
+            width = int(getattr(steps[1], "n_features_in_", 0))
+            _add(found, range(count), _before(steps[0], known(rest, width, read), count))
+        return found
+    if hasattr(model, "transformers_"):
+        for name, transformer, _ in model.transformers_:
+            places = model._transformer_to_input_indices[name]
+            if not isinstance(transformer, str):
+                _add(found, places, known(transformer, len(places), read))
+        return found
+    for place, value in read(model, count):
+        if np.isfinite(value) and len(found[place]) < MOST_VALUES:
+            found[place].append(float(value))
+    for inner in _inner(model):
+        if getattr(inner, "n_features_in_", count) == count:
+            _add(found, range(count), known(inner, count, read))
+    return found
+
+
+def _add(found: list[list[float]], places: Sequence[int], more: Sequence[Sequence[float]]) -> None:
+    for place, values in zip(places, more, strict=False):
+        found[place] += values[: MOST_VALUES - len(found[place])]
+
+
+def _before(step: Any, values: Sequence[Sequence[float]], count: int) -> list[list[float]]:
+    """Return values of the step's output columns as values of its `count` input columns, if it keeps columns apart."""
+    if hasattr(step, "transformers_"):
+        found: list[list[float]] = [[] for _ in range(count)]
+        for name, transformer, _ in step.transformers_:
+            places = step._transformer_to_input_indices[name]
+            part = values[step.output_indices_.get(name, slice(0, 0))]
+            _add(found, places, part if transformer == "passthrough" else _before(transformer, part, len(places)))
+        return found
+    if hasattr(step, "steps"):
+        for _, inner in reversed(step.steps):
+            values = _before(inner, values, int(getattr(inner, "n_features_in_", count)))
+        return list(map(list, values))
+    if len(values) != count or not count or hasattr(step, "categories_"):
+        return [[] for _ in range(count)]
+    if not hasattr(step, "inverse_transform") or hasattr(step, "statistics_"):
+        return list(map(list, values)) if hasattr(step, "statistics_") else [[] for _ in range(count)]
+    longest = max(map(len, values))
+    matrix = np.array([np.resize(each or [0.0], longest) for each in values], float).T
+    return step.inverse_transform(matrix).T.tolist() if longest else [[] for _ in range(count)]
+
+
+def _inner(model: Any) -> Iterator[Any]:
+    for name in INNER:
+        value = getattr(model, name, None)
+        for each in np.ravel(np.array(value, object)) if isinstance(value, list | np.ndarray) else [value]:
+            if hasattr(each, "get_params") or hasattr(each, "calibrators"):
+                yield each
+
+
+def _learned(model: Any, count: int) -> Iterator[tuple[int, float]]:
+    """Yield pairs of a column and a value."""
+    for center, scale in CENTERS:
+        middle, size = getattr(model, center, None), getattr(model, scale, None)
+        if middle is not None and np.shape(middle) == (count,):
+            size = np.ones(count) if size is None else size
+            for factor in (-1.5, -0.5, 0.5, 1.5):
+                yield from enumerate(middle + factor * size)
+    for name in LEARNED:
+        value = getattr(model, name, None)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" and value.shape[-1:] == (count,):
+            for row in value.reshape(-1, count)[:MOST_VALUES]:
+                yield from enumerate(row)
+    if hasattr(model, "bin_edges_"):
+        yield from ((place, edge) for place, edges in enumerate(model.bin_edges_) for edge in edges)
+    yield from _thresholds(model)
+
+
+def _deciding(model: Any, count: int) -> Iterator[tuple[int, float]]:
+    """Yield pairs of a column and a value at which the column alone decides, of a linear model."""
+    coefficients = getattr(model, "coef_", None)
+    if not isinstance(coefficients, np.ndarray) or coefficients.shape[-1:] != (count,):
+        return
+    offsets = np.ravel(getattr(model, "intercept_", 0.0))
+    for row, offset in zip(coefficients.reshape(-1, count), np.resize(offsets, coefficients.size), strict=False):
+        for place in np.flatnonzero(row):
+            yield from ((int(place), (goal - offset) / row[place]) for goal in (-1, 0, 1))
+
+
+def _thresholds(model: Any) -> Iterator[tuple[int, float]]:
+    """Yield those of trees."""
+    if hasattr(model, "tree_"):
+        yield from zip(*(array[model.tree_.feature >= 0].tolist() for array in _splits(model.tree_)), strict=True)
+    for iteration in getattr(model, "_predictors", ()):
+        for predictor in iteration:
+            nodes = predictor.nodes[predictor.nodes["is_leaf"] == 0]
+            yield from zip(nodes["feature_idx"].tolist(), nodes["num_threshold"].tolist(), strict=True)
+    booster = model.get_booster() if hasattr(model, "get_booster") else getattr(model, "booster_", model)
+    if hasattr(booster, "trees_to_dataframe"):
+        if hasattr(booster, "num_features"):  # XGBoost
+            table = booster.trees_to_dataframe().dropna(subset=["Split"])
+            names = booster.feature_names or [f"f{place}" for place in range(booster.num_features())]
+            yield from ((names.index(name), split) for name, split in zip(table.Feature, table.Split, strict=True))
+        else:
+            table = booster.trees_to_dataframe().dropna(subset=["threshold"])
+            names = booster.feature_name()
+            pairs = zip(table.split_feature, table.threshold, strict=True)
+            yield from ((names.index(name), float(value)) for name, value in pairs)
+
+
+def _splits(tree: Any) -> tuple[Array, Array]:
+    return tree.feature, tree.threshold
