@@ -7,7 +7,9 @@ STRIP_PIXELS = 2**20  # what is converted at a time
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode -> RGB: 16-bit scaled to 8, transparency laid on white, CMYK and palettes converted.
+    """Any Pillow mode -> RGB: transparency laid on white, CMYK and palettes converted.
+
+    Levels above 255 of a 16-bit grey image become 255, as Pillow's convert and with it transformers' pipelines have it.
 
     In strips, for on its way a pixel takes up to 16 bytes.
     """
@@ -20,10 +22,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _strip_to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16") or image.mode == "I":
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    elif image.mode == "F":
-        image = Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8))
+    if image.mode[0] in "IF":  # a copy without its info, since Pillow knows no transparency of these modes
+        return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)

