@@ -52,6 +52,11 @@ class Client(ImageClient):
             raise InvalidRequest(mismatch)
 
     def _mismatch(self, classes: int) -> str:
+        if classes == 1:
+            return (
+                f"output '{self.output.name}' has one channel, in which every pixel would be class 0: export it "
+                "with a channel for the background too, such as torch.cat((-x, x), 1) of logits x"
+            )
         if classes > MOST_CLASSES:
             return f"output '{self.output.name}' has {classes} classes, and a map has at most {MOST_CLASSES}"
         return labels_mismatch(self.model, self.labels, self.output.name, classes)

@@ -91,9 +91,11 @@ def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Pa
 
 
 def test_what_is_no_map_of_these_labels_is_refused(tmp_path: Path) -> None:
-    for shape in ((32,), (257, 4, 4)):
+    for shape in ((32,), (257, 4, 4), (1, 4, 4)):
         with pytest.raises(InvalidRequest):
             client_of(tmp_path, *shape)
+    with pytest.raises(InferenceFailed):
+        answer(client_of(tmp_path, -1, 4, 4), np.ones((1, 4, 4)), Image.new("RGB", (4, 4)))
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     with pytest.raises(InvalidRequest, match="labels"):
         client_of(tmp_path, 5, 4, 4)
