@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from build_engines.__main__ import main
 from serving.repository.model_config import read_config, written
-from tests.backends import calls
+from tests.backends import triton_process
 from tests.backends.triton_process import Server, serving
 from tests.build_engines.ensembles.test_ensembles import tiny_network
 
@@ -100,7 +100,7 @@ def jpeg(seed: int) -> NDArray[np.uint8]:
 
 
 def infer(client: Client, model: str, images: NDArray[Any], name: str = "DALI_INPUT_0") -> list[NDArray[Any]]:
-    return [*calls.infer(client, model, {name: images}).values()]
+    return [*triton_process.infer(client, model, {name: images}).values()]
 
 
 def reference(images: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
@@ -129,7 +129,7 @@ def test_a_batch_is_padded_with_zeros_and_each_row_is_its_own_image(client: Clie
 def test_images_of_any_lengths_are_merged_into_one_run(client: Client) -> None:
     images = [jpeg(seed) for seed in range(6)]
     feeds = [{"DALI_INPUT_0": image[None]} for image in images]
-    answers = calls.answered_together(client, "serialized", feeds, most=5)
+    answers = triton_process.answered_together(client, "serialized", feeds, most=5)
     for image, answer in zip(images, answers, strict=True):
         assert_equal([*answer.values()], reference([image]))
 
@@ -178,4 +178,4 @@ NAMED = {"bad_gpu": "device_id=None", "bad_source": "@autoserialize", "bad_empty
 @pytest.mark.parametrize("model", sorted(NAMED))
 def test_a_model_that_cannot_be_served_is_refused_with_the_reason(client: Client, model: str) -> None:
     assert not client.is_model_ready(model)
-    assert NAMED[model] in calls.refusal(client, model)
+    assert NAMED[model] in triton_process.refusal(client, model)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.calls import answered_together, config, infer, refusal, together
 from tests.backends.onnx_models import DATATYPES, REFUSED, SERVED, TABLE
-from tests.backends.triton_process import Server
+from tests.backends.triton_process import Server, answered_together, config, infer, refusal, together
 
 pytestmark = pytest.mark.stack
 

@@ -14,10 +14,9 @@ from PIL import Image
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.calls import Arrays, config, executions, infer, refusal, together
 from tests.backends.onnx_models import TABLE
 from tests.backends.openvino_models import BUNDLED, NUMBERS, REFUSED, SERVED, write_repository
-from tests.backends.triton_process import Server, serving
+from tests.backends.triton_process import Arrays, Server, config, executions, infer, refusal, serving, together
 from tests.support.harness import ROOT, wait_until
 
 pytestmark = pytest.mark.stack

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-from tests.backends.calls import answered_together, infer, refusal, together
 from tests.backends.torch_models import FOUR, SERVED, write_repository
-from tests.backends.triton_process import Server, serving
+from tests.backends.triton_process import Server, answered_together, infer, refusal, serving, together
 
 pytestmark = pytest.mark.stack
 

@@ -1,4 +1,4 @@
-"""Starts and stops a real tritonserver, bounded in time."""
+"""A real tritonserver, started and stopped in bounded time, and calls that the tests of several backends share."""
 
 import contextlib
 import os
@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
+from numpy.typing import NDArray
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from serving.host import tritonserver
 from tests.support.harness import PATIENCE, free_port, wait_until
@@ -20,6 +22,7 @@ from tests.support.started import ends_with, kill
 
 END_SECONDS = 20.0
 SHARED = "shm-region-prefix-name="
+Arrays = dict[str, NDArray[Any]]
 Feed = TypeVar("Feed")
 Answer = TypeVar("Answer")
 
@@ -40,7 +43,7 @@ class Server:
         return grpcclient.InferenceServerClient(f"127.0.0.1:{self.grpc}")
 
     def wait_until_started(self) -> bool:
-        """False when it ended before."""
+        """Return whether it has started; False if it ended before."""
 
         def started() -> bool:
             return "Started Metrics Service" in self.text()
@@ -120,3 +123,56 @@ def at_once(ask: Callable[[Feed], Answer], feeds: Sequence[Feed]) -> list[Answer
 
     with ThreadPoolExecutor(len(feeds)) as pool:
         return list(pool.map(one, feeds))
+
+
+def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:
+    tensors = []
+    for name, array in feed.items():
+        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    requested = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
+    result = client.infer(model, tensors, outputs=requested, client_timeout=PATIENCE)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def executions(client: Client, model: str) -> tuple[int, int]:
+    """Return the numbers of inferences and executions since the start."""
+    statistics = client.get_inference_statistics(model).model_stats[0]
+    return statistics.inference_count, statistics.execution_count
+
+
+def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
+    """Sent at once; the delay in these models' dynamic batcher merges them."""
+    return at_once(lambda feed: infer(client, model, feed), feeds)
+
+
+def answered_together(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> list[Arrays]:
+    """Send feeds at once until they take at most `most` executions; return the answers.
+
+    On a busy machine some may come too late to be merged, and Triton counts after it has answered.
+    """
+    rows = sum(len(next(iter(feed.values()))) for feed in feeds)
+
+    def merged() -> list[Arrays] | None:
+        before = executions(client, model)
+        answers = [answer for answer in together(client, model, feeds) if isinstance(answer, dict)]
+        assert len(answers) == len(feeds)
+        after = wait_until(
+            lambda: (now := executions(client, model))[0] >= before[0] + rows and now, f"{rows} inferences are counted"
+        )
+        return answers if after[0] == before[0] + rows and after[1] - before[1] <= most else None
+
+    answers: list[Arrays] = wait_until(merged, f"requests to {model} come together")
+    return answers
+
+
+def config(client: Client, model: str) -> dict[str, Any]:
+    answer: dict[str, Any] = client.get_model_config(model, as_json=True)["config"]
+    return answer
+
+
+def refusal(client: Client, model: str) -> str:
+    models = client.get_model_repository_index(as_json=True)["models"]
+    states = {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in models}
+    assert states[model][0] == "UNAVAILABLE"
+    return str(states[model][1])

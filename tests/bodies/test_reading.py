@@ -1,5 +1,7 @@
-"""Recognise what a body holds by its first bytes, whatever its Content-Type says."""
+"""Recognise what a body holds by its first bytes, whatever its Content-Type says; unpack bodies that come packed."""
 
+import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from serving.bodies.instances import Instances
 from serving.bodies.json_lines import JsonLines
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
-from serving.bodies.reading import read_attributes, read_body
+from serving.bodies.reading import read_attributes, read_body, unpacked
 from serving.budget import NEVER
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from serving.request import Target
 
 pytestmark = pytest.mark.unit
@@ -117,3 +119,54 @@ def test_a_quoted_cell_goes_on_over_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client, NEVER)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
+
+
+BODY = b'{"inputs": []}' * 100
+LIMIT = len(BODY)
+
+
+def packed(data: bytes) -> bytes:
+    """Pack without the time, which would be in the name of a test."""
+    return gzip.compress(data, mtime=0)
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
+def test_a_body_without_an_encoding_stays_as_it_is(encoding: str) -> None:
+    assert unpacked(b"\x1f\x8b", encoding, LIMIT) == b"\x1f\x8b"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("gzip", packed(BODY)),
+        ("GZIP", packed(BODY)),
+        ("x-gzip", packed(BODY)),
+        ("deflate", zlib.compress(BODY)),
+        ("gzip", packed(BODY[:500]) + packed(BODY[500:])),
+    ],
+)
+def test_what_was_packed_comes_out_up_to_the_very_limit(encoding: str, data: bytes) -> None:
+    assert unpacked(data, encoding, LIMIT) == BODY
+
+
+def test_nothing_packed_is_nothing() -> None:
+    assert unpacked(packed(b""), "gzip", LIMIT) == b""
+    assert unpacked(b"", "gzip", LIMIT) == b""
+
+
+@pytest.mark.parametrize("data", [packed(BODY), packed(BODY[:700]) * 2 + packed(b"1"), packed(bytes(10**8))])
+def test_a_byte_more_than_the_limit_is_too_large(data: bytes) -> None:
+    with pytest.raises(PayloadTooLarge):
+        unpacked(data, "gzip", LIMIT - 1)
+
+
+@pytest.mark.parametrize("data", [b"hello", packed(BODY)[:-9], packed(BODY) + b"rest", BODY])
+def test_what_cannot_be_unpacked_is_the_caller_s_mistake(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        unpacked(data, "gzip", LIMIT * 10)
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "none"])
+def test_an_unknown_encoding_is_refused(encoding: str) -> None:
+    with pytest.raises(UnsupportedMediaType):
+        unpacked(BODY, encoding, LIMIT)

@@ -9,10 +9,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime
-from google.protobuf import text_format
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.support.digits import held_out, held_out_pages
 
@@ -101,10 +99,6 @@ def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
     return path
-
-
-def config_of(path: Path) -> ModelConfig:
-    return text_format.Parse(path.read_text(), ModelConfig())
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:

@@ -16,7 +16,6 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
-from sklearn.svm import LinearSVC
 
 CODE = "ran.txt"
 
@@ -89,11 +88,6 @@ def odd_classes(folder: Path) -> Trained:
     """Classes 1, 3 and 5."""
     rows, answers = load_iris(return_X_y=True)
     return saved(LogisticRegression(max_iter=300).fit(rows, answers * 2 + 1), folder / "odd.joblib", pd.DataFrame(rows))
-
-
-def without_probabilities(folder: Path) -> Trained:
-    rows, answers = load_iris(return_X_y=True)
-    return saved(LinearSVC().fit(rows, answers), folder / "svc.joblib", pd.DataFrame(rows))
 
 
 def misconverted(folder: Path) -> Trained:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import socketserver
@@ -28,7 +27,6 @@ from tests.support.started import ends_with, kill
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
-NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
 HALF_A_BODY = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
 MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
@@ -59,9 +57,6 @@ class Upstream(BaseHTTPRequestHandler):
         self.wfile.write(reply)
 
     do_GET = do_POST
-
-    def address_string(self) -> str:
-        return "unix"
 
     def log_message(self, *_: object) -> None:
         pass

@@ -190,14 +190,6 @@ def test_a_worker_of_nginx_never_waits_for_a_connection_that_another_one_took() 
         listener.accept()
 
 
-def names(folder: str) -> list[str]:
-    """Return the names in a folder; none if it has just been removed."""
-    try:
-        return [path.name for path in Path(folder).iterdir()]
-    except OSError:
-        return []
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server, range]]:
     """Two containers on one host with one range; the second exposes what can be exposed."""

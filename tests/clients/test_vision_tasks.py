@@ -1,0 +1,274 @@
+"""Boxes, vectors and maps of classes of images, against those of transformers' own pipelines and encoders."""
+
+import io
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image, ImageChops
+
+from build_engines.build import export
+from build_engines.comparison import compare
+from build_engines.errors import BuildError
+from build_engines.request import Request
+from clients import detr, image_embedding, semantic_segmentation
+from clients._masks import MOST_PIXELS
+from clients.base import Model, TensorSpec
+from clients.semantic_segmentation import best_classes
+from serving.codecs import Limits, encode_image
+from serving.errors import InferenceFailed, InvalidRequest
+from tests.clients.text_models import Served, save_tokenizer
+from tests.clients.vision_models import (
+    DETECTORS,
+    ENCODERS,
+    assert_detections,
+    images,
+    pipeline,
+    predict,
+    processor_of,
+    runner,
+    save_vision,
+    serve,
+)
+
+pytestmark = pytest.mark.full
+
+
+def detector_of(folder: Path, classes: int = 3, boxes: int = 4, **settings: str) -> detr.Client:
+    outputs = (TensorSpec("logits", "FP32", (2, classes)), TensorSpec("pred_boxes", "FP32", (2, boxes)))
+    return detr.Client(Model("own", folder, (TensorSpec("input", "UINT8", (3, 8, 8)),), outputs, 8, settings))
+
+
+def detections_of(client: detr.Client, logits: Any, boxes: Any, **given: Any) -> list[dict[str, Any]]:
+    outputs = {"logits": np.array([logits], np.float32), "pred_boxes": np.array([boxes], np.float32)}
+    (found,) = client.postprocess(outputs, {}, [Image.new("RGB", (200, 100))], client.read_parameters(given))
+    detections: list[dict[str, Any]] = found["detections"]
+    return detections
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_detector_gives_the_boxes_of_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint, client = serve(tmp_path, name)
+    whole = pipeline("object-detection", checkpoint, name)
+    for picture, found in zip(images(), predict(client, images(), confidence=0.1), strict=True):
+        assert_detections(found, picture, whole(picture, threshold=0.1))
+
+
+BOXES = [[0.5, 0.5, 0.2, 0.4], [0.1, 0.9, 0.4, 0.4]]
+INSIDE = {"xmin": 80.0, "ymin": 30.0, "xmax": 120.0, "ymax": 70.0}
+
+
+def test_a_box_has_its_best_class_or_several(tmp_path: Path) -> None:
+    logits = [[9, 8.5, 0], [0, 1, 9]]
+    assert [(each["class_id"], each["box"]) for each in detections_of(detector_of(tmp_path), logits, BOXES)] == [
+        (0, INSIDE)
+    ]
+    several = detector_of(tmp_path, scores="sigmoid")
+    assert [each["class_id"] for each in detections_of(several, logits, BOXES)] == [0, 2]  # as many as there are boxes
+    more = detector_of(tmp_path, scores="sigmoid", queries="4")
+    assert [each["class_id"] for each in detections_of(more, logits, BOXES)] == [0, 2, 1, 1]
+    assert len(detections_of(more, logits, BOXES, max_detections=3)) == 3
+    assert len(detections_of(more, logits, BOXES, confidence=0.9)) == 3
+
+
+def test_a_network_with_a_batch_of_one_of_its_own_gives_boxes(tmp_path: Path) -> None:
+    outputs = (TensorSpec("logits", "FP32", (1, 2, 3)), TensorSpec("pred_boxes", "FP32", (1, 2, 4)))
+    client = detr.Client(Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0))
+    logits = [[9, 8.5, 0], [0, 1, 9]]
+    assert detections_of(client, [logits], [BOXES]) == detections_of(detector_of(tmp_path), logits, BOXES)
+
+
+def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(tmp_path: Path) -> None:
+    client, large = detector_of(tmp_path, exact="false"), encode_image(Image.new("RGB", (1200, 800)), "image/jpeg")
+    assert client.codec.from_bytes(large, Limits(10**7, side=client.side)).size == (1200, 800)
+
+
+def test_boxes_are_cut_at_the_image_and_drawn(tmp_path: Path) -> None:
+    client, sheet = detector_of(tmp_path), Image.new("RGB", (200, 100))
+    (found,) = detections_of(client, [[0, 0, 9], [9, 0, 0]], BOXES)
+    assert found["box"] == {"xmin": 0.0, "ymin": 70.0, "xmax": 60.0, "ymax": 100.0}
+    assert ImageChops.difference(client.draw(sheet, {"detections": [found]}), sheet).getbbox()
+
+
+def test_what_is_no_set_of_boxes_with_these_labels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="pred_boxes"):
+        detector_of(tmp_path, boxes=5)
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    assert detector_of(tmp_path, classes=3)
+    assert detector_of(tmp_path, classes=2, scores="sigmoid")
+    with pytest.raises(InvalidRequest, match="'logits'"):
+        detector_of(tmp_path, classes=3, scores="sigmoid")
+    for logits in ([[0, 0], [0, 0]], [[np.nan, 0, 0]] * 2):
+        with pytest.raises(InferenceFailed, match="'logits'"):
+            detections_of(detector_of(tmp_path, classes=-1), logits, BOXES)
+
+
+def encoder_of(*shape: int) -> image_embedding.Client:
+    inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("vector", "FP32", shape),)
+    return image_embedding.Client(Model("own", Path("/nonexistent"), inputs, outputs, 8))
+
+
+def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
+    """Return the vector that transformers compares with a text, which is not the pooled output."""
+    pixels = processor_of(checkpoint, name)(images=picture, return_tensors="pt")
+    with torch.inference_mode():
+        if name == "clip-projected":
+            return transformers.CLIPVisionModelWithProjection.from_pretrained(checkpoint)(**pixels).image_embeds[0]
+        return transformers.AutoModel.from_pretrained(checkpoint).get_image_features(**pixels).pooler_output[0]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_gives_the_vectors_of_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint, client = serve(tmp_path, name)
+    ours = [each["embedding"] for each in predict(client, images(), normalize=False)]
+    if name in ("clip", "siglip", "clip-projected"):
+        wanted = [of_the_network(checkpoint, name, picture).numpy() for picture in images()]
+    else:
+        whole = pipeline("image-feature-extraction", checkpoint, name)
+        wanted = [np.array(whole(picture, pool=True)[0]) for picture in images()]
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
+    assert np.ptp(ours, axis=0).max() > 0.01  # the network tells the images apart
+    scaled = [each["embedding"] for each in predict(client, images())]
+    np.testing.assert_allclose(scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6)
+    (score,) = compare(client.model, client, runner(client), runner(client), count=2)
+    assert score.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(alone: bool, tmp_path: Path) -> None:
+    """A text tower may be a folder of its own."""
+    checkpoint, client = serve(tmp_path, "clip")
+    network = transformers.CLIPModel.from_pretrained(checkpoint)
+    folder = checkpoint
+    if alone:
+        folder = tmp_path / "texts"
+        tower = transformers.CLIPTextModelWithProjection.from_pretrained(checkpoint, projection_dim=24)
+        tower.save_pretrained(folder)
+    save_tokenizer(folder, "bytes")
+    texts = ["the cat sat", "a dog", "quickly the fox ran under the moon"]
+    made = export(Request("words", client="bert"), folder, tmp_path / "made")
+    vectors = np.array([each["embedding"] for each in Served(tmp_path / "made", **made.settings).predict(texts)])
+    images_ = np.array([each["embedding"] for each in predict(client, images(), normalize=True)])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(texts, return_tensors="pt", padding=True)
+    pixels = processor_of(checkpoint, "clip")(images=images(), return_tensors="pt")
+    with torch.inference_mode():
+        wanted = network(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, **pixels).logits_per_image
+    scale = network.logit_scale.exp().item()
+    np.testing.assert_allclose(scale * images_ @ vectors.T, wanted.numpy(), atol=1e-3)
+
+
+def test_another_network_s_text_tower_is_refused(tmp_path: Path) -> None:
+    """SigLIP's reads texts that are padded to its whole length."""
+    folder = save_vision(tmp_path, "siglip")
+    save_tokenizer(folder, "bytes")
+    with pytest.raises(BuildError, match="SiglipModel"):
+        export(Request("words", client="bert"), folder, tmp_path / "made")
+
+
+def test_an_encoder_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:
+    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("vector", "FP32", (1, 2)),)
+    client = image_embedding.Client(Model("own", Path("/nonexistent"), inputs, outputs, 0))
+    vectors = np.array([[[3, 4]]], np.float32)  # the caller adds a dimension for the image
+    assert client.postprocess({"vector": vectors}, {}, [None], {"normalize": False}) == [{"embedding": [3, 4]}]
+
+
+def test_what_is_no_vector_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'vector'"):
+        encoder_of(7, 7, 32)
+    for wrong in (np.full((1, 4), np.nan), np.zeros((1, 2, 4))):
+        with pytest.raises(InferenceFailed, match="'vector'"):
+            encoder_of(4).postprocess({"vector": wrong}, {}, images()[:1], {"normalize": True})
+    assert encoder_of(4).postprocess({"vector": np.zeros((1, 4))}, {}, [None], {"normalize": True}) == [
+        {"embedding": [0, 0, 0, 0]}
+    ]
+
+
+def segmenter_of(folder: Path, *shape: int) -> semantic_segmentation.Client:
+    inputs, outputs = (TensorSpec("input", "UINT8", (3, 8, 8)),), (TensorSpec("scores", "FP32", shape),)
+    return semantic_segmentation.Client(Model("own", folder, inputs, outputs, 8))
+
+
+def map_answer(client: semantic_segmentation.Client, scores: NDArray[Any], picture: Image.Image, **given: Any) -> Any:
+    outputs = {"scores": scores[None].astype(np.float32)}
+    return client.postprocess(outputs, {}, [picture], client.read_parameters(given))[0]
+
+
+def map_of(found: Any) -> NDArray[np.uint8]:
+    return np.array(Image.open(io.BytesIO(b64decode(found["map"]["b64"]))))
+
+
+def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
+    checkpoint, client = serve(tmp_path, "segformer")
+    whole = pipeline("image-segmentation", checkpoint, "segformer")
+    for picture, found in zip(images(), predict(client, images()), strict=True):
+        classes = map_of(found)
+        assert classes.shape == (picture.height, picture.width) == (found["map"]["height"], found["map"]["width"])
+        wanted = {each["label"]: np.array(each["mask"]) > 0 for each in whole(picture)}
+        assert len(wanted) > 1
+        assert {each["label"] for each in found["segments"]} == set(wanted)
+        for segment in found["segments"]:
+            assert ((classes == segment["class_id"]) != wanted[segment["label"]]).mean() < 1e-3
+            assert segment["share"] == pytest.approx(wanted[segment["label"]].mean(), abs=1e-3)
+    (score,) = compare(client.model, client, runner(client), runner(client), count=2)
+    assert score.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [(64, 48), (7, 5), (1, 1), (100, 13)])
+def test_scores_are_enlarged_as_torch_does(size: tuple[int, int]) -> None:
+    scores = np.random.default_rng(0).normal(size=(9, 12, 16)).astype(np.float32)
+    larger = torch.nn.functional.interpolate(torch.from_numpy(scores[None]), size[::-1], mode="bilinear")
+    assert (best_classes(scores, size) != larger[0].argmax(0).numpy()).mean() < 1e-3
+
+
+def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts(tmp_path: Path) -> None:
+    scores = np.zeros((3, 2, 4))
+    scores[2, :, 1:] = 1
+    found = map_answer(segmenter_of(tmp_path, 3, 2, 4), scores, Image.new("RGB", (4, 2)))
+    assert found["segments"] == [
+        {"label": "2", "class_id": 2, "share": 0.75},
+        {"label": "0", "class_id": 0, "share": 0.25},
+    ]
+    assert map_of(found).tolist() == [[0, 2, 2, 2]] * 2
+
+
+def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) -> None:
+    inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 3, 2, 4)),)
+    scores = np.zeros((1, 3, 2, 4))
+    scores[:, 1] = 1
+    found = map_answer(
+        semantic_segmentation.Client(Model("own", tmp_path, inputs, outputs, 0)), scores, Image.new("RGB", (4, 2))
+    )
+    assert map_of(found).tolist() == [[1] * 4] * 2
+
+
+def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
+    client, scores = segmenter_of(tmp_path, 3, 2, 4), np.random.default_rng(0).random((3, 2, 4))
+    large = Image.new("RGB", (3000, 1500), "white")
+    found = map_answer(client, scores, large)
+    assert 0.99 * MOST_PIXELS < found["map"]["width"] * found["map"]["height"] <= MOST_PIXELS
+    assert found["image"] == {"width": 3000, "height": 1500}
+    assert ImageChops.difference(client.draw(large, found), large).getbbox() == (0, 0, 3000, 1500)
+    without = map_answer(client, scores, large, map="none")
+    assert without == {key: value for key, value in found.items() if key != "map"}
+    with pytest.raises(InvalidRequest, match="'map'"):
+        client.draw(large, without)
+
+
+def test_what_is_no_map_of_these_labels_is_refused(tmp_path: Path) -> None:
+    for shape in ((32,), (257, 4, 4), (1, 4, 4)):
+        with pytest.raises(InvalidRequest):
+            segmenter_of(tmp_path, *shape)
+    with pytest.raises(InferenceFailed):
+        map_answer(segmenter_of(tmp_path, -1, 4, 4), np.ones((1, 4, 4)), Image.new("RGB", (4, 4)))
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    with pytest.raises(InvalidRequest, match="labels"):
+        segmenter_of(tmp_path, 5, 4, 4)
+    for wrong in (np.zeros((5, 4, 4)), np.full((2, 4, 4), np.inf)):
+        with pytest.raises(InferenceFailed):
+            map_answer(segmenter_of(tmp_path, -1, 4, 4), wrong, Image.new("RGB", (4, 4)))
