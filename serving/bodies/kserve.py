@@ -82,15 +82,14 @@ class TensorBody(Body):
         parameters = dict(an_object(self.document, "parameters"))
         parameters.pop("binary_data_output", None)
         flags = session.parameters() if session else {}
+        parameters = {**request_parameters(parameters), **flags}
         outputs, datatypes = _wanted(self.document), {each.name: each.datatype for each in served.model.outputs}
         for name in outputs.keys() & datatypes:
             if outputs[name]:
                 check_scores(name, datatypes[name])
-        yield Batch(
-            self._inputs(self.document, request.deadline),
-            parameters={**request_parameters(parameters), **flags},
-            outputs=tuple(outputs),
-        )
+        inputs = self._inputs(self.document, request.deadline)
+        _check_inputs(served, inputs)
+        yield Batch(inputs, parameters=parameters, outputs=tuple(outputs))
 
     def _inputs(self, document: Mapping[str, Any], deadline: Deadline) -> list[Tensor]:
         if "inputs" not in document:
@@ -131,6 +130,20 @@ class TensorBody(Body):
     def _with_classes(self, served: ServedModel, request: Request, result: InferReply) -> InferReply:
         counts = {name: count for name, count in _wanted(self.document or {}).items() if count}
         return with_classes(served, result, counts, request.budget) if counts else result
+
+
+def _check_inputs(served: ServedModel, inputs: Sequence[Tensor]) -> None:
+    """Raise InvalidRequest if there is no input, or one has another number of dimensions than the model's."""
+    batch = (-1,) if served.model.max_batch_size else ()
+    specs = {spec.name: spec for spec in served.model.inputs}
+    if specs and not inputs:
+        takes = ", ".join(f"{spec.name} {spec.datatype} {[*batch, *spec.shape]}" for spec in specs.values())
+        raise InvalidRequest(f"'inputs' is empty; model '{served.name}' takes {takes}")
+    for tensor in inputs:
+        spec = specs.get(tensor.name)
+        if spec and len(tensor.shape) != len(batch) + len(spec.shape):
+            expected = [*batch, *spec.shape]
+            raise InvalidRequest(f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}")
 
 
 def json_data(

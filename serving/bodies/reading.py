@@ -30,6 +30,7 @@ from serving.request import RESERVED, Body, Target
 
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # accepts the header of gzip or zlib
+IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}  # by their first bytes
 NOTHING = memoryview(b"")
 PIECE = 64 * 1024  # bytes of packed data
 INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
@@ -108,6 +109,10 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
         return NpyBody(data)
     if not data:
         raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
+    if kind.endswith("json") and (
+        found := next((name for magic, name in IMAGES.items() if data.startswith(magic)), "")
+    ):
+        raise InvalidRequest(f"the body is a {found.upper()}, not JSON; send Content-Type: image/{found}")
     if kind.endswith("json") or OBJECT.match(data):
         document = _parse_text(data) if kind in ("text/plain", CSV) else _parse_body(data)
         if document is not None:

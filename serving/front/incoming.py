@@ -93,10 +93,13 @@ def read_request(source: Incoming, seconds: float, budget: Budget, body: Body, n
     ]
     if named.place == PATH:
         targets = [replace(target, name=None) for target in targets]
+    target = Target.agreed([named, *targets])
+    if target.name is None and "model" in source.args:
+        raise InvalidRequest("the query string names no model; did you mean model_name instead of model?")
     return Request(
         id=source.id,
         body=body,
-        target=replace(Target.agreed([named, *targets]), place=named.place),
+        target=replace(target, place=named.place),
         attributes=source.attributes,
         parameters={key: value for key, value in source.args.items() if key not in RESERVED},
         session=source.headers.get(SESSION_ID, ""),

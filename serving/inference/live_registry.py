@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from serving.errors import ModelNotFound, ServingError
+from serving.errors import ModelFailed, ModelNotFound, ServingError
 from serving.inference.crashes import Crashes
 from serving.inference.registry import Registry
 from serving.repository.live import LiveModel, LiveModels, Refusal, Table
@@ -41,7 +41,7 @@ class LiveRegistry(Registry):
         name = name or self.default or self._only_name()
         with self._live.using(name) as model:
             if model is None:
-                raise ModelNotFound(name, self._live.table().models)
+                raise self._missing(name)
             with self.crashes.watch(partial(self._names_of, model)):
                 served = self._of(name, model)
                 self._check_version(name, version)
@@ -51,8 +51,14 @@ class LiveRegistry(Registry):
         """Return the model called `name`. The first call makes its client."""
         models = self._live.table().models
         if name not in models:
-            raise ModelNotFound(name, models)
+            raise self._missing(name)
         return self._of(name, models[name])
+
+    def _missing(self, name: str) -> ServingError:
+        """Return the error of a model that is not served: why its folder was refused, if it was."""
+        table = self._live.table()
+        reasons = [reason for refusal in table.refused if name in refusal.folders for reason in refusal.reasons]
+        return ModelFailed(name, "; ".join(reasons)) if reasons else ModelNotFound(name, table.models)
 
     def refused(self) -> Sequence[Refusal]:
         """Return the changes of model folders that were refused."""

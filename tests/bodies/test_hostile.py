@@ -100,7 +100,8 @@ def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
     ],
 )
 def test_a_batch_of_no_rows_is_refused_and_a_model_without_a_batch_takes_it(content_type: str, data: bytes) -> None:
-    without_batch = replace(NUMBERS, model=replace(NUMBERS.model, max_batch_size=0))
+    inputs = tuple(replace(spec, shape=(-1, -1)) for spec in NUMBERS.model.inputs)
+    without_batch = replace(NUMBERS, model=replace(NUMBERS.model, max_batch_size=0, inputs=inputs))
     assert b'"shape":[0,' in Hostile(content_type, data, without_batch).ask().content
     if content_type == LINES:
         assert orjson.loads(Hostile(content_type, data, NUMBERS).ask().content)["code"] == "invalid_request"

@@ -169,6 +169,27 @@ def test_a_body_over_the_limit_is_a_413_that_names_the_setting(server: Server) -
     expect(reply, 413, "payload_too_large", "25 MB", "SERVE_MAX_BODY_MB")
 
 
+def test_a_body_to_an_unknown_route_is_a_404_with_the_routes(server: Server) -> None:
+    expect(server.post("/predict", data=bytes(5000)), 404, "not_found", "/invocations")
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+def test_an_image_as_json_is_a_400_with_its_content_type(server: Server, kind: str) -> None:
+    data = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff\xe0"}[kind] + bytes(20)
+    reply = server.post(params={"model_name": "resnet"}, data=data, headers={"Content-Type": "application/json"})
+    expect(reply, 400, "invalid_request", f"image/{kind}")
+
+
+def test_model_in_the_query_is_told_to_be_model_name(server: Server) -> None:
+    expect(server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name")
+
+
+def test_tensors_of_another_rank_or_none_get_what_the_model_takes(server: Server) -> None:
+    tensor = {"name": "x", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    expect(server.post(params={"model_name": "scale"}, json={"inputs": [tensor]}), 400, "invalid_request", "[-1, -1]")
+    expect(server.post(params={"model_name": "scale"}, json={"inputs": []}), 400, "invalid_request", "[-1, -1]")
+
+
 def test_a_body_at_the_limit_is_read(server: Server) -> None:
     body = json.dumps({"inputs": [], "padding": ""}).encode()
     body = body[:-2] + b" " * (25 * 1024 * 1024 - len(body)) + body[-2:]

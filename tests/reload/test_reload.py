@@ -280,6 +280,8 @@ def test_sighup_has_what_was_refused_looked_at_again(server: Server, folder: Pat
     model = write_model(folder, "again", 2, "two")
     break_weights(model)
     wait_until(lambda: "again" in refused(server), server.output)
+    reply = server.post(params={"model_name": "again"}, json={"instances": [1]})
+    assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
     said = len(wait_until(lambda: errors(server, "'again'"), server.output))
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: len(errors(server, "'again'")) > said, server.output)
