@@ -115,6 +115,23 @@ def lightgbms(folder: Path) -> Trained:
     return Trained(model, folder / "model.txt", pd.DataFrame(rows))
 
 
+def letters(folder: Path) -> Trained:
+    """A column of texts, some of which are missing, and one of numbers; the class of missing texts is "missing"."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"c": rng.choice(np.array(["p", "q", None], object), 60), "v": rng.normal(size=60)})
+    encoders = ColumnTransformer([("c", OneHotEncoder(handle_unknown="ignore"), ["c"])], remainder="passthrough")
+    model = make_pipeline(encoders, LogisticRegression()).fit(rows, rows.c.fillna("missing"))
+    return saved(model, folder / "letters.joblib", rows)
+
+
+def late(folder: Path) -> Trained:
+    """Unix seconds, which need FP64; classes False and True."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"time": 1.7e9 + rng.uniform(0, 3600, 200), "v": rng.normal(size=200)})
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, rows.time > 1.7e9 + 1800)
+    return saved(model, folder / "late.joblib", rows)
+
+
 def saved(model: Any, file: Path, rows: pd.DataFrame) -> Trained:
     joblib.dump(model, file)
     return Trained(model, file, rows)
