@@ -62,7 +62,9 @@ def missing_columns(
     able = [place for place, column in enumerate(columns) if column.datatype in ("FP32", "FP64", "BYTES")]
     if not able or takes(able):
         return able
-    found = [place for place in able if takes([place])]
+    first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
+    apart = hasattr(first, "transformers_")  # else a number that may be missing is one that the model hardly reads
+    found = [place for place in able if (apart or columns[place].datatype == "BYTES") and takes([place])]
     return found if len(found) < 2 or takes(found) else []
 
 

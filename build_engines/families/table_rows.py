@@ -14,7 +14,7 @@ from build_engines.errors import UsageError, first_line
 Array = NDArray[Any]
 Reader = Callable[[Any, int], Iterator[tuple[int, float]]]
 ROWS = 200
-EMPTY = 0.1  # the share of missing cells in columns that take them
+EMPTY = 0.5  # the share of missing cells in columns that take them
 ROUNDING = 1e-6  # of the points' spread
 MOST_VALUES = 1000  # of a column
 INNER = (  # attributes with the models inside of a model
@@ -64,7 +64,7 @@ def is_missing(value: Any) -> bool:
 def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
     """Return ROWS cells for each column, as the model itself takes them, none of them missing."""
     rng = np.random.default_rng(0)
-    learned, deciding = (known(estimator, len(columns), read) for read in (_learned, _deciding))
+    learned, deciding = (_points(estimator, len(columns), read) for read in (_learned, _deciding))
     cells = [_cells(column, _apart(np.array(own, float)), rng) for column, own in zip(columns, learned, strict=True)]
     free = [place for place, own in enumerate(learned) if not own and deciding[place]]
     turns = rng.permutation(np.resize(free, ROWS)) if free else ()
@@ -74,6 +74,14 @@ def sample(estimator: Any, columns: Sequence[Column]) -> list[Array]:
         if columns[place].datatype in ("FP32", "FP64"):
             cells[place] = np.where(turns == place, rng.choice(points, ROWS) + near / 10, near)
     return cells
+
+
+def _points(estimator: Any, count: int, read: Reader) -> list[list[float]]:
+    """Return the `known` values; none of a model that cannot be read so, whose rows then have numbers of all sizes."""
+    try:
+        return known(estimator, count, read)
+    except Exception:  # of any library
+        return [[] for _ in range(count)]
 
 
 def _apart(points: Array) -> Array:
@@ -182,16 +190,21 @@ def _before(step: Any, values: Sequence[Sequence[float]], count: int) -> list[li
         for _, inner in reversed(step.steps):
             values = _before(inner, values, int(getattr(inner, "n_features_in_", count)))
         return list(map(list, values))
+    from sklearn.base import OneToOneFeatureMixin
+
     if len(values) != count or not count or hasattr(step, "categories_"):
         return [[] for _ in range(count)]
-    if not hasattr(step, "inverse_transform") or hasattr(step, "statistics_"):
-        return list(map(list, values)) if hasattr(step, "statistics_") else [[] for _ in range(count)]
+    if hasattr(step, "statistics_"):
+        return list(map(list, values))
+    if not hasattr(step, "inverse_transform") or not isinstance(step, OneToOneFeatureMixin):
+        return [[] for _ in range(count)]
     longest = max(map(len, values))
     matrix = np.array([np.resize(each or [0.0], longest) for each in values], float).T
     return step.inverse_transform(matrix).T.tolist() if longest else [[] for _ in range(count)]
 
 
 def _inner(model: Any) -> Iterator[Any]:
+    yield from (inner for _, inner in getattr(model, "transformer_list", ()))
     for name in INNER:
         value = getattr(model, name, None)
         for each in np.ravel(np.array(value, object)) if isinstance(value, list | np.ndarray) else [value]:
