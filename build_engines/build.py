@@ -14,8 +14,9 @@ from typing import Any
 from backends.onnxruntime.onnx_session import PARAMETERS as OF_ONNXRUNTIME
 from backends.openvino.openvino_settings import READ as OF_OPENVINO
 from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
+from build_engines import comparison
 from build_engines.engines import onnx_runtime, tensorrt
-from build_engines.errors import UsageError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, bundled, efficientnet, image_folder, onnx_file, table, yolov4_tiny
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
@@ -29,11 +30,14 @@ from build_engines.model_folder.files import (
     load,
     publish,
     read_record,
+    reference_folder,
     scratch_folder,
     write_record,
 )
 from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
+from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
+from build_engines.runners import onnx_runner, runner_of
 from build_engines.weights import sources
 from serving.host.machine import has_gpu
 from serving.inference.registry import family
@@ -70,6 +74,7 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by targe
 }
 ON_A_GPU = ("gpu", "tensorrt")  # targets
 OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
+COMPARED = 64  # samples, at most
 SESSION = "session."  # any of ONNX Runtime's own
 
 
@@ -91,6 +96,8 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
         write_record(folder, asked, source, engine)
         target = request.repository / (request.name or _usual_name(request, engine))
         check(folder, target.name)
+        if request.compare and engine.precision == "int8" and engine.cpu_only:
+            compare_with_fp32(folder, reference_folder(source) / "model.onnx", request)
         if request.load:
             load(folder, target)
             if request.target in ON_A_GPU and not has_gpu():
@@ -100,10 +107,25 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
     return target, True
 
 
+def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
+    """Print how alike the engine and fp32 answer to the calibration samples, else to what `verify` takes. Raise
+    BuildError if a limit fails."""
+    stored = open_model(folder.name, folder.parent, "")
+    model, client = stored.model, stored.client()
+    samples = request.calibration if model.parameters.get("client") in comparison.SAMPLED else None
+    for score in comparison.compare(model, client, runner_of(stored), onnx_runner(reference), COMPARED, samples):
+        print(score, flush=True)
+        if not score.passed:
+            raise BuildError(
+                f"INT8 does not answer as fp32 does: {score}; calibrate it with pictures or texts of the kind that it "
+                "will get (--calibration), or build it all the same with --no-compare"
+            )
+
+
 def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
     """Return all that decides what a build makes, without the paths of this machine."""
     asked = asdict(request)
-    for place in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
+    for place in ("repository", "name", "load", "compare", "calibration", "labels", "tokenizer", "data"):
         asked.pop(place)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights

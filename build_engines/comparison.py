@@ -29,6 +29,7 @@ from serving.codecs import Limits
 from serving.served_model import ServedModel
 
 TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
+SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (

@@ -137,6 +137,13 @@ class Request:
         flag="--no-load",
         action="store_false",
     )
+    compare: bool = option(
+        "",
+        True,
+        "build INT8 for a CPU even if its answers are not those of fp32 on the calibration samples",
+        flag="--no-compare",
+        action="store_false",
+    )
     name: str = option("", "", "the model's folder; default: MODEL, or MODEL_int8 for INT8 on a CPU")
 
     @property

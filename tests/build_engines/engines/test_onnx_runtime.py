@@ -4,12 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
 import transformers
 from onnx import numpy_helper
+from PIL import Image
 
 from build_engines.__main__ import main
 from build_engines.build import build
@@ -171,6 +173,36 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     assert stored.model.inputs == (TensorSpec("images", "FP32", (3, 16, 16)),)
     found = verify(stored, None, images, 1)
     assert found[0].value == 1.0
+
+
+def save_near_scores(path: Path, feeds: list[Any]) -> Path:
+    """Save a classifier whose 1,000 scores are near each other for these images: their mean is taken away."""
+    file = save_classifier(path, classes=1000)
+    run = onnx_runner(file)
+    mean = np.mean([run({"images": feed})["logits"][0] for feed in feeds], axis=0)
+    model = onnx.load(file)
+    model.graph.node[-1].output[0] = "raw"
+    model.graph.node.append(onnx.helper.make_node("Sub", ["raw", "mean_score"], ["logits"], name="near"))
+    model.graph.initializer.append(numpy_helper.from_array(mean, "mean_score"))
+    onnx.save(model, file)
+    return file
+
+
+def test_int8_that_answers_otherwise_than_fp32_is_not_built_unless_it_is_wanted(tmp_path: Path) -> None:
+    images, models = tmp_path / "images", tmp_path / "models"
+    images.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(images / f"{number}.png")
+    feeds = [pixels.transpose(2, 0, 1)[None].astype(np.float32) / 255 for pixels in noise]
+    words = ["build", "own", "--weights", str(save_near_scores(tmp_path / "c.onnx", feeds)), "--client", "resnet"]
+    words += ["--set", "crop_pct=1", "--set", "mean=0", "--set", "std=1", "--precision", "int8", "--for", "cpu"]
+    words += ["--calibration", str(images), "--out", str(models), "--no-load"]
+    assert main(words) == 1
+    assert not models.exists()
+    assert main([*words, "--no-compare"]) == 0
+    score, _ = verify(open_model("own_int8", models), None, images, 0)
+    assert not score.passed
 
 
 @pytest.mark.parametrize("kind", ["no folder", "missing", "empty"])
