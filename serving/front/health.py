@@ -87,10 +87,15 @@ class Health:
         troubles = {name: error for name in index if (error := self.registry.trouble(name))}
         if troubles and (len(troubles) == len(index) or not self._was_ready()):
             raise next(iter(troubles.values()))
-        # An ensemble has no reason of its own when a model that it calls has failed.
-        for name in sorted(index.keys() - troubles.keys(), key=lambda name: not _has_failed(index[name])):
-            if not any(entry.state == "READY" for entry in index[name].values()):
-                raise self.registry.why_not_ready(name, index[name].values())
+        unready = {name for name, versions in index.items() if not any(e.state == "READY" for e in versions.values())}
+
+        def rank(name: str) -> tuple[bool, int, str]:
+            # An ensemble has no reason of its own when a model that it calls has failed, so it comes after that model.
+            return not _has_failed(index[name]), len(unready.intersection(self.registry.names(name))), name
+
+        if left := unready - troubles.keys():
+            name = min(left, key=rank)
+            raise self.registry.why_not_ready(name, index[name].values())
         return not troubles
 
     def _generation(self) -> int:

@@ -85,16 +85,16 @@ class Registry:
         """Give the model called `name`, else the default one, else the only one, to one request. Raise ModelNotFound,
         VersionNotFound, ModelNotReady, ModelRestarting, ModelRefused or InvalidRequest."""
         name = name or self.default or self._only_name()
-        with self.crashes.watch(partial(self._names, name)):
+        with self.crashes.watch(partial(self.names, name)):
             served = self.get(name)
             self._check_version(name, version)
             yield served
 
     def trouble(self, name: str) -> ServingError | None:
         """Return why the model, or a part of it, is refused or restarting after its processes died, if it is."""
-        return self.crashes.error(self._names(name))
+        return self.crashes.error(self.names(name))
 
-    def _names(self, name: str) -> Sequence[str]:
+    def names(self, name: str) -> Sequence[str]:
         """Return the names of the model and its parts. Triton does not describe an ensemble while a part is not loaded,
         so its folder is read, but only for a name that Triton knows: any other name comes from a caller."""
         if served := self._served.get(name):
@@ -132,7 +132,7 @@ class Registry:
         if name not in index:
             raise ModelNotFound(name, index)
         if not self._ready_versions(name):
-            self.crashes.check(self._names(name))
+            self.crashes.check(self.names(name))
             raise self.why_not_ready(name, index[name].values())
 
     def why_not_ready(self, name: str, versions: Iterable[IndexEntry]) -> ServingError:

@@ -1,12 +1,17 @@
-"""How long /ping waits for tritonserver."""
+"""How long /ping waits for tritonserver, and which of several failed models it names."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 import serving.budget
 from serving.budget import Deadline
-from serving.errors import TritonUnavailable
+from serving.errors import ModelFailed, TritonUnavailable
 from serving.front.health import Health
-from serving.triton.gateway import PROBE_SECONDS, IndexEntry
+from serving.inference.registry import Registry
+from serving.triton.gateway import PROBE_SECONDS, IndexEntry, TritonGateway
 
 pytestmark = pytest.mark.unit
 
@@ -48,3 +53,24 @@ def test_a_slow_answer_leaves_the_second_question_what_nginx_still_waits(monkeyp
 def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TritonUnavailable, match="hangs or is overloaded"):
         health(Slow(NGINX_WAITS, monkeypatch)).check()
+
+
+class Refusing(TritonGateway):
+    """A Triton that has refused the models called `names`, and lists them in this order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__("127.0.0.1:1", 1)
+        self.names = names
+
+    def index(self) -> list[IndexEntry]:
+        return [IndexEntry(name, "1", "", "") for name in self.names]
+
+
+@pytest.mark.parametrize("names", itertools.permutations(["above", "ensemble", "part"]))
+def test_ping_names_the_refused_part_and_not_the_ensembles_that_call_it(tmp_path: Path, names: Sequence[str]) -> None:
+    for name, called in (("above", "ensemble"), ("ensemble", "part")):
+        (tmp_path / name).mkdir()
+        step = f'ensemble_scheduling {{ step {{ model_name: "{called}" model_version: -1 }} }}'
+        (tmp_path / name / "config.pbtxt").write_text(f'platform: "ensemble"\n{step}\n')
+    with pytest.raises(ModelFailed, match="'part'"):
+        Health(Registry(Refusing(names), [tmp_path]), None).check()  # type: ignore[arg-type]
