@@ -1,4 +1,8 @@
-"""The caller's traceparent goes on to Triton, which traces by itself."""
+"""The caller's traceparent goes on to Triton, which traces by itself.
+
+Triton 24.10 loses the spans of some calls over gRPC, also of calls that do not come from this server, and does not send
+a batch again. So the tests repeat a call until its spans arrive.
+"""
 
 import json
 import threading
@@ -71,17 +75,26 @@ def test_triton_s_spans_are_part_of_the_caller_s_trace(
     trace, parent = uuid.uuid4().hex, uuid.uuid4().hex[:16]
     given = f"00-{trace}-{parent}-01"
     header = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={given}"} if is_attribute else {"traceparent": given}
-    assert server.post(json=TENSORS, headers=header).status_code == 200
-    spans = wait_until(lambda: collector.of(trace), "Triton's spans")
-    assert parent in {span["parentSpanId"] for span in spans}
+
+    def spans() -> list[dict[str, Any]]:
+        assert server.post(json=TENSORS, headers=header).status_code == 200
+        return collector.of(trace)
+
+    spans_of_trace = wait_until(spans, "Triton's spans", pause=0.5)
+    assert parent in {span["parentSpanId"] for span in spans_of_trace}
 
 
 def test_only_a_well_formed_and_sampled_traceparent_goes_on(server: Server, collector: Collector) -> None:
     silent, last = uuid.uuid4().hex, uuid.uuid4().hex
-    for given in (f"00-{silent}-{'1' * 16}-00", f"00-{silent}-{'1' * 15}-01", f"00-{silent}\xe9-01", "00-none-of-this"):
-        reply = server.post(json=TENSORS, headers={"traceparent": given.encode("latin-1")})
-        assert reply.status_code == 200
-    assert server.post(json=TENSORS, headers={"traceparent": f"00-{last}-{'2' * 16}-01"}).status_code == 200
-    wait_until(lambda: collector.of(last), "Triton's spans")
+    unsampled = f"00-{silent}-{'1' * 16}-00"
+    malformed = (f"00-{silent}-{'1' * 15}-01", f"00-{silent}\xe9-01", "00-none-of-this")
+
+    def spans() -> list[dict[str, Any]]:
+        for given in (unsampled, *malformed, f"00-{last}-{'2' * 16}-01"):
+            reply = server.post(json=TENSORS, headers={"traceparent": given.encode("latin-1")})
+            assert reply.status_code == 200
+        return collector.of(last)
+
+    wait_until(spans, "Triton's spans", pause=0.5)
     assert {span["traceId"] for span in collector.spans if span["parentSpanId"] == "1" * 16} == set()
     assert collector.of(silent) == []
