@@ -5,6 +5,7 @@ POST /endpoints/NAME/invocations-response-stream  InvokeEndpointWithResponseStre
 POST /endpoints/NAME/async-invocations            InvokeEndpointAsync
 """
 
+import json
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import urllib3
-from flask import Flask, Response, jsonify, request
+from flask import Flask, Response, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from serving.headers import ATTRIBUTES, CLOSED_SESSION_ID, SESSION_ID
@@ -24,7 +25,6 @@ from simulate.endpoint import VARIANT, Call, Endpoint
 from simulate.errors import PlatformError, ValidationError
 from simulate.service_model import ASYNC, INVOKE, STREAM, passed_on
 
-CHUNK = 1024 * 1024
 TICK = 0.05  # seconds until a server notices a stop
 
 
@@ -64,40 +64,28 @@ class Api:
 
     def invoke_async(self, name: str) -> Response:
         members, body = self._read(ASYNC, name)
-        job = self._queue.put(name, members, passed_on(members), body)
-        reply = jsonify({"InferenceId": job.inference_id})
-        reply.status_code = 202
-        reply.headers["X-Amzn-SageMaker-OutputLocation"] = job.output
-        reply.headers["X-Amzn-SageMaker-FailureLocation"] = job.failure
-        return reply
+        identifier, output, failure = self._queue.put(name, members, body)
+        headers = {"X-Amzn-SageMaker-OutputLocation": output, "X-Amzn-SageMaker-FailureLocation": failure}
+        return Response(json.dumps({"InferenceId": identifier}), 202, headers, content_type="application/json")
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
         """Return the request's members and its body; raise ValidationError."""
-        body = self._body()
-        headers = {header.lower(): value for header, value in request.headers}
-        for header in service_model.dropped(operation, headers):
-            self._journal.complain_once("headers", f"the caller's header {header} does not reach the container")
-        if request.query_string:
-            self._journal.complain_once("query", f"the query string of {request.path} does not reach the container")
-        members = service_model.read(operation, headers)
-        self._endpoint.check_name(name)
-        self._check(name, members, operation)
-        return members, body
-
-    def _body(self) -> bytes:
-        """Return the body. A too large one is read to its end too, or the caller would see a broken connection."""
-        most, parts, size = self._rules["body"].limit, [], 0
-        while part := request.stream.read(CHUNK):
-            size += len(part)
-            if size <= most:
-                parts.append(part)
-        if size > most:
-            self._journal.complain("body", f"a request of {size} bytes")
+        body, most = request.get_data(), self._rules["body"].limit
+        if len(body) > most:
+            self._journal.complain("body", f"a request of {len(body)} bytes")
             raise ValidationError(
                 "1 validation error detected: Value at 'body' failed to satisfy constraint: Member must have length "
                 f"less than or equal to {most:.0f}"
             )
-        return b"".join(parts)
+        headers = {header.lower(): value for header, value in request.headers}
+        for header in service_model.dropped(operation, headers):
+            self._journal.complain("headers", f"the caller's header {header} does not reach the container", once=True)
+        if request.query_string:
+            self._journal.complain("query", f"that of {request.path} does not reach the container", once=True)
+        members = service_model.read(operation, headers)
+        self._endpoint.check_created(name)
+        self._check(name, members, operation)
+        return members, body
 
     def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
         multi_model = self._endpoint.store is not None
@@ -147,12 +135,10 @@ class Api:
             self._journal.count("streams answered")
         except urllib3.exceptions.ReadTimeoutError:
             self._journal.complain("stream-time", "the container was still sending")
-            yield eventstream.failure(
-                "ModelStreamError", "The model did not finish in time", "ModelInvocationTimeExceeded"
-            )
+            yield eventstream.failure("The model did not finish in time", "ModelInvocationTimeExceeded")
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            self._journal.say_once(f"the container broke off a stream: {err}")
-            yield eventstream.failure("ModelStreamError", "The container broke off the stream", "StreamBroken")
+            self._journal.say(f"the container broke off a stream: {err}")
+            yield eventstream.failure("The container broke off the stream", "StreamBroken")
 
     def _failed(self, err: PlatformError) -> Response:
         self._journal.count(f"answers of {err.code}")
@@ -160,15 +146,12 @@ class Api:
 
 
 def _unknown(_: object) -> Response:
-    document = {"Message": f"the simulator has no {request.method} {request.path}"}
-    return _error(404, "UnknownOperationException", document)
+    text = f"the simulator has no {request.method} {request.path}"
+    return _error(404, "UnknownOperationException", {"Message": text})
 
 
 def _error(status: int, code: str, document: Mapping[str, Any]) -> Response:
-    reply = jsonify(document)
-    reply.status_code = status
-    reply.headers["x-amzn-ErrorType"] = code
-    return reply
+    return Response(json.dumps(document), status, {"x-amzn-ErrorType": code}, content_type="application/json")
 
 
 class _Handler(WSGIRequestHandler):

@@ -1,48 +1,36 @@
 """InvokeEndpointAsync: queued calls that read their input from S3 and write their output there."""
 
+import re
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import IO
 
+from serving.host.files import replace_file
 from simulate.endpoint import Call, Endpoint
 from simulate.errors import ModelError, PlatformError, ValidationError
-from simulate.files import find_object, write_object
+from simulate.models import find
+from simulate.service_model import passed_on
 
+OUTPUT = "s3://simulate/async"  # where results go: S3OutputPath of the endpoint's configuration
 INVOCATION_SECONDS, QUEUE_SECONDS = 900, 21600  # the API's defaults
 CALLS_AT_ONCE = 4  # AWS does not publish its number
-
-
-@dataclass(frozen=True)
-class Job:
-    """A call in the queue. Its input is at `location` or, if that is "", in `body`. It may wait until `expires`
-    (time.monotonic()) and then run for `seconds`. `output` and `failure` are where its result goes."""
-
-    endpoint: str
-    headers: Mapping[str, str]
-    location: str
-    body: bytes
-    expires: float
-    seconds: int
-    inference_id: str
-    output: str
-    failure: str
+LOCATION = re.compile(r"s3://([^/]+)/(.+)")
 
 
 class Queue:
-    """The queue of asynchronous calls. `s3` stands for S3; `output` is the prefix of the results."""
+    """The queue of asynchronous calls. `s3` is the folder that stands for S3."""
 
-    def __init__(self, endpoint: Endpoint, s3: Path, output: str) -> None:
-        self._endpoint, self._s3, self._output = endpoint, s3, output.rstrip("/")
+    def __init__(self, endpoint: Endpoint, s3: Path) -> None:
+        self._endpoint, self._s3 = endpoint, s3
         self._journal, self._rules = endpoint.journal, endpoint.journal.rules
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
-    def put(self, name: str, members: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> Job:
-        """Raise ValidationError."""
+    def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
+        """Queue a call. Return its id and where its output or its failure will be. Raise ValidationError."""
         location, most = members.get("InputLocation", ""), self._rules["async-inline"].limit
         if bool(location) == bool(body):
             raise ValidationError("Provide exactly one of Body and InputLocation")
@@ -50,56 +38,61 @@ class Queue:
             self._journal.complain("async-inline", f"a body of {len(body)} bytes")
             raise ValidationError(f"Value at 'body' failed to satisfy constraint: at most {most:g} bytes")
         if location:
-            find_object(self._s3, location)
+            _key(location)
         identifier, file = members.get("InferenceId") or str(uuid.uuid4()), uuid.uuid4()
-        extension = members.get("S3OutputPathExtension", "").strip("/")
-        folder = "/".join(filter(None, [self._output, extension]))
-        job = Job(
-            endpoint=name,
-            headers={**headers, "X-Amzn-SageMaker-Inference-Id": identifier},
-            location=location,
-            body=body,
-            expires=time.monotonic() + int(members.get("RequestTTLSeconds", QUEUE_SECONDS)),
-            seconds=int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS)),
-            inference_id=identifier,
-            output=f"{folder}/{members.get('Filename') or f'{file}.out'}",
-            failure=f"{self._output}/failures/{file}-error.out",
-        )
-        self._threads.submit(self._work, job)
-        return job
+        folder = "/".join(filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")]))
+        output, failure = f"{folder}/{members.get('Filename') or f'{file}.out'}", f"{OUTPUT}/failures/{file}-error.out"
+        members = {**members, "InferenceId": identifier}
+        self._threads.submit(self._work, name, members, body, time.monotonic(), output, failure)
+        return identifier, output, failure
 
     def close(self) -> None:
         """Drop the calls that still wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _work(self, job: Job) -> None:
+    def _work(
+        self, name: str, members: Mapping[str, str], body: bytes, queued: float, output: str, failure: str
+    ) -> None:
         try:
-            write_object(self._s3, job.output, self._invoke(job))
+            write_object(self._s3, output, self._invoke(name, members, body, queued))
             self._journal.count("asynchronous calls answered")
         except PlatformError as err:
             text = err.original if isinstance(err, ModelError) and err.original else str(err)
-            write_object(self._s3, job.failure, text.encode())
+            write_object(self._s3, failure, text.encode())
             self._journal.count("asynchronous calls failed")
         except OSError as err:
-            self._journal.say(f"cannot write the result of {job.inference_id}: {err}")
+            self._journal.say(f"cannot write the result of {members['InferenceId']}: {err}")
 
-    def _invoke(self, job: Job) -> bytes:
-        if time.monotonic() > job.expires:
+    def _invoke(self, name: str, members: Mapping[str, str], inline: bytes, queued: float) -> bytes:
+        if time.monotonic() > queued + int(members.get("RequestTTLSeconds", QUEUE_SECONDS)):
             raise ValidationError("The request has waited longer than RequestTTLSeconds")
-        with self._open(job) as body:
-            headers = {**job.headers, "Content-Length": str(body.seek(0, 2))}
+        with self._open(members["InputLocation"]) if "InputLocation" in members else BytesIO(inline) as body:
+            headers = {**passed_on(members), "Content-Length": str(body.seek(0, 2))}
             body.seek(0)
-            deadline = time.monotonic() + min(job.seconds, self._rules["async-time"].limit)
-            call = Call(endpoint=job.endpoint, body=body, headers=headers, deadline=deadline, rule="async-time")
+            seconds = int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS))
+            deadline = time.monotonic() + min(seconds, self._rules["async-time"].limit)
+            call = Call(endpoint=name, body=body, headers=headers, deadline=deadline, rule="async-time")
             return self._endpoint.invoke(call, self._rules["async-body"].limit)[1]
 
-    def _open(self, job: Job) -> IO[bytes]:
-        if not job.location:
-            return BytesIO(job.body)
-        path = find_object(self._s3, job.location)
+    def _open(self, location: str) -> IO[bytes]:
+        path = find(self._s3, _key(location))
         if path is None:
-            raise ValidationError(f"There is no object {job.location} ({self._s3} stands for S3)")
+            raise ValidationError(f"There is no object {location} ({self._s3} stands for S3)")
         if (size := path.stat().st_size) > self._rules["async-body"].limit:
             self._journal.complain("async-body", f"{path} has {size} bytes")
             raise ValidationError("The input in S3 is larger than an asynchronous call allows")
         return path.open("rb")
+
+
+def write_object(root: Path, location: str, data: bytes) -> None:
+    """Write an object atomically, so that nobody reads an incomplete one."""
+    path = root / _key(location)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)
+
+
+def _key(location: str) -> str:
+    match = LOCATION.fullmatch(location)
+    if not match or ".." in Path(location).parts:
+        raise ValidationError(f"{location!r} is not the location of an object in S3; use s3://BUCKET/KEY")
+    return f"{match[1]}/{match[2]}"

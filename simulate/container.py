@@ -1,23 +1,44 @@
-"""One container from its start to its end: its output, its answers to /ping, calls to it, its stop."""
+"""One container: how it is started, its output, its answers to /ping, calls to it, its stop.
+
+A checkout's `serve` runs as a plain process, an image with docker or podman. A plain process has this machine's
+network, and variables that point to a copy of /opt/ml/model. An image runs read-only and, as root, without a network:
+the simulator connects inside it. Without root its port is published on 127.0.0.1.
+"""
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
 import psutil
 import urllib3
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import NewConnectionError
 
+from serving.host.network import PortPicker
 from serving.host.processes import used_by
-from simulate import runner
-from simulate.journal import Journal
+from simulate.rules import Journal
 
+PORT, SAFE_PORTS = 8080, "23000-23999"  # as seen on the platform
+MODEL, MODELS = "/opt/ml/model", "/opt/ml/models"
+START_SECONDS = 60.0
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+# Fewer rights than on the platform, so that what works here works there.
+RIGHTS = ["--read-only", "--tmpfs", "/tmp:rw,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+RIGHTS += ["--pids-limit", "4096", "--no-healthcheck"]
 PAUSE = 0.1
 NEVER_WELL_SECONDS = 5.0  # to stop a container that never answered /ping with 200
 REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
@@ -28,6 +49,178 @@ SYMPTOMS = {
 }
 
 
+class CannotStart(Exception):
+    """The program, the image or the engine is missing; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start. `folder` is an empty folder for this container's files. `model` becomes /opt/ml/model, `models`
+    becomes /opt/ml/models; both are read-only for the container. `image` "" runs `program` as a plain process."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    memory: int
+    program: Path
+    engine: str = ""
+    image: str = ""
+    model: Path | None = None
+    models: Path | None = None
+
+
+class Process:
+    """A started container. `pid` is its first process, `models` where it finds Launch.models."""
+
+    connection: type[HTTPConnection] = HTTPConnection
+    models = MODELS
+    pid = 0
+
+    def __init__(self, command: list[str], environment: Mapping[str, str] | None, folder: Path) -> None:
+        nothing, pipe, merged = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=folder, start_new_session=True, stdin=nothing, stdout=pipe, stderr=merged
+        )
+        self.output: IO[bytes] = self._process.stdout or BytesIO()
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def changed_files(self) -> list[str]:
+        """Return the files that the container changed in /opt/ml/model."""
+        return []
+
+
+class Plain(Process):
+    """A running program, in its own process group."""
+
+    def __init__(self, launch: Launch) -> None:
+        if not os.access(launch.program, os.X_OK):
+            raise CannotStart(f"{launch.program} is not an executable file; give one with --serve, or --image IMAGE")
+        self._picker = PortPicker()
+        self.port, self.models = self._picker.pick(1)[0], str(launch.models or MODELS)
+        self._copy, temporary = launch.folder / "model", launch.folder / "tmp"
+        repository = launch.models
+        if launch.model:
+            repository = shutil.copytree(launch.model, self._copy)
+            for path in [self._copy, *self._copy.rglob("*")]:
+                path.chmod(0o555 if path.is_dir() else 0o444)
+        self._files = stamps(self._copy)
+        temporary.mkdir()
+        own = {"SERVE_HOST": "127.0.0.1"} | ({"SERVE_MODEL_REPOSITORY": str(repository)} if repository else {})
+        programs = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        base = {"PATH": programs, "HOME": str(temporary), "TMPDIR": str(temporary), "LANG": "C.UTF-8"}
+        environment = {**base, **own, **platform_variables(self.port), **launch.environment}
+        super().__init__([str(launch.program.absolute()), "serve"], environment, launch.folder)
+        self.pid = self._process.pid
+
+    def terminate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the group and the processes that left it, as far as their parents still run."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._picker.close()
+
+    def changed_files(self) -> list[str]:
+        """Return the files that it changed in its copy of /opt/ml/model, where root can write."""
+        now = stamps(self._copy)
+        return sorted(name for name in {*now, *self._files} if now.get(name) != self._files.get(name))
+
+
+class Image(Process):
+    """A running image. The engine's process runs as long as it, and passes on its output and its exit code."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._engine, self._name = launch.engine, f"sim-{os.getpid()}-{launch.folder.name}"
+        done = self._run("image", "inspect", launch.image)
+        if done.returncode:
+            raise CannotStart(f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}")
+        self._picker, alone = PortPicker(), os.geteuid() == 0
+        self.port = PORT if alone else self._picker.pick(1)[0]
+        super().__init__(image_command(launch, self._name, 0 if alone else self.port), None, launch.folder)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.pid:
+            if self.exit_code() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise CannotStart(f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}")
+            self.pid = int(self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0)
+        if alone:
+            self.connection = connection_in(self.pid)
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([self._engine, *arguments], capture_output=True, text=True, check=False)
+
+    def terminate(self) -> None:
+        self._run("kill", "--signal", "TERM", self._name)
+
+    def kill(self) -> None:
+        self._run("rm", "--force", self._name)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=START_SECONDS)
+        self._process.kill()
+        self._picker.close()
+
+
+def image_command(launch: Launch, name: str, port: int) -> list[str]:
+    """Return the engine's command line; `port` 0 gives the container no network."""
+    network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
+    memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
+    mounts = [(launch.model, MODEL), (launch.models, MODELS)]
+    volumes = [word for path, place in mounts if path for word in ("-v", f"{path.absolute()}:{place}:ro")]
+    environment = {**platform_variables(PORT), **launch.environment}
+    variables = [word for key, value in environment.items() for word in ("-e", f"{key}={value}")]
+    head = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
+    return [*head, "--shm-size", str(launch.memory // 2), *volumes, *variables, launch.image, "serve"]
+
+
+def find_engine() -> str:
+    """Return podman or docker, whichever is installed; raise CannotStart."""
+    for name in ("podman", "docker"):
+        if shutil.which(name):
+            return name
+    raise CannotStart("neither podman nor docker is installed: run ./serve without --image")
+
+
+def platform_variables(port: int) -> dict[str, str]:
+    """Return the variables that the platform sets."""
+    return {"SAGEMAKER_BIND_TO_PORT": str(port), "SAGEMAKER_SAFE_PORT_RANGE": SAFE_PORTS}
+
+
+def connection_in(pid: int) -> type[HTTPConnection]:
+    """Return connections in the network of that process: a socket belongs to the network in which it is created."""
+
+    def enter(network: int) -> None:
+        if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+    class Connection(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            try:
+                with Path("/proc/thread-self/ns/net").open() as own, Path(f"/proc/{pid}/ns/net").open() as theirs:
+                    enter(theirs.fileno())
+                    try:
+                        return super()._new_conn()
+                    finally:
+                        enter(own.fileno())
+            except FileNotFoundError as err:
+                raise NewConnectionError(self, f"the container is gone: {err}") from err
+
+    return Connection
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return {file: (size, time of its last change in nanoseconds)}."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
 class Container:
     """Starts at once and makes `launch.folder`; `end` removes it.
 
@@ -35,11 +228,11 @@ class Container:
     the number of connections that it did not accept.
     """
 
-    def __init__(self, launch: runner.Launch, journal: Journal) -> None:
+    def __init__(self, launch: Launch, journal: Journal) -> None:
         self.journal, self.rules = journal, journal.rules
         self.folder = launch.folder
         (launch.models or self.folder).mkdir(parents=True)
-        self.process = runner.Image(launch) if launch.image else runner.Plain(launch)
+        self.process = Image(launch) if launch.image else Plain(launch)
         self._pool = urllib3.HTTPConnectionPool("127.0.0.1", self.process.port, maxsize=256)
         self._pool.ConnectionCls = self.process.connection
         self.killed = self.well = False
@@ -75,19 +268,19 @@ class Container:
             return f"the connection broke off: {err}"
         self.well = self.well or reply.status == HTTPStatus.OK
         if reply.status == HTTPStatus.OK and body:
-            self.journal.complain_once("ping-body", f"/ping has a body of {len(body)} bytes")
+            self.journal.complain("ping-body", f"/ping has a body of {len(body)} bytes", once=True)
         return "" if reply.status == HTTPStatus.OK else f"{reply.status} {body[:300].decode(errors='replace')}".strip()
 
     def check_ports(self) -> None:
         """Complain of ports that the platform may use itself."""
-        low, high = (int(port) for port in runner.SAFE_PORTS.split("-"))
-        allowed, found = {runner.PORT, self.process.port, *range(low, high + 1)}, set()
+        low, high = (int(port) for port in SAFE_PORTS.split("-"))
+        allowed, found = {PORT, self.process.port, *range(low, high + 1)}, set()
         first = psutil.Process(self.process.pid)
         for process in (first, *first.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
                 found |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
         if others := found - allowed:
-            self.journal.complain("safe-ports", f"the container listens on {sorted(others)}, not {runner.SAFE_PORTS}")
+            self.journal.complain("safe-ports", f"the container listens on {sorted(others)}, not {SAFE_PORTS}")
 
     def check_refusals(self) -> None:
         """Complain of refused connections, unless it was killed. Called later: a dying container refuses too."""
@@ -105,11 +298,8 @@ class Container:
         self.process.kill()
 
     def end(self) -> None:
-        """Stop it by SIGTERM, then SIGKILL, and remove its files.
-
-        The rule about SIGTERM holds only once it has been well: process 1 ignores signals without a handler, and it may
-        not have set one yet.
-        """
+        """Stop it by SIGTERM, then SIGKILL, and remove its files. A container that was never well may not handle
+        SIGTERM yet, which process 1 then ignores, so the rule `stop` does not hold for it."""
         limit = self.rules["stop"].limit if self.well else min(NEVER_WELL_SECONDS, self.rules["stop"].limit)
         if self.exit_code() is None:
             self.process.terminate()
@@ -134,7 +324,7 @@ class Container:
             self.journal.say(f"container | {text}")
             for rule, symptom in SYMPTOMS.items():
                 if symptom.search(text):
-                    self.journal.complain_once(rule, f"the container says: {text[:200]}")
+                    self.journal.complain(rule, f"the container says: {text[:200]}", once=True)
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
@@ -142,5 +332,4 @@ def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:
-            pool = getattr(reply, "_pool", None)
-            raise urllib3.exceptions.ReadTimeoutError(pool, "", "the reply takes too long")  # type: ignore[arg-type]
+            raise urllib3.exceptions.ReadTimeoutError(None, "", "the reply takes too long")  # type: ignore[arg-type]

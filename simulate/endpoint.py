@@ -11,17 +11,14 @@ from typing import IO
 import urllib3
 
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
-from simulate.container import REFUSED, Container, parts_of
+from simulate.container import REFUSED, CannotStart, Container, Launch, parts_of
 from simulate.errors import ACCOUNT, TOO_LATE, InternalFailure, ModelError, ServiceUnavailable, ValidationError
-from simulate.journal import Journal
 from simulate.models import NO_ROOM, NOT_FOUND, Models
-from simulate.runner import CannotStart, Launch
+from simulate.rules import Journal
 
 TICK = 0.2  # seconds between two checks of the container
 PAUSE = 1.0  # seconds before a container starts again
 VARIANT = "AllTraffic"
-
-
 ATTEMPTS = 3  # the container may lose a model, or have no room for it, and be asked again
 
 
@@ -40,14 +37,14 @@ class Call:
 
 
 class Endpoint:
-    """`name` is "" if calls may use any name. `launch.folder` is for the files of all its containers, one after the
+    """`launch.folder` is for the files of all its containers, one after the
     other. `store` is the folder that stands for S3 of a multi-model endpoint. Safe to share between threads.
 
     `settled` is set as soon as a container is in service, or `failure` says why none ever was.
     """
 
-    def __init__(self, name: str, launch: Launch, store: Path | None, journal: Journal) -> None:
-        self.name, self.launch, self.store, self.journal = name, launch, store, journal
+    def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
+        self.launch, self.store, self.journal = launch, store, journal
         self._rules = journal.rules
         self.settled = threading.Event()
         self.in_service = False
@@ -59,13 +56,6 @@ class Endpoint:
         self._models: Models | None = None
         self._thread = threading.Thread(target=self._run, name="container")
 
-    @property
-    def status(self) -> str:
-        """DescribeEndpoint's EndpointStatus."""
-        if self.in_service:
-            return "InService"
-        return "Failed" if self.failure else "Updating" if self.settled.is_set() else "Creating"
-
     def start(self) -> None:
         self._thread.start()
 
@@ -74,14 +64,9 @@ class Endpoint:
         self._stopping.set()
         self._thread.join()
 
-    def kill(self) -> None:
-        """Send SIGKILL to the container, as the kernel does."""
-        if (container := self._container) is not None:
-            container.kill()
-
-    def check_name(self, name: str) -> None:
+    def check_created(self, name: str) -> None:
         """Raise ValidationError, as the platform does until an endpoint is in service."""
-        if self.status in ("Creating", "Failed") or (self.name and name != self.name):
+        if self.failure or not self.settled.is_set():
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
     def invoke(self, call: Call, most: float) -> tuple[Mapping[str, str], bytes]:
@@ -151,7 +136,7 @@ class Endpoint:
             raise ModelError(call.endpoint, 0, TOO_LATE) from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
             self.journal.count("connections broken off by the container")
-            self.journal.say_once(f"the container broke off a connection: {err}")
+            self.journal.say(f"the container broke off a connection: {err}")
             raise InternalFailure("The container broke off the connection") from err
 
     def _model_error(self, reply: urllib3.BaseHTTPResponse, call: Call) -> ModelError:
@@ -193,13 +178,12 @@ class Endpoint:
 
     def _begin(self) -> Container:
         self._lives += 1
-        folder = self.launch.folder / str(self._lives)
+        launch = replace(self.launch, folder=self.launch.folder / str(self._lives))
         if self.store is None:
-            return Container(replace(self.launch, folder=folder), self.journal)
-        environment = {"SAGEMAKER_MULTI_MODEL": "true", **self.launch.environment}
-        models = folder / "models"
-        container = Container(replace(self.launch, folder=folder, models=models, environment=environment), self.journal)
-        self._models = Models(self.name, container, self.store, models, self.launch.memory)
+            return Container(launch, self.journal)
+        models, environment = launch.folder / "models", {"SAGEMAKER_MULTI_MODEL": "true", **launch.environment}
+        container = Container(replace(launch, models=models, environment=environment), self.journal)
+        self._models = Models(container, self.store, models, launch.memory)
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
@@ -208,16 +192,15 @@ class Endpoint:
         wrong = "nothing listens on the port"
         while not self._stopping.is_set():
             if (code := container.exit_code()) is not None:
-                rule, what = "exit", f"the container ended with exit code {code} before /ping answered 200"
-                break
+                return self._fail("exit", f"the container ended with exit code {code} before /ping answered 200")
             if time.monotonic() > deadline:
-                rule, what = "start-up", f"the ping health check did not pass; the last one: {wrong}"
-                break
+                return self._fail("start-up", f"the ping health check did not pass; the last one: {wrong}")
             if not (wrong := container.ping()):
                 return True
             self._stopping.wait(TICK)
-        else:
-            return False
+        return False
+
+    def _fail(self, rule: str, what: str) -> bool:
         self.journal.complain(rule, what)
         self.failure = what if self._lives == 1 else ""
         return False

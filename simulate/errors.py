@@ -1,5 +1,6 @@
 """The errors of the sagemaker-runtime API, in the form that botocore reads (rest-json)."""
 
+from functools import partial
 from typing import Any
 
 ACCOUNT, REGION = "123456789012", "us-east-1"  # made up, for messages and ARNs
@@ -13,54 +14,39 @@ TOO_LATE = (
 class PlatformError(Exception):
     """An error of the platform itself; `status` and `code` come from botocore's service model."""
 
-    status = 500
-    code = "InternalFailure"
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status, self.code = status, code
 
     def document(self) -> dict[str, Any]:
         return {"Message": str(self)}
 
 
-class InternalFailure(PlatformError):
-    """The container broke off the connection."""
-
-
-class ServiceUnavailable(PlatformError):
-    """No container accepts the call."""
-
-    status, code = 503, "ServiceUnavailable"
-
-
-class ValidationError(PlatformError):
-    """The call is wrong."""
-
-    status, code = 400, "ValidationError"
-
-
-class ModelNotReady(PlatformError):
-    """The model is still being loaded: the caller should try again."""
-
-    status, code = 429, "ModelNotReadyException"
+ValidationError = partial(PlatformError, 400, "ValidationError")  # the call is wrong
+ModelNotReady = partial(PlatformError, 429, "ModelNotReadyException")  # the model is still being loaded
+InternalFailure = partial(PlatformError, 500, "InternalFailure")  # the container broke off the connection
+ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")  # no container accepts the call
 
 
 class ModelError(PlatformError):
     """The container's failed reply; `original_status` is 0 when it did not reply in time."""
 
-    status, code = 424, "ModelError"
-
     def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
         text = original if isinstance(original, str) else original.decode("utf-8", "replace")
         self.endpoint, self.original_status, self.original = endpoint, original_status, text
-        kind = "client" if 400 <= original_status < 500 else "server"
+        self.is_client_error = 400 <= original_status < 500
+        kind = "client" if self.is_client_error else "server"
         said = f'with message "{text}"' if text else "and could not load the entire response body"
         super().__init__(
+            424,
+            "ModelError",
             f"Received {kind} error ({original_status}) from {CONTAINER} {said}. See the log of the simulator "
-            f"(on AWS: /aws/sagemaker/Endpoints/{endpoint} in account {ACCOUNT}) for more information."
+            f"(on AWS: /aws/sagemaker/Endpoints/{endpoint} in account {ACCOUNT}) for more information.",
         )
 
     def document(self) -> dict[str, Any]:
-        client = 400 <= self.original_status < 500
         return {
-            "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if client else "INTERNAL_FAILURE_FROM_MODEL",
+            "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if self.is_client_error else "INTERNAL_FAILURE_FROM_MODEL",
             "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/{self.endpoint}",
             "Message": str(self),
             "OriginalMessage": self.original,

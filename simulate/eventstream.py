@@ -1,8 +1,7 @@
 """Messages of `application/vnd.amazon.eventstream`, the encoding of AWS's response streams.
 
 A message: total length, headers' length, CRC-32 of these two, headers, payload, CRC-32 of everything before. Numbers
-are big-endian. A header: length of its name (1 byte), name, type (7: a string), length of its value (2 bytes), value.
-Source: Amazon Transcribe developer guide, 'Event stream encoding'; botocore.eventstream decodes it.
+are big-endian. Source: Amazon Transcribe developer guide, 'Event stream encoding'; botocore.eventstream decodes it.
 """
 
 import json
@@ -16,17 +15,15 @@ _FRAME = 16  # bytes of a message without its headers and its payload
 
 
 def part(data: bytes) -> bytes:
-    """A PayloadPart: some bytes of the model's reply."""
-    return message(
-        {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}, data
-    )
+    """Return a PayloadPart: some bytes of the model's reply."""
+    kind = {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
+    return message(kind, data)
 
 
-def failure(kind: str, text: str, code: str = "") -> bytes:
-    """The exception that ends a stream: ModelStreamError, which has a code, or InternalStreamFailure."""
-    document = {"Message": text} | ({"ErrorCode": code} if code else {})
-    headers = {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}
-    return message(headers, json.dumps(document).encode())
+def failure(text: str, code: str) -> bytes:
+    """Return the ModelStreamError that ends a stream."""
+    headers = {":exception-type": "ModelStreamError", ":content-type": "application/json", ":message-type": "exception"}
+    return message(headers, json.dumps({"Message": text, "ErrorCode": code}).encode())
 
 
 def message(headers: Mapping[str, str], payload: bytes) -> bytes:

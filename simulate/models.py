@@ -9,8 +9,10 @@ A load continues after its caller has left, so that the next caller finds the mo
 import hashlib
 import json
 import shutil
+import tarfile
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -24,12 +26,42 @@ import urllib3
 from serving.headers import TARGET_MODEL
 from simulate.container import Container
 from simulate.errors import InternalFailure, ModelError, ModelNotReady, PlatformError, ValidationError
-from simulate.files import BadArchive, find, size_of, unpack
 
 PAUSE = 0.1
 LOADS_AT_ONCE = 8
 OK, CONFLICT, NOT_FOUND, NO_ROOM = 200, 409, 404, 507
 ENDED = "The container has ended"
+
+
+class BadArchive(Exception):
+    """An archive cannot be unpacked; the message says why."""
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive, and remove the folder then.
+
+    tarfile's "data" filter (PEP 706) refuses devices and entries outside of the folder, and ignores owners.
+    """
+    folder.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as err:
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = str(err).splitlines()[0].rstrip(":") if str(err) else type(err).__name__
+        raise BadArchive(f"{archive.name} cannot be unpacked: {reason}") from err
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Return the file with that path below the folder, as S3 finds an object by its key; None if there is none."""
+    path = folder / name.lstrip("/")
+    inside = ".." not in Path(name).parts and path.resolve().is_relative_to(folder.resolve())
+    return path if inside and path.is_file() else None
+
+
+def size_of(folder: Path) -> int:
+    """Return the size of all files in the folder, in bytes."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @dataclass
@@ -45,8 +77,8 @@ class Models:
     """Safe to share between threads. `store` stands for S3, `folder` is the container's /opt/ml/models, `memory` is
     the instance's memory in bytes."""
 
-    def __init__(self, endpoint: str, container: Container, store: Path, folder: Path, memory: int) -> None:
-        self._endpoint, self._container, self._store, self._folder = endpoint or "NAME", container, store, folder
+    def __init__(self, container: Container, store: Path, folder: Path, memory: int) -> None:
+        self._container, self._store, self._folder = container, store, folder
         self._journal, self._rules = container.journal, container.journal.rules
         self._most = memory * self._rules["memory-share"].limit
         self._lock = threading.Lock()
@@ -127,7 +159,8 @@ class Models:
         begun = time.monotonic()
         name = hashlib.sha256(f"{self._store}/{target}".encode()).hexdigest()[:32]
         try:
-            self._fetch(target, self._folder / name)
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            unpack(self._store / target.lstrip("/"), self._folder / name / "model")
             while self._container.memory() + size_of(self._folder / name) > self._most and self.evict():
                 self._journal.count("evictions for the memory share")  # the platform does not ask the container
             self._hand_over(target, name, begun + self._rules["load-time"].limit)
@@ -137,24 +170,15 @@ class Models:
             shutil.rmtree(self._folder / name, ignore_errors=True)
             if self._closed:
                 raise InternalFailure(ENDED) from err
+            if isinstance(err, BadArchive):
+                self._journal.complain("archive", str(err))
+                raise ValidationError(f"Failed to extract model data archive: {err}") from err
             raise
         finally:
             with self._lock:
                 del self._loading[target]
         self._journal.count("loads")
         self._journal.say(f"loaded {target} in {time.monotonic() - begun:.1f} s")
-
-    def _fetch(self, target: str, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        archive = find(self._store, target)
-        try:
-            if archive is None:
-                raise BadArchive(f"{target} is gone")
-            unpack(archive, folder / "model")
-        except BadArchive as err:
-            if not self._closed:
-                self._journal.complain("archive", str(err))
-            raise ValidationError(f"Failed to extract model data archive: {err}") from err
 
     def _hand_over(self, target: str, name: str, deadline: float) -> None:
         """Ask the container to load the model, again after each eviction. Raise PlatformError."""
@@ -165,11 +189,11 @@ class Models:
                 break
             self._journal.count("answers of 507")
             if time.monotonic() > deadline or not self._evict_or_wait():
-                raise ModelError(self._endpoint, NO_ROOM, body)
+                raise ModelError("NAME", NO_ROOM, body)
         if status not in (OK, CONFLICT):
             if not 400 <= status < 500:
                 self._journal.complain("load-status", f"the container answered {status} to the load of {target}")
-            raise ModelError(self._endpoint, status, body)
+            raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
         """Make room or wait for others; return False if no other model is loaded or loading."""
@@ -204,6 +228,6 @@ class Models:
         except urllib3.exceptions.ReadTimeoutError as err:
             limit = self._rules[rule].limit
             self._journal.complain(rule, f"{method} {path} was not answered within {limit:g} s")
-            raise ModelError(self._endpoint, 0, f"{method} {path} was not answered in time") from err
+            raise ModelError("NAME", 0, f"{method} {path} was not answered in time") from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
             raise InternalFailure(f"{method} {path} broke off: {err}") from err

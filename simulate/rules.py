@@ -1,9 +1,11 @@
-"""The platform's rules in one table: what it asks for, its limit, and the source.
+"""The platform's rules in one table, and the journal of those that were broken.
 
 The simulator enforces a rule and complains of a broken one from the same row.
 """
 
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 MEGABYTE = 1024 * 1024
@@ -71,12 +73,38 @@ RULES: Rules = {rule.id: rule for rule in TABLE}
 
 
 def with_limits(limits: Mapping[str, float]) -> Rules:
-    """The rules with other limits; KeyError names an unknown rule."""
+    """Return the rules with other limits. Raise KeyError for an unknown rule."""
     return {**RULES, **{name: replace(RULES[name], limit=limit) for name, limit in limits.items()}}
 
 
-def markdown() -> str:
-    """The table for docs/simulate.md."""
-    rows = ["| Rule | What the platform asks for | Source |", "|---|---|---|"]
-    rows += [f"| `{rule.id}` | {str(rule).removesuffix(f' ({rule.source})')} | {rule.source} |" for rule in TABLE]
-    return "\n".join(rows) + "\n"
+class Journal:
+    """Lines to print at once, and counts for the summary. Safe to share between threads. `write` gets whole lines,
+    without a line end."""
+
+    def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
+        self.rules, self.say = rules, write
+        self.complaints: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._known: set[tuple[str, str]] = set()
+
+    def count(self, what: str) -> None:
+        with self._lock:
+            self.counts[what] += 1
+
+    def complain(self, rule: str, what: str, once: bool = False) -> None:
+        """Report what the platform would not accept, with the rule that forbids it. With `once`, report the same text
+        only once: it may happen at every call."""
+        with self._lock:
+            if once and (rule, what) in self._known:
+                return
+            if once:
+                self._known.add((rule, what))
+            self.complaints[rule] += 1
+        self.say(f"rule {rule}: {what}: {self.rules[rule]}")
+
+    def summary(self) -> str:
+        """Return all counts, and how often each rule was broken."""
+        counts = ", ".join(f"{number} {what}" for what, number in self.counts.items()) or "no calls"
+        broken = ", ".join(f"{rule} {number}" for rule, number in sorted(self.complaints.items())) or "none"
+        return f"{counts}\nrules broken: {broken}"

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import botocore.session
-from botocore.model import OperationModel, Shape
+from botocore.model import Shape
 
 from simulate.errors import ValidationError
 
@@ -21,17 +22,13 @@ TRANSPORT_HEADERS = re.compile(
 @cache
 def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
     """Return {header in lower case: (member, shape)} of the request's members that are headers."""
-    shape = _operation(operation).input_shape
-    found = {} if shape is None else shape.members
-    headers = {name: each for name, each in found.items() if each.serialization.get("location") == "header"}
+    members = _operation(operation).input_shape.members
+    headers = {name: each for name, each in members.items() if each.serialization.get("location") == "header"}
     return {str(each.serialization["name"]).lower(): (name, each) for name, each in headers.items()}
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Return a request's members as the headers that the container gets: InvokeEndpoint's own.
-
-    The other operations have a few of their own, such as X-Amzn-SageMaker-Accept.
-    """
+    """Return a request's members as the headers that the container gets, which are InvokeEndpoint's."""
     headers = {name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()}
     return {headers[name]: value for name, value in members.items() if name in headers}
 
@@ -39,9 +36,8 @@ def passed_on(members: Mapping[str, str]) -> dict[str, str]:
 @cache
 def reply_headers(operation: str) -> Mapping[str, str]:
     """Return {member of a reply: its header}."""
-    shape = _operation(operation).output_shape
-    found = {} if shape is None else shape.members
-    return {name: str(each.serialization["name"]) for name, each in found.items() if "name" in each.serialization}
+    members = _operation(operation).output_shape.members
+    return {name: str(each.serialization["name"]) for name, each in members.items() if "name" in each.serialization}
 
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -66,8 +62,7 @@ def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
 
 def is_new_session(header: str) -> bool:
     """Return whether the header is a valid reply of a container to NEW_SESSION."""
-    shape = _operation(INVOKE).output_shape
-    return shape is None or not violation(shape.members["NewSessionId"], header)
+    return not violation(_operation(INVOKE).output_shape.members["NewSessionId"], header)
 
 
 def violation(shape: Shape, value: str) -> str:
@@ -86,5 +81,5 @@ def violation(shape: Shape, value: str) -> str:
 
 
 @cache
-def _operation(name: str) -> OperationModel:
+def _operation(name: str) -> Any:
     return botocore.session.get_session().get_service_model("sagemaker-runtime").operation_model(name)

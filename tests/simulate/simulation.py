@@ -13,10 +13,9 @@ from botocore.config import Config
 from serving.host.machine import memory_limit
 from simulate.api import Api, Server
 from simulate.asynchronous import Queue
+from simulate.container import Launch
 from simulate.endpoint import Endpoint
-from simulate.journal import Journal
-from simulate.rules import RULES, with_limits
-from simulate.runner import Launch
+from simulate.rules import RULES, Journal, with_limits
 from tests.support.harness import PATIENCE, wait_until
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
@@ -46,7 +45,6 @@ class Simulation:
         self,
         program: Path = MISBEHAVING,
         *,
-        name: str = "",
         limits: Mapping[str, float] | None = None,
         model: Path | None = None,
         models: Path | None = None,
@@ -65,8 +63,8 @@ class Simulation:
             program=program,
             model=model,
         )
-        self.endpoint = Endpoint(name, launch, models, self.journal)
-        self._queue = Queue(self.endpoint, self.s3, "s3://bucket/out")
+        self.endpoint = Endpoint(launch, models, self.journal)
+        self._queue = Queue(self.endpoint, self.s3)
         self._server = Server("127.0.0.1", 0, Api(self.endpoint, self._queue).app())
         self.url = f"http://127.0.0.1:{self._server.port}"
         self.client = client_of(self.url)
@@ -88,6 +86,11 @@ class Simulation:
 
     def invoke(self, body: bytes = b"{}", **arguments: Any) -> Any:
         return self.client.invoke_endpoint(EndpointName="any", Body=body, **arguments)
+
+    def kill(self) -> None:
+        """Kill the container, as the kernel does."""
+        assert self.endpoint._container
+        self.endpoint._container.kill()
 
     def complained(self, rule: str) -> bool:
         """Whether the simulator has named the rule, in words too."""

@@ -29,9 +29,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]
     make_reader(repository)
     make_summer(repository)
     # An open sequence holds Triton up at its end.
-    with Simulation(
-        ROOT / "serve", name="desk", model=repository, limits=PLATFORMS_PINGS, SERVE_STOP_TIMEOUT="2"
-    ) as running:
+    with Simulation(ROOT / "serve", model=repository, limits=PLATFORMS_PINGS, SERVE_STOP_TIMEOUT="2") as running:
         assert running.endpoint.failure == ""
         yield running
     assert running.journal.complaints["exit"] == 0
@@ -132,8 +130,6 @@ def test_the_reason_of_an_error_reaches_the_caller(simulation: Simulation) -> No
         invoke(simulation, "no-such", b"text", "text/plain")
     assert caught.value.response["OriginalStatusCode"] == 404
     assert json.loads(caught.value.response["OriginalMessage"])["code"] == "model_not_found"
-    with pytest.raises(ClientError, match="Endpoint other of account 123456789012 not found"):
-        simulation.client.invoke_endpoint(EndpointName="other", Body=b"")
     with pytest.raises(ClientError, match="not a multi-model endpoint"):
         invoke(simulation, "bert", b"text", "text/plain", TargetModel="a.tar.gz")
     with pytest.raises(ClientError, match="Variant B was not found"):

@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from simulate.__main__ import parser
-from simulate.runner import Launch, connection_in, image_command
+from simulate.container import Launch, connection_in, image_command
 from tests.simulate.command import Command
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, MISBEHAVING, client_of, make_tar
 from tests.support.harness import PATIENCE, ROOT, wait_until
@@ -59,16 +59,6 @@ def test_a_signal_while_it_starts_ends_it_too(started: list[Command], tmp_path: 
     assert list(command.temporary.iterdir()) == []
 
 
-def test_a_second_signal_kills_a_container_that_ignores_the_first(started: list[Command], tmp_path: Path) -> None:
-    command = start(started, tmp_path, "--env", "BREAKS=stop")
-    command.wait_ready()
-    command.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "stopping" in command.output(), "it is stopping")
-    command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(timeout=PATIENCE) == 0
-    assert command.left() == []
-
-
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "simulate", *arguments],
@@ -93,7 +83,6 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         ["--limit", "no-such=1"],
         ["--limit", "headers=1"],
         ["--limit", "time=0"],
-        ["--async-output", "folder"],
     ],
 )
 def test_wrong_arguments_are_exit_code_2_and_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

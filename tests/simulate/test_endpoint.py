@@ -86,7 +86,7 @@ def test_a_session_lives_until_it_is_closed_or_its_container_ends(simulation: Si
     assert simulation.invoke(b"close", SessionId=first)["ClosedSessionId"] == first
     with pytest.raises(ClientError, match="ValidationError"):
         simulation.invoke(SessionId=first)
-    simulation.endpoint.kill()
+    simulation.kill()
     wait_until(lambda: str(simulation.lines).count("in service after") == 2, "another container is in service")
     with pytest.raises(ClientError, match="ValidationError"):
         simulation.invoke(SessionId=second)

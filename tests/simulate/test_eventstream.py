@@ -30,7 +30,7 @@ def test_messages_follow_each_other() -> None:
 
 
 def test_a_failure_is_an_exception_with_its_code() -> None:
-    (message,) = decode(failure("ModelStreamError", "it is over", "StreamBroken"))
+    (message,) = decode(failure("it is over", "StreamBroken"))
     assert message.headers[":exception-type"] == "ModelStreamError"
     assert message.headers[":message-type"] == "exception"
     assert json.loads(message.payload) == {"Message": "it is over", "ErrorCode": "StreamBroken"}
