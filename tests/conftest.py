@@ -8,32 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from tests.support.harness import FP32, ROOT, Server, link_model, make_identity, make_scale, make_sleeper
 from tests.support.started import end_all, ended_on_failure
 
 BUNDLED = ("resnet", "yolov5", "bert")
-IMAGE = "tests/image/"
 MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every program that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by timeout(1): what was started is ended too
-
-
-class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Of the processes of `pytest -n`, one takes the tests of a whole file, for they share fixtures; and one those of
-    all files of tests/image, which share the image and podman's containers."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return IMAGE if file.startswith(IMAGE) else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    return ByFile(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

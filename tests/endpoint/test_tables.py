@@ -143,39 +143,42 @@ def test_in_batch_transform_each_row_has_its_line_and_a_wrong_one_spoils_no_othe
     assert reply.headers["Content-Type"] == "application/jsonlines"
     lines = [json.loads(line) for line in reply.text.splitlines()]
     assert lines[:3] + lines[4:] == wanted[:3] + wanted[4:]
-    assert lines[3] == {"error": "field 'age': expected a number, got the string 'old'", "code": "decoding_error"}
+    assert set(lines[3]) == {"error", "code"}
+    assert lines[3]["code"] == "decoding_error"
+    assert "'age'" in lines[3]["error"] and "'old'" in lines[3]["error"]
     as_lines = "\n".join(map(json.dumps, models["mixed"].lists[:3]))
     reply = ask(server, "mixed", as_lines, Content_Type="application/jsonlines")
     assert [json.loads(line) for line in reply.text.splitlines()] == wanted[:3]
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "message"),
+    ("model", "body", "names"),
     [
-        ("odd", "1,2,3,4\n1,2,x,4", "instance 1, field 'column 2': expected a number, got the string 'x'"),
-        ("odd", "1,2,3,4\n1,2,,4", "instance 1, field 'column 2': it is empty, and this model takes no missing values"),
-        ("odd", "1,2,3,4,5", "instance 0: expected 4 cells, got 5; the label is not sent"),
-        ("odd", "1,2,3,1e39", "field 'column 3': the string '1e39' is beyond FP32"),
-        ("odd", '1,2,3,"4', "instance 0: the row is no CSV in UTF-8"),
-        ("odd", "1;2;3;4", "expected 4 cells, got 1"),
-        ("odd", "\n\n", "the body has no row"),
-        ("odd", "a,b,c,d\n", "the body has a header and no row"),
-        ("odd", "-,-,-,-\n1,2,3,4", "instance 0, field 'column 0': expected a number, got the string '-'"),
-        ("odd", {"instances": [[1, 2, [3], 4]]}, "field 'column 2': expected a number, got a list of 1"),
-        ("odd", {"instances": [5]}, "expected a list of cells, or an object {column: cell}, got int 5"),
-        ("odd", {"instances": [{"a": 1}]}, "this model's columns have no names"),
-        ("mixed", "age,job\n1,cook", "the row has no 'fare (EUR)', 'city', 'grade'"),
-        ("mixed", "age,age\n1,2", "the header names a column twice"),
-        ("mixed", "age,job\n1", "instance 0: it has 1 cells, and the header 2"),
-        ("mixed", {"instances": [{"agee": 1}]}, "there is no column 'agee'; the columns are 'age', 'job'"),
-        ("mixed", {"instances": [[1, 2, 3, "Bern", 1]]}, "field 'job': expected a string, got int 2"),
-        ("mixed", {"instances": [[1, "cook", 3, "Bern", 1.5]]}, "field 'grade': expected a whole number of INT64"),
-        ("mixed", {"instances": [[None, "cook", 3, "Bern", 1]]}, "field 'age': it is empty"),
+        ("odd", "1,2,3,4\n1,2,x,4", ("instance 1", "'column 2'", "'x'")),
+        ("odd", "1,2,3,4\n1,2,,4", ("instance 1", "'column 2'")),
+        ("odd", "1,2,3,4,5", ("instance 0", "4", "5")),
+        ("odd", "1,2,3,1e39", ("'column 3'", "'1e39'", "FP32")),
+        ("odd", '1,2,3,"4', ("instance 0", "CSV")),
+        ("odd", "1;2;3;4", ("instance 0", "4", "1")),
+        ("odd", "\n\n", ("row",)),
+        ("odd", "a,b,c,d\n", ("header",)),
+        ("odd", "-,-,-,-\n1,2,3,4", ("instance 0", "'column 0'", "'-'")),
+        ("odd", {"instances": [[1, 2, [3], 4]]}, ("'column 2'", "list")),
+        ("odd", {"instances": [5]}, ("int 5",)),
+        ("odd", {"instances": [{"a": 1}]}, ("names",)),
+        ("mixed", "age,job\n1,cook", ("'fare (EUR)'", "'city'", "'grade'")),
+        ("mixed", "age,age\n1,2", ("header", "twice")),
+        ("mixed", "age,job\n1", ("instance 0", "header 2")),
+        ("mixed", {"instances": [{"agee": 1}]}, ("'agee'", "'age'", "'job'")),
+        ("mixed", {"instances": [[1, 2, 3, "Bern", 1]]}, ("'job'", "int 2")),
+        ("mixed", {"instances": [[1, "cook", 3, "Bern", 1.5]]}, ("'grade'", "INT64")),
+        ("mixed", {"instances": [[None, "cook", 3, "Bern", 1]]}, ("'age'",)),
     ],
 )
-def test_a_mistake_is_told_by_row_and_column(model: str, body: Any, message: str, server: Server) -> None:
+def test_a_mistake_is_told_by_row_and_column(model: str, body: Any, names: tuple[str, ...], server: Server) -> None:
     reply = ask(server, model, body)
-    assert (reply.status_code, message in reply.json()["error"]) == (400, True), reply.text
+    assert reply.status_code == 400
+    assert not [name for name in names if name not in reply.json()["error"]], reply.text
 
 
 def test_more_cells_and_rows_than_one_request_may_have_are_refused(server: Server) -> None:
@@ -195,4 +198,4 @@ def test_one_row_of_csv_needs_no_content_type(server: Server, models: Mapping[st
     reply = server.post("/invocations?model_name=odd", data=row)
     assert predictions(reply) == predictions(ask(server, "odd", row))
     reply = server.post("/invocations?model_name=odd", data=row * 2)
-    assert "send several with Content-Type: text/csv" in reply.json()["error"]
+    assert reply.status_code == 400 and "text/csv" in reply.json()["error"]

