@@ -69,7 +69,11 @@ def _stored(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace],
 def _add_build(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each field of Request."""
     parser.set_defaults(run=_build)
-    parser.add_argument("model", metavar="MODEL", help="one of `list`, or your own name with --weights")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a model that `python -m build_engines list` prints, or your own name with --weights",
+    )
     parser.add_argument("--force", action="store_true", help="build even if the model is up to date")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for each in FIELDS:

@@ -1,12 +1,16 @@
 """What --weights names: a file or folder, or a model of the Hugging Face hub."""
 
 import hashlib
+import os
 import re
+import shutil
+import urllib.request
 import zipfile
 from pathlib import Path
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.model_folder.files import digest
+from build_engines.model_folder.files import cache_folder, digest
+from build_engines.recipes import Recipe
 from build_engines.request import Request
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -45,7 +49,10 @@ def find(request: Request) -> Path | None:
 
     UsageError if it is none of them.
     """
-    source = request.weights or (request.recipe.hub if request.recipe else "")
+    recipe = request.recipe
+    if recipe and recipe.url and not request.weights:
+        return from_publisher(recipe)
+    source = request.weights or (recipe.hub if recipe else "")
     if not source:
         return None
     path = Path(source).expanduser()
@@ -112,3 +119,25 @@ def from_hub(model: str) -> Path:
             f"{model} cannot be fetched from the Hugging Face hub ({first_line(err)}). On a machine that can: "
             f"`hf download {model} --local-dir FOLDER`; bring FOLDER here and name it: --weights FOLDER"
         ) from err
+
+
+def from_publisher(recipe: Recipe) -> Path:
+    """Return the publisher's file, from the cache or the network. BuildError if its SHA-256 is not the recipe's."""
+    file = cache_folder() / recipe.url.rpartition("/")[2]
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            with urllib.request.urlopen(recipe.url, timeout=30) as reply, part.open("wb") as output:
+                shutil.copyfileobj(reply, output)
+            part.replace(file)
+        except OSError as err:
+            part.unlink(missing_ok=True)
+            raise BuildError(
+                f"{recipe.url} cannot be fetched ({first_line(err)}). Fetch it elsewhere and name the file "
+                "here: --weights PATH"
+            ) from err
+    if (found := digest(file)) != recipe.sha256:
+        file.unlink()
+        raise BuildError(f"{recipe.url} has SHA-256 {found}, expected {recipe.sha256}; the file was removed")
+    return file

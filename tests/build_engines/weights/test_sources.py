@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from build_engines.__main__ import main
 from build_engines.errors import BuildError
+from build_engines.recipes import Recipe
 from build_engines.weights import sources
 from tests.support.harness import PATIENCE, ROOT
 
@@ -56,3 +58,21 @@ def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "hf download someone/model --local-dir FOLDER" in done.stderr
+
+
+def test_a_publisher_s_file_is_fetched_once_and_kept_only_with_the_right_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILD_ENGINES_CACHE", str(tmp_path / "cache"))
+    published = tmp_path / "yolov5s.pt"
+    published.write_bytes(b"weights")
+    recipe = Recipe("", "yolov5", url=published.as_uri(), sha256=sha256(b"weights").hexdigest())
+    assert sources.from_publisher(recipe).read_bytes() == b"weights"
+    published.unlink()
+    file = sources.from_publisher(recipe)
+    file.write_bytes(b"damaged")
+    with pytest.raises(BuildError, match=recipe.sha256):
+        sources.from_publisher(recipe)
+    assert not file.exists()
+    with pytest.raises(BuildError, match="--weights"):
+        sources.from_publisher(recipe)
