@@ -57,7 +57,10 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def size(text: str) -> int:
-    return int(float(text.lower().removesuffix("g")) * 2**30)
+    gigabytes = float(text.lower().removesuffix("g"))
+    if not 0 < gigabytes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be a number of GB above 0, such as 4g")
+    return int(gigabytes * 2**30)
 
 
 def limit(text: str) -> tuple[str, float]:
