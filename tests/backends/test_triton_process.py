@@ -1,16 +1,13 @@
 """The environment of tritonserver's process, and the end of a start that cannot work."""
 
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from serving.host import tritonserver
-from tests.backends.onnx_models import ONE, PLATFORM, REFUSED, write_model
-from tests.backends.triton_process import serving, start
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.unit
 
 
 def test_the_environment_gives_the_stub_this_python_and_its_library() -> None:
@@ -42,12 +39,6 @@ def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) ->
     (folder / "bin/tritonserver").touch()
     (folder / "TRITON_VERSION").write_text(f"{version}\n")
     monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
-
-
-def test_the_version_is_the_one_that_tritonserver_answers(tmp_path: Path, backends: Path) -> None:
-    (tmp_path / "models").mkdir()
-    with serving(tmp_path / "models", backends, tmp_path / "log") as server, server.client() as client:
-        assert client.get_server_metadata().version == tritonserver.version()
 
 
 def test_an_image_s_version_is_in_its_file_else_in_its_variable(
@@ -103,14 +94,3 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tritonserver, "PACKAGE", "no_such_package")
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):
         tritonserver.binary()
-
-
-def test_a_model_that_does_not_load_ends_the_server_with_its_reason(tmp_path: Path, backends: Path) -> None:
-    file, text = REFUSED["bad_shape"]
-    write_model(tmp_path / "models" / "bad_shape", file, PLATFORM + ONE + text)
-    server = start(tmp_path / "models", backends, tmp_path / "log", ["--exit-on-error=true"])
-    try:
-        assert server.wait_for_exit() in (1, -signal.SIGABRT)  # 24.10 itself may abort where it ends on a busy machine
-    finally:
-        server.stop()
-    assert "failed to load 'bad_shape'" in server.text()

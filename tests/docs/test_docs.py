@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 
@@ -15,26 +14,13 @@ from serving.inference.registry import families
 from serving.settings.table import Settings, markdown
 from tests.support.account import account
 from tests.support.harness import ROOT
-from tests.support.readme import (
-    EXECUTED_BY,
-    NEEDS,
-    README,
-    Block,
-    Reader,
-    blocks,
-    commands,
-    compare,
-    fresh_checkout,
-    read_blocks,
-    shell,
-)
+from tests.support.readme import EXECUTED_BY, NEEDS, README, Block, blocks, commands, compare, read_blocks, shell
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.unit
 
 TEXT = (ROOT / README).read_text()
 PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]  # and the guides
 SHELL = [(page, block) for page in PAGES for block in shell(page)]
-TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker and page != "docs/guides.md"]  # see test_guides
 
 
 def leaves(kind: type[ServingError]) -> list[type[ServingError]]:
@@ -141,23 +127,6 @@ def test_an_output_that_is_another_one_is_noticed(language: str, shown: str, out
 @pytest.mark.parametrize("page", PAGES)
 def test_no_block_escapes_the_reader(page: str) -> None:
     assert len(blocks(page)) == (ROOT / page).read_text().count("\n```") / 2
-
-
-@pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
-    """One for each page whose commands are run."""
-    pages = {page for page, _ in TO_FOLLOW}
-    made = {page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page)) for page in sorted(pages)}
-    yield made
-    for reader in made.values():
-        reader.leave()
-
-
-@pytest.mark.parametrize(
-    ("page", "block"), TO_FOLLOW, ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW]
-)
-def test_what_a_page_says_to_run_gives_what_it_shows(readers: dict[str, Reader], page: str, block: Block) -> None:
-    readers[page].follow(block)
 
 
 def test_deploy_takes_the_readme_s_command_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,11 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import requests
 
-from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
 from tests.support.streaming_models import make_teller
 
@@ -230,23 +228,3 @@ def test_without_triton_every_route_is_a_503_that_says_so_and_they_come_back(ser
 def test_on_sagemaker_there_is_none_of_it(closed: Server, path: str) -> None:
     for reply in (get(closed, path), closed.post(path, json=INFER)):
         assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
-
-
-@pytest.mark.parametrize(
-    ("variables", "open_"),
-    [
-        ({}, True),
-        ({"PORT": "80", "SERVE_WORKERS": "1"}, True),
-        ({"SAGEMAKER_BIND_TO_PORT": "80"}, False),
-        ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "x"}, False),
-        ({"SAGEMAKER_MULTI_MODEL": "true"}, False),
-        ({"SAGEMAKER_REGION": "eu-west-1"}, False),
-        ({"SAGEMAKER_REGION": ""}, True),
-        ({"SAGEMAKER_REGION": "eu-west-1", "SERVE_KSERVE": "True"}, True),
-        ({"SERVE_KSERVE": "false"}, False),
-    ],
-)
-def test_it_is_on_unless_a_variable_of_sagemaker_is_set(variables: dict[str, Any], open_: bool) -> None:
-    settings = Settings.from_env(variables)
-    assert settings.kserve == str(open_).lower()
-    assert Settings.from_env(settings.environment()).kserve == settings.kserve

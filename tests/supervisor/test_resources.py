@@ -10,11 +10,11 @@ import pytest
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from serving.supervisor import resources
-from serving.supervisor.resources import SHARED_MEMORY, held, new_prefix
-from tests.support.harness import ROOT, Server, make_sleeper
+from serving.supervisor.resources import held, new_prefix
+from tests.support.harness import ROOT
 from tests.support.started import ends_with, kill
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.unit
 
 FIRST, SECOND, THIRD = new_prefix(), new_prefix(), new_prefix()
 HOLD = """
@@ -110,17 +110,3 @@ def test_what_a_killed_one_left_is_removed_and_not_what_a_living_one_has(tmp_pat
 def test_without_room_for_a_lock_it_goes_on(tmp_path: Path) -> None:
     with held(FIRST, tmp_path / "missing"):
         pass
-
-
-def test_the_next_serve_removes_what_a_killed_one_and_its_processes_left(tmp_path: Path) -> None:
-    make_sleeper(tmp_path / "models")
-    first, second = (tmp_path / name for name in ("first", "second"))
-    first.mkdir()
-    second.mkdir()
-    server = Server(first, tmp_path / "models").wait_ready()
-    prefix = (server.triton_sockets.folder / "shared-memory").read_text()
-    assert list(SHARED_MEMORY.glob(f"{prefix}*"))
-    server.kill_all()
-    server = Server(second, tmp_path / "models").wait_ready()
-    assert list(SHARED_MEMORY.glob(f"*{prefix}*")) == []
-    assert server.stop() == 0
