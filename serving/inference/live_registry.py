@@ -75,7 +75,7 @@ class LiveRegistry(Registry):
             self._require_ready(name)  # which says more
             raise
 
-    def _names(self, name: str) -> Sequence[str]:
+    def names(self, name: str) -> Sequence[str]:
         model = self._live.table().models.get(name)
         return self._names_of(model) if model else [name]
 
