@@ -85,7 +85,7 @@ def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = 
     prefix = f"build-{secrets.token_hex(8)}"
     command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
     command += [f"--backend-config={name},{SHARED}{prefix}" for name in tritonserver.python_backends(backends)]
-    environment = tritonserver.environment(os.environ) | variables
+    environment = tritonserver.with_stub_wait(tritonserver.environment(os.environ)) | variables
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *addresses, *options],
