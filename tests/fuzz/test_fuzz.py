@@ -1,6 +1,7 @@
 """Every parser answers or refuses: the kept corpus, 2,000 new inputs for each parser alone, and changed bodies of
 the corpus through the real server. `make fuzz` does more of the middle one."""
 
+import re
 import subprocess
 import sys
 
@@ -49,7 +50,9 @@ def fuzzed() -> str:
 @pytest.mark.parametrize("target", TARGETS)
 def test_new_inputs_are_answered_or_refused(target: str, fuzzed: str) -> None:
     assert f"{target}: failed" not in fuzzed, fuzzed
-    assert f"{target}: {EXECUTIONS} inputs" in fuzzed
+    found = re.search(rf"^{target}: (\d+) inputs", fuzzed, re.MULTILINE)
+    assert found, fuzzed
+    assert int(found[1]) >= EXECUTIONS  # libFuzzer may count a few files of the corpus twice
 
 
 def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
