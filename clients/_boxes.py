@@ -45,10 +45,6 @@ class Letterbox:
         canvas[self.top : self.top + self.new_height, self.left : self.left + self.new_width] = pixels
         return canvas
 
-    def to_target(self, boxes: Floats) -> Floats:
-        """Boxes of the image -> boxes of the target."""
-        return (boxes.reshape(-1, 2) * self._scale() + self._shift()).reshape(boxes.shape)
-
     def to_image(self, boxes: Floats) -> Floats:
         """Boxes of the target -> boxes of the image, clipped to it."""
         return self.points_to_image(boxes.reshape(-1, 2)).reshape(boxes.shape)
