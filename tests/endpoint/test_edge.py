@@ -169,9 +169,13 @@ def invoke(server: Server, padding: int = 0) -> requests.Response:
 
 def test_with_a_full_disk_small_requests_are_answered_and_large_ones_told_why(repository: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        server = Server(tmp_path, repository, SERVE_RUN_DIR=str(disk / "run"))
+        server = Server(tmp_path, repository, SERVE_RUN_DIR=str(disk / "run"), SERVE_WORKERS="2")
         server.run_dir = disk / "run"
         server.wait_ready()
+        # The second worker may start later. One that starts on a full disk ends with its first request.
+        counts = server.run_dir / "metrics"
+        # Two files of each worker and one of gunicorn's master.
+        wait_until(lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 5, "two workers")
         pids = {name: server.pid(name) for name in ("tritonserver", "gunicorn", "nginx")}
         filled = fill(disk)
         assert {invoke(server).status_code for _ in range(50)} == {200}
