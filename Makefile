@@ -40,8 +40,8 @@ check: setup models dev
 unit:
 	$(BIN)/python -m pytest -m unit -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/corpus. FUZZ='image --keep' chooses targets, and
-# keeps the inputs that reach new code.
+# Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/seeds.py and tests/fuzz/corpus. FUZZ='image --keep'
+# chooses targets, and keeps the inputs that reach new code.
 fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
 

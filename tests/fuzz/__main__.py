@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz [TARGET …] [--executions N] [--seed N] [--keep]`: N inputs in all, from the kept corpus on,
-guided by the coverage of our code (atheris). Ends with 1 and says where the input lies when a parser fails, takes more
-than DEADLINE seconds of processor time or more than MEMORY MB, or waits for HANG seconds; `python -m tests.fuzz TARGET
---input FILE` repeats it."""
+"""`python -m tests.fuzz [TARGET …] [--executions N] [--seed N] [--keep]`: N inputs in all, made from the seeds and the
+kept inputs, guided by the coverage of our code (atheris). If a parser fails, takes more than DEADLINE seconds of
+processor time or more than MEMORY MB, or waits for HANG seconds, it names the file with the input and exits with 1.
+`python -m tests.fuzz TARGET --input FILE` repeats that input."""
 
 import argparse
 import contextlib
@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -17,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 TARGETS = ("archive", "binary", "body", "config", "form", "headers", "image", "npy", "packed")
-CORPUS = Path(__file__).parent / "corpus"
 DEADLINE, HANG = 10, 600  # seconds; on a busy machine a tenth of the first may take a minute
 MEMORY, LONGEST = 1024, 16384  # MB, bytes of an input
 LIBFUZZER = [f"-timeout={HANG}", f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", "-print_final_stats=1"]
@@ -41,18 +41,27 @@ def main() -> int:
 
 
 def fuzz(target: str, executions: int, given: argparse.Namespace) -> bool:
-    """In a process of its own, which libFuzzer ends."""
-    with tempfile.TemporaryDirectory() as found:
-        places = [str(given.input)] if given.input else [found, str(CORPUS / target)]
+    """Fuzz the target in a process of its own, which libFuzzer ends; return whether nothing failed."""
+    with contextlib.redirect_stderr(io.StringIO()):  # a line for each module that is instrumented
+        from tests.fuzz import guided, targets
+
+    with tempfile.TemporaryDirectory() as folder:
+        new, known = Path(folder, "new"), Path(folder, "known")
+        new.mkdir()
+        targets.write_corpus(target, known)
+        places = [str(given.input)] if given.input else [str(new), str(known)]
         artifacts = Path(tempfile.gettempdir()) / f"fuzz-{target}-"
         options = [f"-runs={executions}", f"-seed={given.seed}", f"-artifact_prefix={artifacts}", *LIBFUZZER]
         begun = time.monotonic()
-        failed, said = _libfuzzer(target, *options, *places)
+        failed, said = _libfuzzer(guided.fuzz, target, *options, *places)
         rate = int(_figure("number_of_executed_units", said)) / (time.monotonic() - begun)
         if failed:
             print(said, f"{target}: failed with --seed {given.seed}; the input lies at {artifacts}*", sep="\n")
         elif given.keep:
-            _libfuzzer(target, "-merge=1", *LIBFUZZER, str(CORPUS / target), found)
+            _libfuzzer(guided.fuzz, target, "-merge=1", *LIBFUZZER, str(known), str(new))
+            (targets.CORPUS / target).mkdir(exist_ok=True)
+            for file in {path.name for path in known.iterdir()} - targets.corpus(target).keys():
+                shutil.copy(known / file, targets.CORPUS / target)
         print(
             f"{target}: {_figure('number_of_executed_units', said)} inputs, "
             f"{rate:.0f} a second, {_figure('peak_rss_mb', said)} MB",
@@ -61,15 +70,10 @@ def fuzz(target: str, executions: int, given: argparse.Namespace) -> bool:
         return not failed
 
 
-def _libfuzzer(target: str, *arguments: str) -> tuple[bool, str]:
-    """Whether it failed, and what it said; in a fork, for what is imported here takes seconds to be instrumented."""
-    with contextlib.redirect_stderr(io.StringIO()):  # each module that is instrumented
-        from tests.fuzz import guided
-
+def _libfuzzer(fuzz: Callable[..., None], *arguments: str) -> tuple[bool, str]:
+    """Return whether it failed, and its output. It runs in a fork, because the instrumented imports take seconds."""
     with tempfile.TemporaryFile() as output:
-        process = multiprocessing.get_context("fork").Process(
-            target=_into, args=(output.fileno(), guided.fuzz, target, *arguments)
-        )
+        process = multiprocessing.get_context("fork").Process(target=_into, args=(output.fileno(), fuzz, *arguments))
         process.start()
         process.join()
         output.seek(0)

@@ -1,18 +1,15 @@
-"""`python -m tests.fuzz.seeds`: writes the first seeds of the corpus: one good body of every kind, and those that once
-did harm."""
+"""The inputs that fuzzing begins with: one good body of every kind, and those that once did harm."""
 
 import gzip
 import io
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from tests.support.hostile_images import chunk, encoded, jpeg_of_scans, jpeg_with, png, run_length_bmp, tiff, turned
 
-CORPUS = Path(__file__).parent / "corpus"
 JSON = b"application/json\n"
 LINES = b"application/jsonlines\n"
 BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -161,14 +158,3 @@ SEEDS: dict[str, dict[str, bytes]] = {
         ),
     },
 }
-
-
-def write() -> None:
-    for target, seeds in SEEDS.items():
-        (CORPUS / target).mkdir(parents=True, exist_ok=True)
-        for name, data in seeds.items():
-            (CORPUS / target / name).write_bytes(data)
-
-
-if __name__ == "__main__":
-    write()

@@ -32,6 +32,7 @@ from serving.served_model import ServedModel
 from serving.sessions import Sequencing, Session
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor
+from tests.fuzz.seeds import SEEDS
 
 CORPUS = Path(__file__).parent / "corpus"
 LIMITS = Limits(max_image_pixels=250_000)  # 2 MB
@@ -249,5 +250,13 @@ def run(target: str, data: bytes) -> None:
         check(err)
 
 
-def corpus(target: str) -> list[Path]:
-    return sorted((CORPUS / target).iterdir())
+def corpus(target: str) -> dict[str, bytes]:
+    """Return the inputs that fuzzing begins with, by name: the seeds, and the inputs that once failed."""
+    return SEEDS[target] | {file.name: file.read_bytes() for file in (CORPUS / target).glob("*")}
+
+
+def write_corpus(target: str, folder: Path) -> None:
+    """Write those inputs as files, which libFuzzer reads."""
+    folder.mkdir()
+    for name, data in corpus(target).items():
+        (folder / name).write_bytes(data)

@@ -33,9 +33,8 @@ def test_the_command_and_the_functions_have_the_same_targets() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kept_corpus_is_answered_or_refused(target: str) -> None:
-    assert corpus(target)
-    for file in corpus(target):
-        run(target, file.read_bytes())
+    for data in corpus(target).values():
+        run(target, data)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def test_new_inputs_are_answered_or_refused(target: str, fuzzed: str) -> None:
 
 
 def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
-    """A file of the corpus as a request's headers and body."""
+    """Return the headers and the body of a request that carries this input."""
     first, _, rest = data.partition(b"\n")
     word = "".join(chr(byte) for byte in first if 32 <= byte < 127)[:1000]
     if target == "image":
@@ -71,9 +70,9 @@ def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
 
 
 SEEDS = [
-    _with_type(target, file.read_bytes())
+    _with_type(target, data)
     for target in ("body", "binary", "form", "image", "packed")
-    for file in corpus(target)
+    for data in corpus(target).values()
 ]
 EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "double", "insert"]), st.binary(max_size=8)))
 
