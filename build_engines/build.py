@@ -185,10 +185,10 @@ def _family(request: Request, weights: Path | None, kind: str) -> str:
             "preprocessor_config.json, so it is not known what it takes: save its tokenizer or image processor "
             "there too (save_pretrained), or export it to ONNX, of which any file is taken"
         )
-    if name not in FAMILIES:
+    if kind == "tensors" and name != onnx_file.DETECTOR:
         raise UsageError(
-            f"it is not known what {weights} is ({name or 'no client is named'}): add --client, one of "
-            f"{', '.join(FAMILIES)}, or bring it as an ONNX file, of which any is taken"
+            f"{weights} is a file of torch.save, of which only YOLOv5's is built (--client yolov5): where its "
+            "code is, export the network, torch.onnx.export(network, example, 'model.onnx'), and build that"
         )
     return name
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
+from build_engines.families.text_folder import TO_TENSORS
 from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
@@ -32,7 +33,6 @@ CLIENTS = {  # by the end of the architecture's name in config.json
 }
 LABELLED = {"resnet", "semantic_segmentation", "detr"}
 OTHERS = {"ForMaskedImageModeling": "its encoder can be exported to ONNX and built without --client"}
-REMEDY = "export it to ONNX and build that without --client: then it takes and gives tensors"
 
 
 def is_image(checkpoint: Path) -> bool:
@@ -80,7 +80,8 @@ def check_architecture(checkpoint: Path, asked: str) -> tuple[Mapping[str, Any],
     image = is_image(checkpoint)  # many a network is called …Model
     client = next((each for end, each in CLIENTS.items() if name.endswith(end) and (image or end != ENCODER)), "")
     if not client or asked not in ("", client):
-        remedy = next((text for end, text in OTHERS.items() if end in name), REMEDY)
+        remedy = next((text for end, text in OTHERS.items() if end in name), TO_TENSORS)
+        remedy = remedy if config.get("architectures") else 'add "architectures" to it: ["ViTForImageClassification"]'
         remedy = f"without --client it becomes a model of the client {client}" if client else remedy
         known = ", ".join(f"…{end}" for end, each in CLIENTS.items() if asked in ("", each))
         raise BuildError(

@@ -209,6 +209,12 @@ def _run_torchscript(path: Path, inputs: Sequence[TensorSpec], batching: bool) -
     shapes = []
     try:
         module = torch.jit.load(str(path), map_location="cpu").eval()
+        for each in module.forward.schema.arguments[1:]:
+            if "Tensor" not in str(each.type) and not each.has_default_value():
+                raise BuildError(
+                    f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends tensors: script a "
+                    "module around it that has it as a constant, or build its ONNX file"
+                )
         for batch, length in ((2, 16), (3, 24)):
             feeds = [_zeros(spec, batch if batching else 0, length) for spec in inputs]
             with torch.inference_mode():

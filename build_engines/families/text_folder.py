@@ -26,6 +26,7 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForTokenClassification": ("token-classification",),
     "ForQuestionAnswering": ("question-answering",),
 }
+TO_TENSORS = "export it to ONNX and build that without --client: then it takes and gives tensors"
 GENERATORS = ("HeadModel", "HeadsModel")  # GPT2LMHeadModel and others: what their names end with is no encoder's
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -60,6 +61,12 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is none of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["Model"])[0])
+    if config.get("is_encoder_decoder"):
+        raise BuildError(
+            f"config.json says that it is a {name}, an encoder with a decoder, which no client serves: {TO_TENSORS}"
+        )
+    if not (asked or config.get("architectures") or (checkpoint / MODULES).is_file()):
+        raise BuildError(f"config.json of {checkpoint} has no architectures: add --task, one of {', '.join(TASKS)}")
     fitting = next((tasks for end, tasks in HEADS.items() if name.endswith(end)), ("embedding",))
     if (checkpoint / MODULES).is_file():
         fitting = ("embedding",)

@@ -336,6 +336,19 @@ def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
         made(tmp_path, file, inputs=("FP32:3", "FP32:3"), precision="int8")
 
 
+class Rated(torch.nn.Module):
+    """A network of sounds, which takes their rate as a number."""
+
+    def forward(self, x: torch.Tensor, rate: int, gain: float = 2.0) -> torch.Tensor:
+        return gain * x[:, :rate]
+
+
+def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(tmp_path: Path) -> None:
+    torch.jit.script(Rated()).save(str(tmp_path / "rated.jit"))
+    with pytest.raises(BuildError, match="'rate'"):
+        made(tmp_path, tmp_path / "rated.jit", inputs=("FP32:8", "INT64:1"))
+
+
 @pytest.mark.parametrize("text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"])
 def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):

@@ -80,8 +80,23 @@ def add(folder: Path, name: str) -> None:
     save_file(load_file(file) | {name: torch.zeros(2)}, file, {"format": "pt"})
 
 
-def architecture(name: str) -> Callable[[Path], None]:
-    return lambda folder: change(folder / "config.json", architectures=[name])
+def architecture(*names: str, **values: Any) -> Callable[[Path], None]:
+    return lambda folder: change(folder / "config.json", architectures=names, **values)
+
+
+def save_longformer(folder: Path) -> None:
+    """Save a network whose attention the tracer fixes to the length that it saw."""
+    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {"num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LongformerConfig(vocab_size=99, attention_window=[8], max_position_embeddings=64, **shape)
+    transformers.LongformerModel(config).save_pretrained(folder)
+
+
+def test_the_encoder_of_t5_is_built(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
+    size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+    config = transformers.T5Config(vocab_size=size, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    transformers.T5EncoderModel(config).save_pretrained(checkpoint)
+    assert built(checkpoint, tmp_path / "model").settings["task"] == "embedding"
 
 
 TOKENS = "token-classification"
@@ -99,6 +114,10 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
         (TOKENS, lambda folder: None, "fill-mask", "token-classification"),
         ("embedding", architecture("RobertaForMultipleChoice"), "", "RobertaForMultipleChoice"),
         ("embedding", architecture("GPT2LMHeadModel"), "", "GPT2LMHeadModel"),
+        ("embedding", architecture("T5Model", is_encoder_decoder=True), "", "T5Model"),
+        ("embedding", architecture("T5Model", is_encoder_decoder=True), "embedding", "T5Model"),
+        ("embedding", architecture(), "", "--task"),
+        ("embedding", save_longformer, "", "LongformerModel"),
         ("embedding", lambda folder: change(folder / "config.json", vocab_size=999), "", "word_embeddings"),
         ("embedding", lambda folder: (folder / "modules.json").write_text(SPLADE), "", "SpladePooling"),
         ("embedding", lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED), "", "weightedmean_tokens"),

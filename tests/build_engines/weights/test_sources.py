@@ -6,6 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
 
 from build_engines.__main__ import main
 from build_engines.errors import BuildError
@@ -48,6 +49,18 @@ def test_a_checkpoint_that_does_not_say_what_it_takes_is_refused(
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 2
     assert "gpt2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("client", [(), ("--client", "image-classification"), ("--client", "bert")])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_network_that_torch_saved_whole_has_to_be_exported(
+    client: tuple[str, ...], is_zip: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = torch.nn.Linear(2, 2)
+    torch.save(network, tmp_path / "net.pt", _use_new_zipfile_serialization=is_zip)
+    command = ["build", "own", "--weights", str(tmp_path / "net.pt"), "--out", str(tmp_path / "models"), *client]
+    assert main(command) == 2
+    assert "torch.onnx.export" in capsys.readouterr().err
 
 
 def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
