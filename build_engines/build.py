@@ -15,7 +15,7 @@ from backends.onnxruntime.onnx_session import PARAMETERS as OF_ONNXRUNTIME
 from backends.openvino.openvino_settings import READ as OF_OPENVINO
 from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
 from build_engines import comparison
-from build_engines.engines import onnx_runtime, tensorrt
+from build_engines.engines import onnx_runtime, tensorrt, trtexec
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, bundled, efficientnet, image_folder, onnx_file, table, yolov4_tiny
 from build_engines.families.image_folder import is_image
@@ -132,7 +132,7 @@ def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
     files = {"weights": weights, "labels": request.labels, "tokenizer": request.tokenizer, "data": request.data}
     asked["sha256"] = {name: sources.identity(file) for name, file in files.items() if file and file.exists()}
     asked["calibration"] = request.calibration.name if request.calibration else ""
-    if request.target == "tensorrt" and (bound := tensorrt.bound_to()):
+    if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         asked["bound_to"] = bound
     return json.loads(json.dumps(asked))  # type: ignore[no-any-return]  # tuples as lists, as they are read back
 
