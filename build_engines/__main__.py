@@ -1,4 +1,4 @@
-"""python -m build_engines build | list | inspect | verify | archive"""
+"""python -m build_engines build | list | verify | archive"""
 
 import argparse
 import dataclasses
@@ -43,7 +43,6 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_build(commands.add_parser("build", help="build a model folder from weights"))
     commands.add_parser("list", help="list the models that can be built by name").set_defaults(run=_list)
-    _stored(commands.add_parser("inspect", help="print a model's inputs, outputs, size and origin"), _inspect)
     verify = _stored(
         commands.add_parser("verify", help="compare the engine with its fp32 reference; exit code 1 if a limit fails"),
         _verify,
@@ -130,17 +129,8 @@ def _list(_: argparse.Namespace) -> int:
     return 0
 
 
-def _inspect(parsed: argparse.Namespace) -> int:
-    from build_engines.inspection import report
-    from build_engines.model_folder.stored import open_model
-
-    for line in report(open_model(parsed.model, parsed.repository)):
-        print(line)
-    return 0
-
-
 def _verify(parsed: argparse.Namespace) -> int:
-    from build_engines.inspection import verify
+    from build_engines.comparison import verify
     from build_engines.model_folder.stored import open_model
 
     stored = open_model(parsed.model, parsed.repository)

@@ -1,4 +1,4 @@
-"""Compare an engine with the fp32 model that it was made from; each limit must hold.
+"""`verify`: compare an engine with the fp32 model that it was made from, and time both; each limit must hold.
 
 | Model | Measured | Limit |
 |---|---|---|
@@ -10,10 +10,12 @@
 | a model without a client, or of images without --samples | mean cosine of each output | 0.99 |
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.model_folder.files import read_lines
-from build_engines.runners import Runner, example_feed, row_of, rows_of
+from build_engines.model_folder.files import digest, read_lines, reference_folder
+from build_engines.model_folder.spec import PLAN
+from build_engines.model_folder.stored import StoredModel
+from build_engines.runners import Runner, example_feed, onnx_runner, row_of, rows_of, runner_of
 from clients.base import Model, ModelClient, Tensors
 from serving.codecs import Limits
 from serving.served_model import ServedModel
@@ -31,6 +35,7 @@ from serving.served_model import ServedModel
 TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
+SECONDS, LEAST_RUNS = 1.0, 3  # for the runs that are timed, of each of both
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -62,6 +67,37 @@ class Score:
     def __str__(self) -> str:
         limit = "" if self.limit is None else f" (limit {self.limit:.4f}{'' if self.passed else ', FAILED'})"
         return f"{self.name} {self.value:.4f}{limit}{f', {self.note}' if self.note else ''}"
+
+
+def verify(stored: StoredModel, reference: Path | None, source: Path | None, count: int) -> list[Score]:
+    """Return the scores of a built model against `reference`, by default the fp32 model that its build kept."""
+    if not reference:
+        sha256 = stored.record.get("source_sha256", "")
+        kept = reference_folder(sha256) / "model.onnx"
+        known = (path for path in (kept, stored.version / "model.onnx") if path.is_file() and digest(path) == sha256)
+        if not (reference := next(known, None)):
+            raise BuildError(
+                f"the fp32 model that {stored.folder.name} was made from is not in {kept.parent}: build it again with "
+                "--force, or name it with --reference ONNX"
+            )
+    engine, fp32 = runner_of(stored), onnx_runner(reference)
+    scores = compare(stored.model, stored.client(), engine, fp32, count, source)
+    # trtexec loads a plan for each run
+    return scores if stored.config.platform == PLAN else [*scores, _speed(stored.model, engine, fp32)]
+
+
+def _speed(model: Model, engine: Runner, fp32: Runner) -> Score:
+    """Return how many times as fast as fp32 the engine is. They take turns, so that a disturbance affects both."""
+    feed = example_feed(model, 1, length=128)
+    times: dict[Runner, list[float]] = {engine: [], fp32: []}
+    end = time.perf_counter() + 2 * SECONDS
+    while time.perf_counter() < end or len(times[fp32]) <= LEAST_RUNS:
+        for run, taken in times.items():
+            started = time.perf_counter()
+            run(feed)
+            taken.append(time.perf_counter() - started)
+    ours, theirs = (median(taken[1:]) * 1e3 for taken in times.values())  # the first run warms up
+    return Score("times as fast as fp32", theirs / ours, note=f"{ours:.2f} ms, fp32 {theirs:.2f} ms")
 
 
 def compare(

@@ -1,16 +1,14 @@
-"""Run a model's file outside Triton, with the options of its backend, and time it.
+"""Run a model's file outside Triton, with the options of its backend.
 
 ONNX Runtime runs in this process, OpenVINO in one of its own, and a TensorRT plan through trtexec.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,6 @@ from serving.repository.engines import OPENVINO, asked_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]
-LEAST_RUNS = 3
-SECONDS = 1.0  # for the runs of each
 LEVELS = {"b": 2, "u": 256}  # of a Boolean, of a pixel
 
 
@@ -139,20 +135,3 @@ def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator)
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
     return np.ones(shape, dtype) if dtype.kind == "i" else rng.integers(0, LEVELS[dtype.kind], shape).astype(dtype)
-
-
-def latencies(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median milliseconds of each run after a warm-up.
-
-    The runs take turns, so that a disturbance of the machine affects all of them.
-    """
-    for run in runs:
-        run()
-    times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + SECONDS * len(runs)
-    while time.perf_counter() < end or len(times[0]) < LEAST_RUNS:
-        for taken, run in zip(times, runs, strict=True):
-            started = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - started)
-    return [median(taken) * 1e3 for taken in times]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from build_engines import runners
+from build_engines import comparison
 
 
 @pytest.fixture(autouse=True)
@@ -18,4 +18,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time engines only for a moment."""
-    monkeypatch.setattr(runners, "SECONDS", 0.1)
+    monkeypatch.setattr(comparison, "SECONDS", 0.1)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from build_engines.__main__ import main
-from build_engines.families.bundled import SHA256
 from build_engines.recipes import RECIPES
 from tests.build_engines.models import save_scale
 from tests.support.harness import PATIENCE, ROOT, Server
@@ -34,7 +33,7 @@ def test_list_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["build", "resnet", "--precision", "int8"], 2, "--calibration"),
         (["build", "resnet", "--out", "/proc/nowhere"], 1, "/proc/nowhere"),
         (["build", "own", "--weights", "docs"], 1, "config.json"),
-        (["inspect", "absent"], 1, "absent"),
+        (["verify", "absent"], 1, "absent"),
         (["archive", "absent"], 1, "absent"),
         (["archive", "resnet", "--copies", "0"], 2, "--copies"),
         ([], 2, "COMMAND"),
@@ -75,24 +74,6 @@ sys.exit(main(sys.argv[1:]))
     assert not (tmp_path / "models").exists()
     command = [sys.executable, "-c", code, "build", "resnet", "--out", str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, timeout=PATIENCE).returncode == 0
-
-
-def test_inspect_says_what_a_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["build", "resnet", "--out", str(tmp_path)]) == 0
-    (tmp_path / "resnet/labels.txt").write_text("0\n")
-    capsys.readouterr()
-    assert main(["inspect", "resnet", "--repository", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    for part in ("resnet", "UINT8 [3, 64, 64]", "FP32 [10]", "2.8 MB", "fp32", SHA256["resnet"], "labels.txt"):
-        assert part in said
-
-
-def test_inspect_works_on_a_model_that_was_not_built_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "own/1").mkdir(parents=True)
-    (tmp_path / "own/config.pbtxt").write_text('backend: "python"\ninput { name: "x" data_type: TYPE_FP32 dims: [1] }')
-    assert main(["inspect", "own", "--repository", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "no build.json" in said
 
 
 def test_what_is_built_is_served(tmp_path: Path) -> None:

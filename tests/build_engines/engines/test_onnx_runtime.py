@@ -15,9 +15,8 @@ from PIL import Image
 
 from build_engines.__main__ import main
 from build_engines.build import build
-from build_engines.comparison import cosine
+from build_engines.comparison import cosine, verify
 from build_engines.errors import BuildError, UsageError
-from build_engines.inspection import verify
 from build_engines.model_folder.files import reference_folder
 from build_engines.model_folder.stored import StoredModel, open_model
 from build_engines.request import Request

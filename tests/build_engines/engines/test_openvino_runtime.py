@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from build_engines.__main__ import main
+from build_engines.comparison import verify
 from build_engines.errors import BuildError
-from build_engines.inspection import verify
 from build_engines.model_folder.stored import open_model
 from build_engines.runners import OpenvinoRunner
 from serving.repository.model_config import read_config

@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from build_engines.__main__ import main
+from build_engines.comparison import verify
 from build_engines.engines.quantization import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.engines.trtexec import Trtexec, find_trtexec, this_gpu
-from build_engines.inspection import verify
 from build_engines.model_folder.stored import open_model
 from serving.repository.model_config import read_config
 from tests.build_engines.models import parsed, save_digits
