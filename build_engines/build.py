@@ -207,8 +207,6 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: 
 
     An engine for a CPU only has the first alone.
     """
-    if not request.preferred_batch_sizes:
-        request = replace(request, preferred_batch_sizes=engine.preferred_batch_sizes)
     cpu = model_config(
         model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, request=request
     )
@@ -219,6 +217,8 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: 
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
     gpu = model_config(model_spec, platform=engine.platform, kind="KIND_GPU", count=1, request=request)
+    if gpu.HasField("dynamic_batching"):
+        gpu.dynamic_batching.preferred_batch_size.extend(engine.preferred_batch_sizes)
     if engine.accelerator:
         accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
         accelerators.add(name="tensorrt", parameters=engine.accelerator)

@@ -33,10 +33,6 @@ def count(text: str) -> int:
     return value
 
 
-def sizes(text: str) -> tuple[int, ...]:
-    return tuple(positive(part) for part in text.split(","))
-
-
 def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -109,15 +105,6 @@ class Request:
     )
     max_batch_size: int = option(SERVING, -1, "0: no batches, one instance at a time", type=count, metavar="N")
     instances: int = option(SERVING, 0, "how many run side by side", type=positive, metavar="N")
-    preferred_batch_sizes: tuple[int, ...] = option(SERVING, (), "of dynamic batching", type=sizes, metavar="N,N")
-    queue_delay: int = option(
-        SERVING, 0, "how long dynamic batching waits for more", type=count, metavar="MICROSECONDS"
-    )
-    warm_up: bool = option(SERVING, False, "let Triton run the model on zeros when it loads it", action="store_true")
-    response_cache: bool = option(
-        SERVING, False, "let Triton repeat the answer to the same tensors", action="store_true"
-    )
-    versions: str = option(SERVING, "", "all, latest:2 or 1,3", metavar="POLICY")
     controls: tuple[str, ...] = option(
         SERVING,
         (),
@@ -126,7 +113,6 @@ class Request:
         action="append",
         metavar="KIND=INPUT",
     )
-    sequence_idle: float = option(SERVING, 0.0, "after which a session is forgotten", type=float, metavar="SECONDS")
     repository: Path = option(
         "", REPOSITORY, "the model repository to build into", flag="--out", type=Path, metavar="REPOSITORY"
     )

@@ -36,12 +36,7 @@ def model_config(model_spec: ModelSpec, platform: str, kind: str, count: int, re
         config.output[0].label_filename = model_spec.labels
     group = config.instance_group.add(count=request.instances or count)
     group.kind = group.Kind.Value(kind)
-    _set_batching(config, model_spec, request)
-    _set_versions(config, request.versions)
-    if request.response_cache:
-        config.response_cache.enable = True
-    if request.warm_up:
-        _set_warm_up(config, model_spec)
+    _set_batching(config, model_spec)
     parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(model_spec.settings)
     for key, value in parameters.items():
         config.parameters[key].string_value = value
@@ -61,21 +56,15 @@ def data_type(datatype: str) -> int:
     return int(model_config_pb2.DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
 
 
-def _set_batching(config: Any, model_spec: ModelSpec, request: Request) -> None:
+def _set_batching(config: Any, model_spec: ModelSpec) -> None:
     if model_spec.controls:
-        _set_sequences(config.sequence_batching, model_spec, request)
-        return
-    if not model_spec.max_batch_size:
-        return
-    config.dynamic_batching.SetInParent()
-    config.dynamic_batching.preferred_batch_size.extend(request.preferred_batch_sizes)
-    if request.queue_delay:
-        config.dynamic_batching.max_queue_delay_microseconds = request.queue_delay
+        _set_sequences(config.sequence_batching, model_spec)
+    elif model_spec.max_batch_size:
+        config.dynamic_batching.SetInParent()
 
 
-def _set_sequences(batching: Any, model_spec: ModelSpec, request: Request) -> None:
+def _set_sequences(batching: Any, model_spec: ModelSpec) -> None:
     batching.direct.SetInParent()
-    batching.max_sequence_idle_microseconds = round(request.sequence_idle * 1e6)
     for kind, spec in model_spec.controls.items():
         control = batching.control_input.add(name=spec.name).control.add()
         control.kind = control.Kind.Value(CONTROLS[kind])
@@ -88,28 +77,6 @@ def _set_sequences(batching: Any, model_spec: ModelSpec, request: Request) -> No
 
 
 _FALSE_TRUE = {"FP32": "fp32_false_true", "INT32": "int32_false_true", "BOOL": "bool_false_true"}
-
-
-def _set_versions(config: Any, versions: str) -> None:
-    """ "latest:2", "all", "1,3"; "" leaves Triton's own, the latest."""
-    kind, _, number = versions.partition(":")
-    if versions == "all":
-        config.version_policy.all.SetInParent()
-    elif kind == "latest" and number.isdecimal():
-        config.version_policy.latest.num_versions = int(number)
-    elif versions and all(part.isdecimal() for part in versions.split(",")):
-        config.version_policy.specific.versions.extend(map(int, versions.split(",")))
-    elif versions:
-        raise UsageError(f"the version policy '{versions}' is none of: all, latest:2, 1,3")
-
-
-def _set_warm_up(config: Any, model_spec: ModelSpec) -> None:
-    """One request of zeros when the model is loaded."""
-    warm_up = config.model_warmup.add(name="zeros", batch_size=1 if model_spec.max_batch_size else 0)
-    for spec in model_spec.inputs:
-        entry = warm_up.inputs[spec.name]
-        entry.data_type, entry.zero_data = data_type(spec.datatype), True
-        entry.dims.extend(model_spec.lengths[1] if size == -1 else size for size in spec.shape or (1,))
 
 
 def render(config: Any, note: str = "") -> str:
