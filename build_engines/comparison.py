@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
-from tqdm import tqdm
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.model_folder.files import digest, read_lines, reference_folder
@@ -175,7 +174,7 @@ def _samples(client: ModelClient, family: str, source: Path | None) -> Iterator[
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise UsageError(f"there is no image in {source} ({', '.join(sorted(SUFFIXES))})")
-    for file in tqdm(files, desc="reading", disable=None, leave=False):
+    for file in files:
         try:
             yield Image.open(file).convert("RGB")
         except (OSError, UnidentifiedImageError) as err:
