@@ -1,4 +1,4 @@
-"""Small bodies that would become large or take long, and a measurement of their cost in a process of its own."""
+"""Small bodies that would become large or take long, and the models that they are sent to."""
 
 import gzip
 import io
@@ -16,14 +16,12 @@ from serving.bodies.reading import read_body, unpacked
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Limits
 from serving.decoding import Decoder
-from serving.errors import ServingError
 from serving.inference.batch_transform import transform
 from serving.inference.service import Inference
 from serving.request import Reply, Request
 from serving.served_model import ServedModel
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
-from tests.support.processes import alone, rise
 
 LINES, JSON_TYPE, NPY = "application/jsonlines", "application/json", "application/x-npy"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -164,25 +162,3 @@ CASES: dict[str, Callable[[], Hostile]] = {
     "empty gzip members": lambda: Hostile(JSON_TYPE, gzip.compress(b"") * 200_000, NUMBERS, "gzip"),
     "packed zeros": lambda: Hostile(JSON_TYPE, gzip.compress(bytes(20 * LARGEST), 1), NUMBERS, "gzip"),
 }
-ANSWERED: dict[str, Callable[[], Hostile]] = {
-    "lines": lambda: Hostile(LINES, gzip.compress(b"1\n" * 50_000), CLIENT, "gzip"),
-    "a line of objects": lambda: Hostile(LINES, b"[%b]" % many(b"{}", 8_000_000), CLIENT),
-}
-
-
-def cost(case: str) -> tuple[float, int, str]:
-    """Return the MB that a case takes beside its own bytes, the status and the error's text."""
-    return alone(_cost, case)
-
-
-def _cost(case: str) -> tuple[float, int, str]:
-    hostile = (CASES | ANSWERED)[case]()
-    bytes_, (status, text) = rise(lambda: _answer(hostile))
-    return bytes_ / MEGABYTE, status, text
-
-
-def _answer(hostile: Hostile) -> tuple[int, str]:
-    try:
-        return 200, str(len(hostile.ask().content))
-    except ServingError as err:
-        return err.status, str(err)

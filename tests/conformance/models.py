@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.harness import ONE_INSTANCE, make_identity, make_scale
+from tests.support.harness import make_identity, make_python_model, make_scale
 from tests.support.streaming_models import make_echo, make_teller
 
 TALKER = '''
@@ -45,12 +45,12 @@ def make_single_repository(repository: Path) -> None:
 
 def make_talker(folder: Path) -> None:
     """One text in, one text out, or a failure."""
-    _write(folder, f'backend: "python"\n{TEXTS}{ONE_INSTANCE}', TALKER)
+    make_python_model(folder, TEXTS, TALKER)
 
 
 def make_broken(folder: Path, text: str) -> None:
     """Its load fails with this text."""
-    _write(folder, f'backend: "python"\n{TEXTS}{ONE_INSTANCE}', BROKEN.replace("TEXT", text))
+    make_python_model(folder, TEXTS, BROKEN.replace("TEXT", text))
 
 
 def make_ensemble(folder: Path, parts: tuple[str, str] = ("first", "second")) -> None:
@@ -65,9 +65,3 @@ def make_ensemble(folder: Path, parts: tuple[str, str] = ("first", "second")) ->
     config = f'platform: "ensemble"\n{TEXTS}ensemble_scheduling {{ step [ {steps} ] }}\n'
     (folder / "chain" / "1").mkdir(parents=True)
     (folder / "chain" / "config.pbtxt").write_text(config)
-
-
-def _write(folder: Path, config: str, model: str) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(model)
-    (folder / "config.pbtxt").write_text(config)

@@ -1,46 +1,46 @@
 """KServe's output parameter `classification`: our answer is Triton's own, and nothing that kills Triton reaches it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
-from tests.endpoint.test_hostile_bodies import ECHO
-from tests.support.harness import ONE_INSTANCE, Server
+from tests.support.harness import Server, make_python_model, module_server
 
 pytestmark = pytest.mark.stack
 
+ECHO = '''
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    """Gives its input back."""
+
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("x", tensor.as_numpy())]) for tensor in tensors]
+'''
 LABELS = b"zero\none with  spaces \n\nthree\r\nf\xc3\xbcnf"
 
 
 def make_echo(repository: Path, name: str, datatype: str, batch: int = 8) -> None:
-    folder, dims = repository / name, "[-1]" if batch else "[-1, -1]"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(ECHO)
-    (folder / "words.txt").write_bytes(LABELS)
-    tensor = f'name: "x" data_type: TYPE_{datatype} dims: {dims}'
+    tensor = f'name: "x" data_type: TYPE_{datatype} dims: {"[-1]" if batch else "[-1, -1]"}'
     labels = 'label_filename: "words.txt"' if name == "labelled" else ""
-    (folder / "config.pbtxt").write_text(
-        f'backend: "python"\nmax_batch_size: {batch}\n{ONE_INSTANCE}'
-        f"input {{ {tensor} }}\noutput {{ {tensor} {labels} }}\n"
-    )
+    config = f"max_batch_size: {batch}\ninput {{ {tensor} }}\noutput {{ {tensor} {labels} }}\n"
+    make_python_model(repository / name, config, ECHO)
+    (repository / name / "words.txt").write_bytes(LABELS)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    repository = tmp_path_factory.mktemp("repository")
-    for name in ("labelled", "fp32"):
-        make_echo(repository, name, "FP32")
+def make_echoes(repository: Path) -> None:
+    make_echo(repository, "labelled", "FP32")
     make_echo(repository, "without_batch", "FP32", batch=0)
-    for datatype in ("FP64", "INT8", "UINT64", "FP16", "BOOL"):
-        make_echo(repository, datatype.lower(), datatype)
     make_echo(repository, "bytes", "STRING")
-    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_WORKERS="1").wait_ready()
-    yield running
-    assert running.stop() == 0
+    for datatype in ("FP32", "FP64", "INT8", "UINT64", "FP16", "BOOL"):
+        make_echo(repository, datatype.lower(), datatype)
+
+
+server = module_server(make_echoes, SERVE_WORKERS="1")
 
 
 def body(datatype: str, shape: list[int], data: list[Any], count: Any, **more: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_classes_travel_as_binary_data_and_in_streams_too(server: Server) -> Non
     assert line.json()["outputs"][0]["data"] == ["2.000000:1:one with  spaces "]
 
 
-def test_what_ends_tritonserver_does_not_reach_it(server: Server) -> None:
+def test_a_request_that_would_crash_tritonserver_does_not_reach_it(server: Server) -> None:
     pid = server.pid("tritonserver")
     for model, datatype, data in (
         ("bytes", "BYTES", ["a", "b"]),
@@ -106,7 +106,7 @@ def test_what_ends_tritonserver_does_not_reach_it(server: Server) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True, None, [1], 2**70])
-def test_a_count_that_is_none_is_the_callers_mistake(server: Server, count: Any) -> None:
+def test_a_count_that_is_not_a_whole_number_above_0_is_a_400(server: Server, count: Any) -> None:
     reply = ask(server, "fp32", body("FP32", [1, 2], [1.0, 2.0], count))
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
     assert "'x'" in reply.json()["error"]

@@ -1,113 +1,125 @@
-"""Asynchronous inference: large bodies and long calls pass when their settings say so, and memory stays bounded."""
+"""Large bodies pass when the settings allow them, through /dev/shm to Triton, and their memory comes back."""
 
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-import requests
 
-from tests.support.harness import ONE_INSTANCE, Server, make_sleeper, wait_until
+from tests.support.harness import Server, free_port, make_python_model, wait_until
 
 pytestmark = pytest.mark.stack
 
 BINARY = "application/vnd.sagemaker-triton.binary+json"
-MEGABYTE = 1024 * 1024
-
-TOTAL = '''
+MEGABYTE = 2**20
+SHARED = Path("/dev/shm")
+CONFIG = 'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "ends" data_type: TYPE_FP32 dims: [2] }\n'
+MODEL = '''
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """The sum of all numbers."""
+    """The least and the greatest of an input's numbers, which -1 must not be."""
 
     def execute(self, requests):
-        sums = [pb_utils.get_input_tensor_by_name(r, "x").as_numpy().sum(dtype=np.int64) for r in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("total", np.array([s], dtype=np.int64))]) for s in sums]
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        if array[0] == -1:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("it must not be -1"))
+        ends = np.array([array.min(), array.max()], dtype=np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("ends", ends)])
 '''
+CLIENT = '''
+"""A number becomes a tensor of 4 MB that holds nothing else."""
+
+import numpy as np
+
+from clients.base import ModelClient
+from serving.codecs import JSON
 
 
-def make_total(repository: Path) -> None:
-    """`total`: UINT8 x [n] -> INT64 [1]."""
-    folder = repository / "total"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(TOTAL)
-    (folder / "config.pbtxt").write_text(
-        'backend: "python"\ninput { name: "x" data_type: TYPE_UINT8 dims: [-1] }\n'
-        f'output {{ name: "total" data_type: TYPE_INT64 dims: [1] }}\n{ONE_INSTANCE}'
-    )
+class Client(ModelClient):
+    codec = JSON
+    example = b"0"
+
+    def preprocess(self, instances):
+        return {"x": np.full((1, 2**20), instances[0], np.float32)}
+
+    def postprocess(self, outputs, inputs, instances, parameters):
+        return outputs["ends"].tolist()
+'''
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    repository = tmp_path_factory.mktemp("repository")
-    make_total(repository)
-    make_sleeper(repository)
-    variables = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "120", "SERVE_WORKERS": "1"}
-    running = Server(tmp_path_factory.mktemp("serve"), repository, **variables).wait_ready()
+    """Others can reach its gRPC, so its workers must show the secret to share memory with Triton."""
+    folder = tmp_path_factory.mktemp("serve")
+    make_python_model(folder / "models/ends", CONFIG, MODEL, CLIENT)
+    limits = {"SERVE_MAX_BODY_MB": "100", "SERVE_REQUEST_TIMEOUT": "120", "SERVE_WORKERS": "1"}
+    port = {"SAGEMAKER_TRITON_ALLOW_GRPC": "true", "SAGEMAKER_TRITON_GRPC_PORT": str(free_port())}
+    running = Server(folder, folder / "models", **limits, **port).wait_ready()
     yield running
+    (file, *_) = regions(running)
     assert running.stop() == 0
+    assert list(SHARED.glob(f"{file.name.rsplit('-', 2)[0]}*")) == []
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def workers(server: Server, name: str = "gunicorn") -> list[int]:
+    return [child.pid for child in psutil.Process(server.pid(name)).children()]
 
 
-def status(pid: int, field: str) -> int:
-    """A field of /proc/PID/status, in MB."""
+def worker(server: Server) -> int:
+    (child,) = workers(server)
+    return child
+
+
+def memory(pid: int, field: str) -> int:
+    """Return a field of /proc/PID/status in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field))) // 1024
 
 
-def tensor(size: int) -> tuple[bytes, dict[str, str], int]:
-    """A body of `size` MB of numbers, its headers, and their sum."""
-    numbers = np.arange(size * MEGABYTE, dtype=np.uint8)
+def send(server: Server, size: int) -> None:
+    """Send `size` MB of numbers from 0 on; the answer must be the first number and the last."""
+    numbers = np.arange(size * MEGABYTE // 4, dtype=np.float32)
     parameters = {"binary_data_size": numbers.nbytes}
-    header = {"inputs": [{"name": "x", "shape": [numbers.size], "datatype": "UINT8", "parameters": parameters}]}
+    header = {"inputs": [{"name": "x", "shape": [numbers.size], "datatype": "FP32", "parameters": parameters}]}
     head = json.dumps(header).encode()
     headers = {"Content-Type": f"{BINARY};json-header-size={len(head)}"}
-    return head + numbers.tobytes(), headers, int(numbers.sum(dtype=np.int64))
-
-
-def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory_and_let_go(server: Server) -> None:
-    size = 90
-    (worker,) = children(server.pid("gunicorn"))
-    body, headers, total = tensor(1)
-    assert server.post("/invocations?model_name=total", data=body, headers=headers).status_code == 200
-    before = status(worker, "VmRSS")
-    body, headers, total = tensor(size)
-    reply = server.post("/invocations?model_name=total", data=body, headers=headers)
+    reply = server.post(params={"model_name": "ends"}, data=head + numbers.tobytes(), headers=headers)
     assert reply.status_code == 200, reply.text
-    assert reply.json()["outputs"][0]["data"] == [total]
-    assert size <= status(worker, "VmHWM") - before < 2.3 * size  # the pages of shared memory count
-    wait_until(lambda: status(worker, "VmRSS") - before < 0.3 * size, "it is let go")
+    assert reply.json()["outputs"][0]["data"] == [0.0, float(numbers[-1])]
 
 
-def test_what_a_burst_took_is_given_back_once_a_worker_is_idle(server: Server) -> None:
-    (worker,) = children(server.pid("gunicorn"))
-    body, headers, total = tensor(20)
-    before = status(worker, "VmRSS")
+def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory(server: Server) -> None:
+    size, pid = 90, worker(server)
+    send(server, 1)
+    before = memory(pid, "VmRSS")
+    send(server, size)
+    assert size <= memory(pid, "VmHWM") - before < 2.3 * size  # pages of shared memory count
+    wait_until(lambda: memory(pid, "VmRSS") - before < 0.3 * size, "the worker gives the memory back")
+
+
+def test_an_idle_worker_gives_back_the_memory_of_a_burst(server: Server) -> None:
+    pid = worker(server)
+    before = memory(pid, "VmRSS")
     with ThreadPoolExecutor(4) as threads:
-        replies = threads.map(
-            lambda _: server.post("/invocations?model_name=total", data=body, headers=headers), range(8)
-        )
-        assert [reply.json()["outputs"][0]["data"] for reply in replies] == [[total]] * 8
-    wait_until(lambda: status(worker, "VmRSS") - before < 15, "the memory is given back")
+        list(threads.map(lambda _: send(server, 20), range(8)))
+    wait_until(lambda: memory(pid, "VmRSS") - before < 15, "the worker gives the memory back")
 
 
-def test_a_body_over_the_limit_is_a_413(server: Server) -> None:
-    reply = server.post("/invocations?model_name=total", data=tensor(100)[0])
-    assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
-
-
-def test_a_body_that_is_still_coming_lies_in_the_run_folder(server: Server) -> None:
-    workers = children(server.pid("nginx"))
-
+def test_nginx_buffers_a_body_in_the_run_folder(server: Server) -> None:
     def open_files() -> list[str]:
-        return [str(link.readlink()) for pid in workers for link in Path(f"/proc/{pid}/fd").iterdir()]
+        return [str(link.readlink()) for pid in workers(server, "nginx") for link in Path(f"/proc/{pid}/fd").iterdir()]
 
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {50 * MEGABYTE}\r\n\r\n"
@@ -116,9 +128,53 @@ def test_a_body_that_is_still_coming_lies_in_the_run_folder(server: Server) -> N
         wait_until(lambda: any(name.startswith(folder) for name in open_files()), "nginx writes into the run folder")
 
 
-def sleep(server: Server, seconds: float) -> requests.Response:
-    return server.post("/invocations", json={"model_name": "sleeper", "instances": [seconds]})
+def regions(server: Server) -> list[Path]:
+    return list(SHARED.glob(f"serve-*-{worker(server)}-*"))
 
 
-def test_a_long_call_is_answered(server: Server) -> None:
-    assert sleep(server, 4).json()["predictions"] == [4.0]
+def ends(server: Server, number: int) -> Any:
+    reply = server.post(json={"instances": [number]})
+    assert reply.status_code == 200, reply.text
+    return reply.json()["predictions"]
+
+
+def test_callers_at_once_get_answers_to_their_own_inputs(server: Server) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(lambda number: ends(server, number), range(120)))
+    assert answers == [[[float(number)] * 2] for number in range(120)]
+    names = {file.name for file in regions(server)}
+    assert names
+    maps = Path(f"/proc/{server.pid('tritonserver')}/maps").read_text()
+    assert all(f"/dev/shm/{name}" in maps for name in names)
+
+
+def test_an_idle_worker_gives_the_pages_of_shared_memory_back(server: Server) -> None:
+    ends(server, 1)
+    wait_until(lambda: sum(file.stat().st_blocks for file in regions(server)) == 0, "no page is left")
+    assert ends(server, 2) == [[2.0, 2.0]]
+
+
+def test_a_call_that_failed_gives_its_region_back_once(server: Server) -> None:
+    """A region that is given back twice is lent to two calls at once."""
+    failed = [server.post(json={"instances": [-1]}).status_code for _ in range(8)]
+    assert not {200, 503} & {*failed}
+    test_callers_at_once_get_answers_to_their_own_inputs(server)
+
+
+def test_a_new_tritonserver_gets_inputs_in_new_regions(server: Server) -> None:
+    ends(server, 3)
+    before = set(regions(server))
+    server.replace("tritonserver")
+    server.wait_ready()
+    assert [ends(server, number) for number in (4, 5, 6)] == [[[4.0, 4.0]], [[5.0, 5.0]], [[6.0, 6.0]]]
+    assert before.isdisjoint(regions(server))
+
+
+def test_a_killed_worker_leaves_no_shared_memory(server: Server) -> None:
+    ends(server, 7)
+    old, killed = regions(server), worker(server)
+    assert old
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: not any(file.exists() for file in old), "its files are gone")
+    wait_until(lambda: len(workers(server)) == 1 and killed not in workers(server), "another has taken its place")
+    assert ends(server, 8) == [[8.0, 8.0]]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import requests
 
-from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper
+from tests.support.exits import EXITS
+from tests.support.harness import ROOT, Server, link_model, make_python_model, make_scale, make_sleeper
 from tests.support.streaming_models import make_teller
 
 ID = "X-Amzn-SageMaker-Inference-Id"
@@ -22,26 +23,8 @@ TEXT = "Faults are found, told and mended."
 LARGE = 3000  # numbers: more than the 16 kB of JSON from which another parser reads them
 IN_SHARED_MEMORY = 300_000  # numbers: more than the 1 MB from which an input goes through /dev/shm
 NPY = "application/x-npy"
-EXITER = '''
-import os
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    """Gives a number back; its process ends when that is negative."""
-
-    def execute(self, requests):
-        replies = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            if x.max() < 0:
-                os._exit(1)
-            replies.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
-        return replies
-'''
-EXITER_CONFIG = """backend: "python"
-input { name: "x" data_type: TYPE_FP32 dims: [1] }
+EXITER = """input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
-instance_group { count: 1 kind: KIND_CPU }
 """
 
 
@@ -63,9 +46,7 @@ def make_models(repository: Path) -> None:
     make_scale(repository)
     make_sleeper(repository)
     make_teller(repository)
-    (repository / "exiter/1").mkdir(parents=True)
-    (repository / "exiter/1/model.py").write_text(EXITER)
-    (repository / "exiter/config.pbtxt").write_text(EXITER_CONFIG)
+    make_python_model(repository / "exiter", EXITER, EXITS)
 
 
 def learn(server: Server) -> list[Callable[[int], Call]]:

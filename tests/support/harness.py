@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import onnx
+import pytest
 import requests
 from google.protobuf.text_format import MessageToString
 from onnx import TensorProto as Type
@@ -251,6 +252,24 @@ class Server:
             time.sleep(0.02)
 
 
+def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
+    """Return a fixture: one container for the tests of a module, which serves what the makers write into its folder
+    `models`."""
+
+    @pytest.fixture(scope="module")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        folder = tmp_path_factory.mktemp("serve")
+        (folder / "models").mkdir()
+        for make in makers:
+            make(folder / "models")
+        running = Server(folder, folder / "models", **variables).wait_ready()
+        yield running
+        assert running.stop() == 0
+        running.wait_gone()
+
+    return server
+
+
 def _has_variable(entry: Path, marker: bytes) -> bool:
     """Whether the process has the variable; False for zombies, which have no environment."""
     try:
@@ -369,14 +388,19 @@ class Client(ModelClient):
 '''
 
 
-def make_sleeper(repository: Path, name: str = "sleeper") -> None:
+def make_sleeper(repository: Path, name: str = "sleeper", code: str = SLEEPER, client: str = SLEEPER_CLIENT) -> None:
     """A model on Triton's python backend, without a batch dimension, with its own client.py."""
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(SLEEPER)
-    (folder / "client.py").write_text(SLEEPER_CLIENT)
-    _config(
-        folder,
-        'backend: "python"\ninput { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
-        f'output {{ name: "slept" data_type: TYPE_FP32 dims: [1] }}\n{ONE_INSTANCE}',
+    config = (
+        'input { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "slept" data_type: TYPE_FP32 dims: [1] }\n'
     )
+    make_python_model(repository / name, config, code, client)
+
+
+def make_python_model(folder: Path, config: str, code: str, client: str = "") -> None:
+    """Write a model of Triton's python backend; `config` is what config.pbtxt says of it besides."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(code)
+    (folder / "config.pbtxt").write_text(f'backend: "python"\n{config}{ONE_INSTANCE}')
+    if client:
+        (folder / "client.py").write_text(client)

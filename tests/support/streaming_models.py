@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
+from tests.support.harness import make_python_model
 
 TELLER = '''
 import threading
@@ -83,25 +83,17 @@ TENSORS = (
 )
 
 
-def _write(folder: Path, config: str, model: str, client: str = "") -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(model)
-    (folder / "config.pbtxt").write_text(f'backend: "python"\n{config}{ONE_INSTANCE}')
-    if client:
-        (folder / "client.py").write_text(client)
-
-
 def make_teller(repository: Path) -> None:
     """`teller`: decoupled, without a batch dimension, without a client: one response per word."""
     model = TELLER.replace("SHAPE", "[said.encode()]").replace("ABOUT", "[len(said), seconds]")
-    _write(repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model)
+    make_python_model(repository / "teller", f"{TENSORS}model_transaction_policy {{ decoupled: true }}\n", model)
 
 
 def make_reader(repository: Path) -> None:
     """`reader`: the teller with a batch dimension and a client."""
     model = TELLER.replace("SHAPE", "[[said.encode()]]").replace("ABOUT", "[[len(said), seconds]]")
     config = f"max_batch_size: 4\n{TENSORS}model_transaction_policy {{ decoupled: true }}\n"
-    _write(repository / "reader", config, model, TELLER_CLIENT)
+    make_python_model(repository / "reader", config, model, TELLER_CLIENT)
 
 
 ECHO = '''
@@ -127,7 +119,7 @@ def make_echo(repository: Path) -> None:
         'max_batch_size: 4\ninput { name: "text_input" data_type: TYPE_STRING dims: [-1] }\n'
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }\n'
     )
-    _write(repository / "echo", config, ECHO)
+    make_python_model(repository / "echo", config, ECHO)
 
 
 PROMPT = '''
@@ -152,7 +144,7 @@ def make_prompt(repository: Path) -> None:
         'input { name: "STREAM" data_type: TYPE_BOOL dims: [1, 1] }\n'
         'output { name: "TEXT" data_type: TYPE_STRING dims: [1, 1] }\n'
     )
-    _write(repository / "prompt", config, PROMPT)
+    make_python_model(repository / "prompt", config, PROMPT)
 
 
 SUMMER = '''
@@ -228,15 +220,15 @@ def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str
 def make_summer(repository: Path, idle_seconds: float = 30) -> None:
     """`summer`: a sequence model of Triton's oldest strategy with numbers as ids, and a client."""
     config = _summer_config("oldest { max_candidate_sequences: 64 }", idle_seconds, "TYPE_UINT64")
-    _write(repository / "summer", config, SUMMER, SUMMER_CLIENT)
+    make_python_model(repository / "summer", config, SUMMER, SUMMER_CLIENT)
 
 
 def make_direct_summer(repository: Path) -> None:
     """`direct_summer`: the same of the direct strategy, with 32-bit numbers as ids, without a client."""
-    _write(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
+    make_python_model(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
 
 
 def make_brief_summer(repository: Path, idle_seconds: float = 6) -> None:
     """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
-    _write(repository / "brief_summer", config, SUMMER)
+    make_python_model(repository / "brief_summer", config, SUMMER)
