@@ -19,6 +19,7 @@ from serving.inference.registry import describe_model, make_client
 from serving.preparation.trial_start import failures
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, read_merged
+from serving.repository.own_packages import mistake_of_packages
 from serving.served_model import ServedModel
 from serving.settings.table import Settings
 from serving.triton.tensors import numpy_dtype
@@ -68,6 +69,8 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
     except Unreadable as err:
         yield f"it cannot be read: {err.reason}"
         return
+    if mistake := mistake_of_packages(folder, config):
+        yield mistake
     if not config.input or not config.output:  # Triton completes it from the model's file
         return
     model = describe_model(name, folder, config)

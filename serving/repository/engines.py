@@ -29,6 +29,7 @@ from serving.repository.model_config import (
     read_file,
     read_merged,
 )
+from serving.repository.own_packages import mistake_of_packages
 from serving.settings.table import Settings
 
 AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
@@ -97,6 +98,8 @@ class Engines:
         that file; and why an engine was chosen, None if there was no choice. Raise Unreadable."""
         file = config_file(model, self.settings.device)
         config = read_merged(model, file)
+        if mistake := mistake_of_packages(model, config):
+            raise Unreadable(file, mistake)
         try:
             made, choice = self.fitted(config)
         except InvalidRequest as err:

@@ -28,11 +28,11 @@ HOOK = "auto_complete_config"  # the function by which a Python model completes 
 
 
 class Unreadable(LoadFailed):
-    """A configuration that cannot be read; `reason` begins with line and column."""
+    """A configuration that cannot be used; if it cannot be read, `reason` begins with line and column."""
 
     def __init__(self, file: Path, reason: str) -> None:
         self.file, self.reason = file, " ".join(reason.split())
-        super().__init__(f"{file} cannot be read: {self.reason}")
+        super().__init__(f"{file} cannot be used: {self.reason}")
 
 
 def _messages() -> Any:

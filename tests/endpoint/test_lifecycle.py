@@ -201,8 +201,7 @@ def test_a_damaged_model_is_named_and_ends_the_start(small: Path, start: Start) 
 
 
 def test_a_model_that_triton_gives_up_is_named_and_ends_the_start(small: Path, start: Start) -> None:
-    config = small / "sleeper/config.pbtxt"
-    config.write_text(config.read_text() + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/absent" } }')
+    (small / "sleeper/1/model.py").write_text("import a_module_that_is_missing\n")
     told = ends_at_once(start(SERVE_START_TIMEOUT="600"))
     assert "/ping: 503 model 'sleeper'" in told
 

@@ -46,7 +46,7 @@ def test_what_cannot_be_read_is_told_with_file_and_place(text: bytes, reason: st
     (tmp_path / "config.pbtxt").write_bytes(text)
     with pytest.raises(Unreadable) as caught:
         read_config(tmp_path, "gpu")
-    assert str(caught.value).startswith(f"{tmp_path}/config.pbtxt cannot be read: {reason}")
+    assert str(caught.value).startswith(f"{tmp_path}/config.pbtxt cannot be used: {reason}")
 
 
 def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second() -> None:
