@@ -98,6 +98,8 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
         check(folder, target.name)
         if request.compare and engine.precision == "int8" and engine.cpu_only:
             compare_with_fp32(folder, reference_folder(source) / "model.onnx", request)
+        elif engine.precision == "int8":
+            print(f"INT8 is not compared with fp32: do so with verify {target.name} --samples PATH", flush=True)
         if request.load:
             load(folder, target)
             if request.target in ON_A_GPU and not has_gpu():
@@ -108,12 +110,13 @@ def build(request: Request, force: bool = False) -> tuple[Path, bool]:
 
 
 def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
-    """Print how alike the engine and fp32 answer to the calibration samples, else to what `verify` takes. Raise
-    BuildError if a limit fails."""
+    """Print how alike the engine and fp32 answer to samples that calibration did not see, else to what `verify` takes.
+    Raise BuildError if a limit fails."""
     stored = open_model(folder.name, folder.parent, "")
     model, client = stored.model, stored.client()
     samples = request.calibration if model.parameters.get("client") in comparison.SAMPLED else None
-    for score in comparison.compare(model, client, runner_of(stored), onnx_runner(reference), COMPARED, samples):
+    runners = runner_of(stored), onnx_runner(reference)
+    for score in comparison.compare(model, client, *runners, COMPARED, samples, held_out=True):
         print(score, flush=True)
         if not score.passed:
             raise BuildError(
@@ -125,7 +128,7 @@ def compare_with_fp32(folder: Path, reference: Path, request: Request) -> None:
 def made_from(request: Request, weights: Path | None) -> dict[str, Any]:
     """Return all that decides what a build makes, without the paths of this machine."""
     asked = asdict(request)
-    for place in ("repository", "name", "load", "compare", "calibration", "labels", "tokenizer", "data"):
+    for place in ("repository", "name", "load", "calibration", "labels", "tokenizer", "data"):
         asked.pop(place)
     path = Path(request.weights).expanduser()
     asked["weights"] = path.name if request.weights and path.exists() else request.weights

@@ -35,6 +35,7 @@ TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples
 TENSOR_COSINE, OVERLAP = 0.99, 0.5
 SECONDS, LEAST_RUNS = 1.0, 3  # for the runs that are timed, of each of both
+HELD_OUT, LEAST = 4, 8  # INT8 is compared on each 4th sample and calibrated on the others, of at least 8
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -106,8 +107,9 @@ def compare(
     reference: Runner,
     count: int = 0,
     source: Path | None = None,
+    held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` on at most `count` samples of `source`, 0 for all.
+    """Return the scores of `engine` on at most `count` samples of `source`, 0 for all; `held_out` is as for `_part`.
 
     Without `source` texts are compared on sentences of our own, images on the model's example, others on random
     tensors.
@@ -119,12 +121,15 @@ def compare(
         example = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
         feed = row_of(model, client.preprocess([example]))
         return compare_tensors(feed, engine, reference, "the model's example")
-    samples = list(islice(_samples(client, family, source), count or None))
+    samples = list(islice(_samples(client, family, source, held_out), count or None))
     ours, theirs = ([_predict(client, run, s) for s in samples] for run in (engine, reference))
     measure = MEASURES[str(client.options["task"]) if family == TEXTS_CLIENT else family]
     alike = [value for pair in zip(ours, theirs, strict=True) if (value := measure.alike(*pair)) is not None]
     if not alike:
-        raise BuildError("fp32 finds nothing on the samples; name images with objects: --samples FOLDER")
+        raise BuildError(
+            f"fp32 finds nothing in {len(samples)} images of {source}: name images with objects; a build takes these "
+            "with --no-compare"
+        )
     return [Score(measure.name, float(np.mean(alike)), measure.limit, f"{len(samples)} samples")]
 
 
@@ -153,20 +158,33 @@ def _run(run: Runner, feed: Tensors) -> Tensors:
         raise BuildError(f"the model fails on a sample: {first_line(err)}") from err
 
 
-def for_calibration(client: ModelClient, family: str, source: Path | None) -> Iterator[Tensors]:
-    """Yield what the client makes of each instance of `source`, batch dimension included."""
+def for_calibration(
+    client: ModelClient, family: str, source: Path | None, held_out: bool | None = None
+) -> Iterator[Tensors]:
+    """Yield what the client makes of each instance of `source`, batch dimension included; `held_out` is as for
+    `_part`."""
     if source is None:
         raise UsageError("INT8 is calibrated: name a folder of images, or a file of texts, with --calibration")
     names = {spec.name for spec in client.model.inputs}
-    for instance in _samples(client, family, source):
+    for instance in _samples(client, family, source, held_out):
         rows = row_of(client.model, client.preprocess([instance]))
         yield {name: array for name, array in rows.items() if name in names}
 
 
-def _samples(client: ModelClient, family: str, source: Path | None) -> Iterator[Any]:
+def _part(source: Path, samples: list[Any], held_out: bool | None) -> list[Any]:
+    """Return the samples that are held out of a calibration, the others, or all for None. Raise UsageError."""
+    if held_out is not None and len(samples) < LEAST:
+        raise UsageError(
+            f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and show that it answers as fp32 "
+            "does: some dozens of the kind that the model gets are best; --no-compare takes fewer"
+        )
+    return [sample for place, sample in enumerate(samples) if held_out in (None, place % HELD_OUT == HELD_OUT - 1)]
+
+
+def _samples(client: ModelClient, family: str, source: Path | None, held_out: bool | None = None) -> Iterator[Any]:
     """Yield the images of a folder, or the lines of a file as instances of the client's task."""
     if family == TEXTS_CLIENT:
-        for text in _lines(source) if source else TEXTS:
+        for text in _part(source, _lines(source), held_out) if source else TEXTS:
             yield text_instance(client, text, masked=source is None)
         return
     if source is None or not source.is_dir():
@@ -174,7 +192,7 @@ def _samples(client: ModelClient, family: str, source: Path | None) -> Iterator[
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise UsageError(f"there is no image in {source} ({', '.join(sorted(SUFFIXES))})")
-    for file in files:
+    for file in _part(source, files, held_out):
         try:
             yield Image.open(file).convert("RGB")
         except (OSError, UnidentifiedImageError) as err:

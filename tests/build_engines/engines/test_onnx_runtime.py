@@ -164,10 +164,12 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     images.mkdir()
     shutil.copy(ROOT / "model_repository/resnet/example.png", images / "one.png")
     file = save_classifier(tmp_path / "c.onnx")
-    request = Request(
-        "own", str(file), precision="int8", client="resnet", calibration=images, repository=tmp_path / "models"
-    )
-    folder, _ = build(request)
+    words = ["build", "own", "--weights", str(file), "--client", "resnet", "--precision", "int8", "--for", "cpu"]
+    words += ["--calibration", str(images), "--out", str(tmp_path / "models"), "--no-load"]
+    assert main(words) == 2  # one image is too few to calibrate on and to compare
+    assert not (tmp_path / "models").exists()
+    assert main([*words, "--no-compare"]) == 0
+    folder = tmp_path / "models/own_int8"
     stored = open_model(folder.name, tmp_path / "models")
     assert stored.model.inputs == (TensorSpec("images", "FP32", (3, 16, 16)),)
     found = verify(stored, None, images, 1)
@@ -202,6 +204,38 @@ def test_int8_that_answers_otherwise_than_fp32_is_not_built_unless_it_is_wanted(
     assert main([*words, "--no-compare"]) == 0
     score, _ = verify(open_model("own_int8", models), None, images, 0)
     assert not score.passed
+
+
+def test_int8_is_compared_on_samples_that_did_not_calibrate_it(tmp_path: Path) -> None:
+    """Each fourth image is bright, and the others are so dark that bright values are cut off."""
+    images, models = tmp_path / "images", tmp_path / "models"
+    images.mkdir()
+    for number, color in enumerate(np.random.default_rng(0).integers(0, 256, (64, 3))):
+        shade = color if number % 4 == 3 else color // 64
+        Image.new("RGB", (16, 16), tuple(shade.tolist())).save(images / f"{number:02}.png")
+    file = save_classifier(tmp_path / "c.onnx", classes=20)
+    words = ["build", "own", "--weights", str(file), "--client", "resnet", "--set", "mean=0", "--set", "std=1"]
+    words += ["--precision", "int8", "--for", "cpu", "--calibration", str(images), "--out", str(models), "--no-load"]
+    assert main(words) == 1
+    assert not models.exists()
+    assert main([*words, "--no-compare"]) == 0  # calibrated on all of them
+    for dark in sorted(images.iterdir()):
+        if int(dark.stem) % 4 != 3:
+            dark.unlink()
+    score, _ = verify(open_model("own_int8", models), None, images, 0)
+    assert score.passed
+
+
+def test_a_detector_that_finds_nothing_to_compare_is_built_with_no_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(8):
+        Image.new("RGB", (64, 64)).save(images / f"{number}.png")
+    words = ["build", "yolov5", "--precision", "int8", "--for", "cpu", "--calibration", str(images)]
+    assert main([*words, "--out", str(tmp_path / "models"), "--no-load"]) == 1
+    assert "--no-compare" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["no folder", "missing", "empty"])
