@@ -113,7 +113,7 @@ def _build(parsed: argparse.Namespace) -> int:
     from build_engines.ensembles import image_classes, text_embedding
 
     started = time.monotonic()
-    builders = {"text_embedding": text_embedding.build, "image_classes": image_classes.build}
+    builders = {"text_embedding": text_embedding, "image_classes": image_classes}
     folder, made = builders.get(parsed.model, build)(request_of(parsed), parsed.force)
     print(f"built {folder} in {time.monotonic() - started:.1f} s" if made else f"{folder} is up to date")
     return 0

@@ -19,7 +19,7 @@ from build_engines.__main__ import main
 from serving.repository.model_config import read_config, written
 from tests.backends import triton_process
 from tests.backends.triton_process import Server, serving
-from tests.build_engines.ensembles.test_ensembles import tiny_network
+from tests.build_engines.test_ensembles import tiny_network
 
 pytestmark = pytest.mark.stack
 

@@ -25,9 +25,9 @@ def tiny_network(path: Path, shape: tuple[int, ...], scores: int = 3) -> None:
     onnx.save(model, path)
 
 
-def build(folder: Path, *arguments: str, loads: bool = False) -> int:
-    words = ["build", "image_classes", "--for", "cpu", "--out", str(folder / "models"), *arguments]
-    return main([*words, *([] if loads else ["--no-load"])])
+def build(folder: Path, *arguments: str) -> int:
+    words = ["build", "image_classes", "--for", "cpu", "--out", str(folder / "models"), "--no-load"]
+    return main([*words, *arguments])
 
 
 def test_the_classifier_is_efficientnet_unless_weights_are_named(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_an_onnx_file_keeps_its_names_and_decides_the_layout(
     tmp_path: Path, shape: tuple[int, ...], layout: str
 ) -> None:
     tiny_network(tmp_path / "tiny.onnx", shape)
-    assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx"), loads=True) == 0
+    assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 0
     steps = read_config(tmp_path / "models/image_classes").ensemble_scheduling.step
     assert dict(steps[1].input_map) == {"image": "pixels"}
     assert dict(steps[1].output_map) == {"scores": "OUTPUT"}

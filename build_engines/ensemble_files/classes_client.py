@@ -36,8 +36,7 @@ class Client(ModelClient):
         scores = ACTIVATIONS[self.options["activation"]](outputs["OUTPUT"].astype(np.float32, copy=False))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
         rows = zip(best.tolist(), scores.tolist(), strict=True)
-        return [{"classes": [self._class(index, values[index]) for index in row]} for row, values in rows]
-
-    def _class(self, index: int, score: float) -> dict[str, Any]:
-        label = self.labels[index] if index < len(self.labels) else str(index)
-        return {"label": label, "class_id": index, "score": score}
+        labels = [*self.labels, *map(str, range(len(self.labels), scores.shape[1]))]
+        return [
+            {"classes": [{"label": labels[i], "class_id": i, "score": values[i]} for i in row]} for row, values in rows
+        ]
