@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -24,8 +25,10 @@ from serving.request import Batch, Body, Reply, Request
 from serving.served_model import ServedModel
 from serving.sessions import Session
 
-CSV = "text/csv"
+CSV, TEXT = "text/csv", "text/plain"
+URL_ENCODED = "application/x-www-form-urlencoded"  # a form, or what curl says of any body
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
+MOST_FIELDS = 32  # of a URL-encoded form
 BOM = b"\xef\xbb\xbf"
 
 
@@ -115,15 +118,52 @@ class CsvBody(Body):
 
 @dataclass(frozen=True)
 class TextOrForm(Instances):
-    """A text or a form. To a model that takes rows it is CSV, if the form has one file and it is not JSON."""
+    """A text or a form; which one, and of what, the model decides:
+
+    - a table: CSV, unless it is JSON; a form has it as its only file
+    - texts: a text, or each file of a form
+    - any model: a form whose fields are the keys of an instance, such as `text`; the other fields are parameters
+    """
 
     def meant_for(self, served: ServedModel) -> Body:
-        raw = self.items[0].raw or b""
-        if served.client is None or served.client.codec is not ROW or len(self.items) > 1:
+        client = served.client
+        if client is None:
             return self
+        if instance := self._instance(client):
+            rest = {key: value for key, value in self.parameters.items() if key not in instance}
+            return Instances([Item("form", value=instance)], rest, named=self.named)
+        if not self.items:
+            fields = f", or the fields {', '.join(keys)}" if (keys := _keys(client)) else ""
+            raise InvalidRequest(f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}")
+        if self.media_type == URL_ENCODED:
+            return self
+        if client.codec is ROW:
+            return self._rows()
+        return replace(self, media_type=TEXT) if TEXT in client.codec.media_types else self
+
+    def _instance(self, client: ModelClient) -> dict[str, Any]:
+        """Return the instance that the fields of a form without files make; empty if they make none."""
+        keys, fields = _keys(client), self.parameters
+        if self.media_type == URL_ENCODED:
+            raw = self.items[0].raw or b""
+            is_form = raw.startswith(tuple(f"{key}=".encode() for key in keys)) and raw.count(b"&") < MOST_FIELDS
+            fields = dict(parse_qsl(raw.decode(errors="replace"))) if is_form else {}
+        elif self.items:
+            return {}
+        return {key: value for key, value in fields.items() if key in keys}
+
+    def _rows(self) -> Body:
+        if len(self.items) > 1:
+            raise InvalidRequest(f"the form has {len(self.items)} files; send one of CSV, a line for each row")
+        raw = self.items[0].raw or b""
         if raw.lstrip()[:1] in (b"[", b"{"):
             return replace(self, media_type=JSON_TYPE)
         return CsvBody(raw, parameters=self.parameters)
+
+
+def _keys(client: ModelClient) -> Sequence[str]:
+    """Return the keys of an instance that is an object; none if any key is taken, as a table's columns are."""
+    return client.keys or client.codec.keys or ()
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:

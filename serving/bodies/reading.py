@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import simdjson
 
-from serving.bodies.csv_rows import CSV, TextOrForm, read_csv
+from serving.bodies.csv_rows import CSV, TEXT, URL_ENCODED, TextOrForm, read_csv
 from serving.bodies.flat import SHAPES, FlatBody
 from serving.bodies.instances import Instances, listed_items
 from serving.bodies.json_lines import LINES_TYPES, JsonLines
@@ -114,12 +114,12 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
     ):
         raise InvalidRequest(f"the body is a {found.upper()}, not JSON; send Content-Type: image/{found}")
     if kind.endswith("json") or OBJECT.match(data):
-        document = _parse_text(data) if kind in ("text/plain", CSV) else _parse_body(data)
+        document = _parse_text(data) if kind in (TEXT, CSV) else _parse_body(data)
         if document is not None:
             return read_document(document, len(data), generates)
     if kind == CSV:
         return read_csv(data, params.get("header", ""))
-    body = TextOrForm if kind == "text/plain" else Instances
+    body = TextOrForm if kind in (TEXT, URL_ENCODED) else Instances
     return body([Item("body", raw=data)], media_type=kind)
 
 

@@ -124,10 +124,8 @@ def read_invocation(source: Incoming, generates: bool) -> Body:
 
 
 def _read_form(form: Incoming) -> Body:
-    """Each file is an instance; fields other than the model's name and version are parameters."""
+    """Each file is an instance; fields other than the model's name and version are parameters, or make an instance."""
     files = [Item(name, raw=upload.read()) for name, uploads in form.files.lists() for upload in uploads]
-    if not files:
-        raise InvalidRequest("the form has no file; send one or more, as curl -F image=@picture.jpg does")
     # a part without a name has None for one
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)

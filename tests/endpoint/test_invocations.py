@@ -189,6 +189,22 @@ def test_text_is_taken_as_it_is_from_curl_s_default_type(server: Server) -> None
     assert len(predictions(replies[0])) == 1
 
 
+def test_a_text_may_come_in_a_form(server: Server) -> None:
+    name, text = {"model_name": "bert"}, "a happy dog & a cat"
+    wanted = predictions(server.post(params=name, data=text, headers={"Content-Type": "text/plain"}))
+    forms: list[dict[str, Any]] = [
+        {"files": {"text": ("a.txt", text)}},
+        {"files": {"anything": ("a.txt", text, "application/octet-stream")}},
+        {"files": {"text": (None, text), "normalize": (None, "true")}},
+        {"data": {"text": text}},
+    ]
+    assert [predictions(server.post(params=name, **form)) for form in forms] == [wanted] * len(forms)
+    both = [("file", ("a.txt", text)), ("file", ("b.txt", "a tree"))]
+    assert len(predictions(server.post(data=name, files=both))) == 2
+    reply = server.post(files={"normalize": (None, "true"), "model_name": (None, "bert")})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+
+
 def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
     width = min(a["xmax"], b[2]) - max(a["xmin"], b[0])
     height = min(a["ymax"], b[3]) - max(a["ymin"], b[1])

@@ -115,8 +115,12 @@ def test_a_row_may_be_the_whole_body_and_csv_a_text_or_a_file_of_a_form(
     assert predictions(ask(server, "mixed", rows.to_dict("records")[0])) == wanted[:1]
     text = text_of(rows, header=True)
     assert predictions(ask(server, "mixed", text, Content_Type="text/plain")) == wanted
-    reply = server.post("/invocations?model_name=mixed", files={"file": ("rows.csv", text, "text/csv")})
-    assert predictions(reply) == wanted
+    for kind in ("text/csv", "text/plain", "application/vnd.ms-excel"):
+        reply = server.post("/invocations?model_name=mixed", files={"file": ("rows.csv", text, kind)})
+        assert predictions(reply) == wanted
+    several = [("file", ("rows.csv", text)), ("file", ("more.csv", text))]
+    reply = server.post("/invocations?model_name=mixed", files=several)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
     assert ask(server, "mixed", {"agee": 1}).json()["code"] == "decoding_error"
     assert ask(server, "odd", {"agee": 1}).json()["code"] == "decoding_error"
 
