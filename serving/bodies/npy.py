@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from clients.base import TensorSpec
 from serving.bodies.kserve import write_reply
+from serving.bodies.values import out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
@@ -95,7 +96,10 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
         raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}, the npy file holds {array.dtype}")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
-    return array.astype(dtype, copy=False)
+    fitted = array.astype(dtype, copy=False)
+    if dtype.kind in "iu" and not (fitted is array or np.array_equal(fitted, array)):
+        raise out_of_range(spec.name, spec.datatype, dtype)
+    return fitted
 
 
 def _encoded(array: Array) -> Array:

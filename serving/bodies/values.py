@@ -77,8 +77,14 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
             return np.array(values, dtype=dtype)
     limits = np.iinfo(dtype)
     if values and not limits.min <= min(values) <= max(values) <= limits.max:
-        raise InvalidRequest(f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})")
+        raise out_of_range(name, datatype, dtype)
     return np.array(values, dtype=dtype)
+
+
+def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
+    """Return the error of an input with numbers that its integer type does not hold."""
+    limits = np.iinfo(dtype)
+    return InvalidRequest(f"input '{name}': its data do not fit {datatype} (it holds {limits.min} to {limits.max})")
 
 
 def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], set[type]]:

@@ -232,6 +232,30 @@ def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
     assert (tensor.shape, bytes(tensor.data)) == ((1, 2, 3), array.astype(np.float32).tobytes())
 
 
+@pytest.mark.parametrize(
+    ("array", "datatype", "fits"),
+    [
+        (np.array([[127, -128]]), "INT8", True),
+        (np.array([[128, 0]]), "INT8", False),
+        (np.array([[0, -(2**31) - 1]]), "INT32", False),
+        (np.array([[300, 0]], np.uint64), "UINT8", False),
+        (np.array([[2**63, 0]], np.uint64), "INT64", False),
+        (np.array([[2**64 - 1, 0]], np.uint64), "INT64", False),
+        (np.array([[2**62, 0]], np.uint64), "INT64", True),
+    ],
+)
+def test_integers_of_an_npy_file_that_the_input_does_not_hold_are_refused(
+    array: Any, datatype: str, fits: bool
+) -> None:
+    asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
+    if fits:
+        (tensor,) = batch(asked, model).inputs
+        assert np.array_equal(tensor.array(), array)
+    else:
+        with pytest.raises(InvalidRequest, match=datatype):
+            batch(asked, model)
+
+
 @pytest.mark.parametrize("cut", [6, 10, 60, -1])
 def test_an_npy_file_that_ends_too_early_is_refused(cut: int) -> None:
     with pytest.raises(DecodingError):
