@@ -6,7 +6,7 @@ ONNX Runtime runs in this process, OpenVINO in one of its own, and a TensorRT pl
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -41,41 +41,34 @@ def onnx_runner(path: Path) -> Runner:
     )
 
 
-class OpenvinoRunner:
+def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
     """Run an ONNX file by OpenVINO. In one process with ONNX Runtime it has crashed, so it has a process of its own."""
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
-    def __init__(self, path: Path, parameters: Mapping[str, str] | None = None) -> None:
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        self._ask(_load_openvino, path, dict(parameters or {}))
-
-    def __call__(self, feed: Tensors) -> Tensors:
-        found: Tensors = self._ask(_infer_openvino, feed)
-        return found
-
-    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def run(feed: Tensors) -> Tensors:
         try:
-            return self._pool.submit(function, *arguments).result()
+            return pool.submit(_infer_by_openvino, path, tuple(parameters.items()), feed).result()
         except BrokenProcessPool as err:
             raise BuildError("the process in which OpenVINO ran has crashed") from err
         except Exception as err:  # OpenVINO's exceptions have no base of their own
             raise BuildError(first_line(err)) from err
 
+    return run
 
-_loaded: dict[str, Any] = {}  # the compiled model of an OpenvinoRunner's process
 
-
-def _load_openvino(path: Path, parameters: Mapping[str, str]) -> None:
+@cache
+def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
     import openvino
 
-    settings = OpenvinoSettings.from_config({"parameters": {k: {"string_value": v} for k, v in parameters.items()}})
+    settings = OpenvinoSettings.from_config({"parameters": {k: {"string_value": v} for k, v in parameters}})
     core = openvino.Core()
     properties = settings.properties(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-    _loaded["model"] = core.compile_model(str(path), "CPU", properties)
+    return core.compile_model(str(path), "CPU", properties)
 
 
-def _infer_openvino(feed: Tensors) -> Tensors:
+def _infer_by_openvino(path: Path, parameters: tuple[tuple[str, str], ...], feed: Tensors) -> Tensors:
     """Start a run and wait for it: openvino_engine.py says why not by `infer`."""
-    compiled = _loaded["model"]
+    compiled = _compiled(path, parameters)
     request = compiled.create_infer_request()
     inputs = {name for port in compiled.inputs for name in port.names}
     request.start_async({name: array for name, array in feed.items() if name in inputs})
@@ -102,7 +95,7 @@ def runner_of(stored: StoredModel) -> Runner:
             f"which this command does not run; it runs {', '.join(RUNNERS)}"
         )
     if asked_of(stored.config) == OPENVINO:
-        return OpenvinoRunner(stored.file, stored.model.parameters)
+        return openvino_runner(stored.file, stored.model.parameters)
     return RUNNERS[platform](stored.file)
 
 

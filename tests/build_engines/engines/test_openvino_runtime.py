@@ -10,7 +10,7 @@ from build_engines.__main__ import main
 from build_engines.comparison import verify
 from build_engines.errors import BuildError
 from build_engines.model_folder.stored import open_model
-from build_engines.runners import OpenvinoRunner
+from build_engines.runners import openvino_runner
 from serving.repository.model_config import read_config
 from tests.build_engines.models import save_digits, save_scale, save_texts
 
@@ -54,10 +54,10 @@ def test_a_model_for_openvino_is_verified_by_openvino(tmp_path: Path) -> None:
 
 
 def test_openvino_in_a_process_of_its_own_answers_and_says_what_is_wrong(tmp_path: Path) -> None:
-    run = OpenvinoRunner(save_scale(tmp_path / "scale.onnx"))
+    run = openvino_runner(save_scale(tmp_path / "scale.onnx"), {})
     assert run({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[2.0] * 4] * 2
     with pytest.raises(BuildError):
         run({"x": np.ones((2, 5), np.float32)})
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with pytest.raises(BuildError):
-        OpenvinoRunner(tmp_path / "broken.onnx")
+        openvino_runner(tmp_path / "broken.onnx", {})({})

@@ -16,7 +16,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families.image_network import HEADS
 from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
-from build_engines.runners import OpenvinoRunner, example_feed, onnx_runner
+from build_engines.runners import example_feed, onnx_runner, openvino_runner
 from clients.base import ModelClient
 from tests.build_engines.models import session
 from tests.clients.vision_models import CLASSIFIERS, LABELS, image_processor_of, images, save_vision
@@ -144,7 +144,7 @@ def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino
     assert feed["input"].shape == (1, 3, 64, 64)
     onnx, openvino = (
         onnx_runner(folder / "1/model.onnx"),
-        OpenvinoRunner(folder / "1/model.onnx", {"INFERENCE_PRECISION_HINT": "f32"}),
+        openvino_runner(folder / "1/model.onnx", {"INFERENCE_PRECISION_HINT": "f32"}),
     )
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
         wanted, found = onnx(feeds), openvino(feeds)
