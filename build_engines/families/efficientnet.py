@@ -5,9 +5,13 @@ ml-illustrated converted the weights for PyTorch (Apache-2.0).
 """
 
 import json
+import math
+import pickle
 import shutil
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +21,6 @@ from build_engines.families.onnx_graph import Array, ImageGraph, folded
 from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
-from build_engines.weights import torch_files
 from build_engines.weights.packages import file_of
 from clients._image import DEFAULT_LABELS
 
@@ -36,20 +39,47 @@ BLOCKS = (  # repeats, kernel, stride, expansion, channels
 )
 SETTINGS = {"resize": "shortest", "crop_pct": "0.875", "interpolation": "bicubic"}
 MAX_BATCH_SIZE = 32
+STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's -> NumPy's
 
 
 def export(request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")
-    tensors = torch_files.load(file_of(*WEIGHTS))
-    write_network(tensors, folder / "1" / "model.onnx")
+    write_network(read_state_dict(file_of(*WEIGHTS)), folder / "1" / "model.onnx")
     names = json.loads(file_of(*NAMES).read_text(encoding="utf-8"))
     write_labels(folder / DEFAULT_LABELS, [names[str(i)] for i in range(len(names))], request.labels)
     for name in ("example.jpg", "LICENSES.txt"):
         shutil.copyfile(REPOSITORY / "efficientnet" / name, folder / name)
     spec = ModelSpec(client="resnet", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS, labels=DEFAULT_LABELS)
     return with_tensors(request, folder, spec)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Names nothing but what a state_dict holds: storages, and tensors as (storage, offset, size)."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        """pid is "storage", its type, its key, …"""
+        return pid[1:3]
+
+    def find_class(self, module: str, name: str) -> Any:
+        return {"OrderedDict": OrderedDict, "_rebuild_tensor_v2": lambda *tensor: tensor[:3], **STORAGES}[name]
+
+
+def read_state_dict(path: Path) -> dict[str, Array]:
+    """Return the tensors of a state_dict that torch before 1.6 saved: pickles of the format's number, its version, the
+    machine, the tensors and the storages' keys; then each storage's length and its data."""
+    with path.open("rb") as file:
+        *_, tensors, keys = (_Unpickler(file).load() for _ in range(5))
+        types = {key: dtype for (dtype, key), *_ in tensors.values()}
+        data = {}
+        for key in keys:
+            count = int.from_bytes(file.read(8), "little")
+            data[key] = np.frombuffer(file.read(count * np.dtype(types[key]).itemsize), types[key])
+    return {
+        name: data[key][offset : offset + math.prod(size)].reshape(size)
+        for name, ((_, key), offset, size) in tensors.items()
+    }
 
 
 def write_network(tensors: Mapping[str, Array], path: Path) -> None:

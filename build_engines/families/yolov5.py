@@ -6,23 +6,20 @@ release's names, so that a checkpoint's tensors fit as they are. Width, depth, c
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d
 
-from build_engines.errors import BuildError, UsageError
+from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.torch_export import export_onnx
 from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
-from build_engines.weights.torch_files import Placeholder, load, tensors_of
 from clients._image import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 8
@@ -30,7 +27,6 @@ SIDE = 640
 STRIDES = (8, 16, 32)
 BOXES = 1000  # that the network returns; hardly any of the others would be a detection
 EXAMPLE = REPOSITORY / "yolov5/example.jpg"
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
@@ -50,29 +46,51 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
     return with_tensors(request, folder, spec)
 
 
+class Placeholder:
+    """Stands for an object of a class that is not loaded: keeps its state, and does nothing."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Mapping[str, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state if isinstance(state, Mapping) else {}
+
+
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
-    """Return the network with the checkpoint's weights, and its class names (none if it has none). BuildError."""
-    saved = load(path)
+    """Return the network with the checkpoint's weights, and its class names (none if it has none). BuildError.
+
+    torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class that it does not allow.
+    """
+    try:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        with torch.serialization.safe_globals([(Placeholder, name) for name in unknown]):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as err:  # a damaged file raises many kinds
+        raise _refused(path, first_line(err)) from err
     # the averaged model if there is one, as the release's own loader takes it
     model = (saved.get("ema") or saved.get("model")) if isinstance(saved, Mapping) else saved
     if not isinstance(model, Placeholder) or "_modules" not in model.state:
         raise _refused(path, "it holds no model under 'ema' or 'model'")
-    arrays = dict(tensors_of(model))
+    tensors = dict(_tensors(model))
     try:
-        network = YoloV5(arrays)
-        own = network.state_dict()
-        network.load_state_dict(
-            {
-                name: torch.from_numpy(np.array(array)).to(own[name].dtype)
-                for name, array in arrays.items()
-                if not name.startswith(("model.24.anchor", "model.24.stride"))
-            }
-        )
+        network = YoloV5(tensors)
+        spare = ("model.24.anchor", "model.24.stride")
+        network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(spare)})
     except KeyError as err:
         raise _refused(path, f"its tensors are not those of the published structure: {err}") from err
     except (RuntimeError, IndexError, ValueError) as err:
         raise _refused(path, f"it does not fit the published structure: {' '.join(str(err).split())[:300]}") from err
     return network.eval(), _names(model, network.classes)
+
+
+def _tensors(module: Placeholder, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of every parameter and buffer, named as in the module's state_dict."""
+    for kind in ("_parameters", "_buffers", "_modules"):
+        for name, value in (module.state.get(kind) or {}).items():
+            if isinstance(value, Placeholder):
+                yield from _tensors(value, f"{prefix}{name}.")
+            elif isinstance(value, Tensor):
+                yield f"{prefix}{name}", value
 
 
 def _refused(path: Path, why: str) -> BuildError:
@@ -159,15 +177,15 @@ class YoloV5(nn.Module):
     they are decoded.
     """
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.anchors = arrays["model.24.anchors"].astype(np.float64) * np.reshape(STRIDES, (3, 1, 1))
-        self.outputs = arrays["model.24.m.0.weight"].shape[0] // 3
+        self.anchors = tensors["model.24.anchors"].double() * torch.tensor(STRIDES).reshape(3, 1, 1)
+        self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
-        a, b, c, d, e = (arrays[f"model.{layer}.conv.weight"].shape[0] for layer in (0, 1, 3, 5, 7))
+        a, b, c, d, e = (tensors[f"model.{layer}.conv.weight"].shape[0] for layer in (0, 1, 3, 5, 7))
 
         def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
-            depth = len({name.split(".")[3] for name in arrays if name.startswith(f"model.{layer}.m.")})
+            depth = len({name.split(".")[3] for name in tensors if name.startswith(f"model.{layer}.m.")})
             return C3(inputs, outputs, depth, residual)
 
         layers = {
@@ -226,7 +244,7 @@ class YoloV5(nn.Module):
         """Return a row for each anchor and cell: x, y, stride, the anchor's width and height."""
         y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         cells = torch.stack((x, y, torch.full_like(x, STRIDES[level])), -1).reshape(-1, 3).float()
-        anchors = torch.from_numpy(self.anchors[level]).float()
+        anchors = self.anchors[level].float()
         return torch.cat([torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors])
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from build_engines.errors import BuildError
 from build_engines.families import efficientnet, yolov4_tiny
-from build_engines.weights import torch_files
 from build_engines.weights.packages import file_of
 from tests.build_engines.models import session
 from tests.support.harness import ROOT
@@ -72,24 +71,6 @@ def test_weights_of_another_length_are_refused(change: bytes, tmp_path: Path) ->
 
 def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cfg").write_text("[net]\nwidth=416\n\n[shortcut]\nfrom=-3\n")
-    with pytest.raises(BuildError, match="shortcut"):
+    with pytest.raises(BuildError) as refused:
         yolov4_tiny.write_network(tmp_path / "cfg", WEIGHTS, tmp_path / "model.onnx")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
-def test_files_of_torch_before_1_6_are_read_as_torch_reads_them(dtype: torch.dtype, tmp_path: Path) -> None:
-    whole = torch.arange(24).reshape(4, 6).to(dtype)
-    saved = {"whole": whole, "view": whole.t()[1:3], "number": 5, "empty": torch.empty(0, 3)}
-    torch.save(saved, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    found = torch_files.load(tmp_path / "old.pt")
-    assert found.keys() == saved.keys() and found["number"] == 5
-    for name in ("whole", "view", "empty"):
-        np.testing.assert_array_equal(found[name], saved[name].float().numpy())
-
-
-@pytest.mark.parametrize("length", [20, 100, -100, -8])
-def test_a_file_of_torch_before_1_6_that_ends_too_early_is_refused(length: int, tmp_path: Path) -> None:
-    torch.save({"w": torch.arange(24.0)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    (tmp_path / "old.pt").write_bytes((tmp_path / "old.pt").read_bytes()[:length])
-    with pytest.raises(BuildError):
-        torch_files.load(tmp_path / "old.pt")
+    assert "shortcut" in str(refused.value)

@@ -1,5 +1,6 @@
 """YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from them."""
 
+import os
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,10 +30,10 @@ def an_importable_release() -> Iterator[types.ModuleType]:
 def test_a_checkpoint_answers_as_the_release_does(importable: Any, tmp_path: Path) -> None:
     model = random_release(7)
     network, names = read(save(model, tmp_path / "best.pt"))
-    pixels = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (2, 3, 32, 64), dtype=torch.uint8)
     with torch.inference_mode():
         ours, theirs = network(pixels), model(pixels / 255)
-    assert ours.shape == (2, 3 * (96 + 24 + 6), 12)
+    assert ours.shape == (2, 3 * (32 + 8 + 2), 12)
     for mine, wanted in zip(ours, theirs, strict=True):  # the rows come in no order
         nearest = torch.cdist(mine.double(), wanted.double()).min(1)
         assert float(nearest.values.max()) < 0.01
@@ -42,9 +43,9 @@ def test_a_checkpoint_answers_as_the_release_does(importable: Any, tmp_path: Pat
 
 def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(importable: Any, tmp_path: Path) -> None:
     model = random_release(7)
-    request = Request("pets", str(save(model, tmp_path / "best.pt")), client="yolov5", size=320, repository=tmp_path)
+    request = Request("pets", str(save(model, tmp_path / "best.pt")), client="yolov5", size=160, repository=tmp_path)
     folder, _ = build(request)
-    pixels = torch.randint(0, 256, (3, 3, 320, 320), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (3, 3, 160, 160), dtype=torch.uint8)
     network, _ = read(tmp_path / "best.pt")
     with torch.inference_mode():
         expected = network(pixels)[..., 4].sort().values
@@ -78,10 +79,35 @@ def test_a_checkpoint_becomes_a_model_folder_with_its_labels(importable: Any, tm
     assert build(request) == (folder, False)
 
 
-@pytest.mark.parametrize("change", [{"model": None}, {"model": nn.Linear(2, 2)}])
-def test_another_checkpoint_is_refused(change: dict[str, Any], importable: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{"model": None}, {"model": nn.Linear(2, 2)}, "cut off"])
+def test_another_checkpoint_is_refused(change: Any, importable: Any, tmp_path: Path) -> None:
+    path = save(random_release(2), tmp_path / "best.pt", **(change if isinstance(change, dict) else {}))
+    if change == "cut off":
+        path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(BuildError):
-        read(save(random_release(2), tmp_path / "best.pt", **change))
+        read(path)
+
+
+class Bomb:
+    """Calls a function when pickle reads it."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call[0], self.call[1:]
+
+
+@pytest.mark.parametrize("function", [os.mkdir, os.system, open])
+def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    words = {os.mkdir: [str(made)], os.system: [f"touch {made}"], open: [str(made), "w"]}[function]
+    torch.save({"model": Bomb(function, *words)}, tmp_path / "bomb.pt")
+    with pytest.raises(BuildError):
+        read(tmp_path / "bomb.pt")
+    assert not made.exists()
+    torch.load(tmp_path / "bomb.pt", weights_only=False)
+    assert made.exists()  # so it would
 
 
 def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_it(
@@ -89,8 +115,9 @@ def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_
 ) -> None:
     model = random_release(2)
     model.model[9].cv1 = C3(256, 256, 1)
-    with pytest.raises(BuildError, match="format=onnx"):
+    with pytest.raises(BuildError) as refused:
         read(save(model, tmp_path / "best.pt"))
+    assert "format=onnx" in str(refused.value)
 
 
 @pytest.mark.parametrize("size", [300, 31])
