@@ -5,7 +5,6 @@ ml-illustrated converted the weights for PyTorch (Apache-2.0).
 """
 
 import json
-import math
 import pickle
 import shutil
 from collections import OrderedDict
@@ -56,14 +55,14 @@ def export(request: Request, folder: Path) -> ModelSpec:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Names nothing but what a state_dict holds: storages, and tensors as (storage, offset, size)."""
+    """Names nothing but what a state_dict holds: storages, and tensors as (storage, offset, size, stride)."""
 
     def persistent_load(self, pid: Any) -> Any:
         """pid is "storage", its type, its key, …"""
         return pid[1:3]
 
     def find_class(self, module: str, name: str) -> Any:
-        return {"OrderedDict": OrderedDict, "_rebuild_tensor_v2": lambda *tensor: tensor[:3], **STORAGES}[name]
+        return {"OrderedDict": OrderedDict, "_rebuild_tensor_v2": lambda *tensor: tensor[:4], **STORAGES}[name]
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
@@ -77,8 +76,10 @@ def read_state_dict(path: Path) -> dict[str, Array]:
             count = int.from_bytes(file.read(8), "little")
             data[key] = np.frombuffer(file.read(count * np.dtype(types[key]).itemsize), types[key])
     return {
-        name: data[key][offset : offset + math.prod(size)].reshape(size)
-        for name, ((_, key), offset, size) in tensors.items()
+        name: np.lib.stride_tricks.as_strided(
+            data[key][offset:], size, [step * data[key].itemsize for step in stride], writeable=False
+        )
+        for name, ((_, key), offset, size, stride) in tensors.items()
     }
 
 
