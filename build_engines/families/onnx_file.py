@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from build_engines.errors import BuildError, UsageError
@@ -16,6 +17,7 @@ from build_engines.families.text_folder import EXAMPLES, copy_tokenizer, write_e
 from build_engines.model_folder.files import write_labels
 from build_engines.model_folder.spec import TORCHSCRIPT, ModelSpec, full_shape
 from build_engines.request import REPOSITORY, Request
+from build_engines.runners import example_feed, onnx_runner
 from build_engines.weights import onnx_files
 from clients.base import Model, TensorSpec
 from serving.errors import InvalidRequest
@@ -24,6 +26,7 @@ from serving.triton.tensors import numpy_dtype
 
 MAX_BATCH_SIZE = 8
 LABELS = "labels.txt"
+ROWS, LENGTH, ALIKE = 3, 32, 0.01  # random rows that run together, their free sizes, how near they answer alone
 DETECTOR = "yolov5"
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
@@ -46,8 +49,32 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     spec = spec_of_flags(request, folder, onnx_files.names_of(model))
     if spec.client == DETECTOR and (keypoints := onnx_files.keypoints_of(model)):
         spec = replace(spec, settings={**spec.settings, "keypoints": keypoints})
-    spec = _with_size(request, with_tensors(request, folder, spec), onnx_files.size_of(model))
+    whole = with_tensors(request, folder, spec)
+    if whole.max_batch_size and _mixes_rows(folder / "1" / "model.onnx", whole):
+        if request.max_batch_size > 0:
+            raise UsageError(
+                f"--max-batch-size {request.max_batch_size}: rows that run together answer as none does alone"
+            )
+        whole = with_tensors(replace(request, max_batch_size=0), folder, spec)
+    spec = _with_size(request, whole, onnx_files.size_of(model))
     return _with_scores(request, folder, model, spec)
+
+
+def _mixes_rows(file: Path, spec: ModelSpec) -> bool:
+    """Return whether random rows answer otherwise together than alone: then the first dimension, though it varies, is
+    no batch, but time, say. A file that does not run on them is not judged."""
+    try:
+        feed = example_feed(Model("", file.parent, spec.inputs, spec.outputs, spec.max_batch_size, {}), ROWS, LENGTH)
+        run = onnx_runner(file)
+        together = run(feed)
+        alone = [run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(ROWS)]
+    except Exception:  # ONNX Runtime's exceptions have no common base class
+        return False
+    pairs = [(array, np.concatenate([row[name] for row in alone])) for name, array in together.items()]
+    return not all(
+        a.shape == b.shape and (a.dtype.kind != "f" or np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0)))
+        for a, b in pairs
+    )
 
 
 def _with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:

@@ -253,7 +253,8 @@ def test_scores_that_the_file_computes_are_not_computed_again(
 def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", "Exp", "Identity")
     model = onnx.load(file)
-    sums = helper.make_node("ReduceSum", ["end0"], ["sum"])
+    sums = helper.make_node("ReduceSum", ["end0", "one"], ["sum"])
+    model.graph.initializer.append(helper.make_tensor("one", TensorProto.INT64, [1], [1]))
     model.graph.node[-1].CopyFrom(helper.make_node("Div", ["end0", "sum"], ["scores"]))
     model.graph.node.insert(len(model.graph.node) - 1, sums)
     onnx.save(model, file)
@@ -290,6 +291,28 @@ def test_of_two_outputs_the_one_with_the_classes_is_read(second: str, labels: st
 def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--labels"):
         made(tmp_path, save_two_outputs(tmp_path / "two.onnx", "y"), client="resnet")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_batch"),
+    [
+        ("float[n, 2] x) => (float[n, 2] y) { y = Relu (x)", True),
+        ("float[batch, samples] x) => (float[time, batch] y) { y = Transpose (x)", False),
+        (
+            "float[time, 2] x) => (float[time, 2] y) { zero = Constant <value = int64 {0}> () y = CumSum (x, zero)",
+            False,
+        ),
+        ("float[a, 4] x) => (float[b, 4] y) { two = Constant <value = int64[2] {2, 1}> () y = Tile (x, two)", False),
+    ],
+)
+def test_a_first_dimension_that_varies_and_is_no_batch_is_not_batched(
+    text: str, is_batch: bool, tmp_path: Path
+) -> None:
+    file = save(parsed(f"net ({text} }}").graph, tmp_path / "net.onnx")
+    assert made(tmp_path, file).model.max_batch_size == (8 if is_batch else 0)
+    if not is_batch:
+        with pytest.raises(UsageError, match="--max-batch-size"):
+            made(tmp_path, file, max_batch_size=4)
 
 
 def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:
