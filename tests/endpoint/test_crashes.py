@@ -21,7 +21,7 @@ from serving.inference.registry import Registry
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.support.exits import EXITS
-from tests.support.harness import ONE_INSTANCE, PATIENCE, Server, make_scale, wait_until
+from tests.support.harness import PATIENCE, Server, make_python_model, make_scale, module_server, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -38,27 +38,21 @@ CHAIN = f"""platform: "ensemble"
 
 
 def make_ends(repository: Path) -> None:
-    (repository / "ends/1").mkdir(parents=True)
-    (repository / "ends/1/model.py").write_text(EXITS)
-    (repository / "ends/config.pbtxt").write_text(f'backend: "python"\n{PORTS}{ONE_INSTANCE}')
+    make_python_model(repository / "ends", PORTS, EXITS)
     for name, part in (("chain", "ends"), ("outer", "chain")):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(CHAIN.replace("PART", part))
 
 
+started = module_server(make_scale, make_ends, SERVE_WORKERS="2")
+
+
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def running(started: Server) -> Iterator[Server]:
     """`ends`, `chain` which consists of it, `outer` which consists of that, and `scale`."""
-    folder = tmp_path_factory.mktemp("crashes")
-    make_scale(folder / "models")
-    make_ends(folder / "models")
-    server = Server(folder, folder / "models", SERVE_WORKERS="2").wait_ready()
-    triton = server.pid("tritonserver")
-    yield server
-    assert server.pid("tritonserver") == triton, "no test restarts tritonserver"
-    assert server.stop() == 0
-    assert "killing it" not in server.output()
-    server.wait_gone()
+    triton = started.pid("tritonserver")
+    yield started
+    assert started.pid("tritonserver") == triton, "no test restarts tritonserver"
 
 
 def ask(server: Server, model: str, x: float = 1) -> requests.Response:
@@ -96,10 +90,6 @@ def is_unloaded(server: Server, name: str) -> bool:
     return {entry.reason for entry in new_worker(server).index()[name].values()} == {"unloaded"}
 
 
-def wait_told(server: Server, text: str) -> None:
-    wait_until(lambda: text in server.output(), f"the log says: {text}")
-
-
 def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
@@ -110,7 +100,7 @@ def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(run
         wait_until(lambda: serves(running, "ends"), "it is served again")
         assert running.ping() == 200
     assert set(load.answers) == {"200"}
-    wait_told(running, "process 'ends_0_0' died: it exited with status 3")
+    wait_until(lambda: running.says("'ends_0_0'", "exited", "3", process="gunicorn"), "the log says so")
     assert crashes(running) == 1
 
 
@@ -119,7 +109,7 @@ def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: stub(running) not in (0, killed), "another process")
     wait_until(lambda: serves(running, "ends"), "it is served again")
-    wait_told(running, "process 'ends_0_0' died: it was killed by SIGKILL")
+    wait_until(lambda: running.says("'ends_0_0'", "SIGKILL", process="gunicorn"), "the log says so")
 
 
 def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -> None:
@@ -156,11 +146,11 @@ def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_trie
     assert set(load.answers) == {"200"}
     assert (reply.status_code, reply.json()["code"]) == (503, "model_refused"), reply.text
     assert int(reply.headers["Retry-After"]) > 100
-    assert "exited with status 3" in reply.json()["error"]
+    assert "status 3" in reply.json()["error"]
     listed = {model["name"]: model for model in running.get("/models").json()["models"]}
-    assert "exited with status 3" in listed["ends"]["error"]
+    assert "status 3" in listed["ends"]["error"]
     wait_until(lambda: running.get("/v2/health/ready").status_code == 200, "the others are ready")
     assert running.get("/v2/models/ends/ready").status_code != 200
-    wait_told(running, "model 'ends' is not served for 300 s")
+    wait_until(lambda: running.says("'ends'", "300 s", process="gunicorn"), "the log says so")
     Crashes(running.run_dir / "crashes").set(Trouble("ends", "its time is over", 0.1))
     wait_until(lambda: serves(running, "ends") and serves(running, "chain"), "it is tried again")

@@ -226,10 +226,13 @@ def test_requests_whose_deadline_passed_in_the_queue_are_not_executed(server: Se
     assert executions(server) - before <= CALLERS // 2
 
 
-def test_a_call_that_takes_too_long_is_a_504(server: Server) -> None:
-    reply = sleep(server, SECONDS + 1)
-    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
-    assert "SERVE_REQUEST_TIMEOUT" in reply.json()["error"]
+def test_a_call_that_takes_too_long_is_a_504_on_either_path(server: Server) -> None:
+    tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [SECONDS + 1]}
+    with ThreadPoolExecutor(1) as pool:
+        by_path = pool.submit(server.post, "/v2/models/sleeper/infer", json={"inputs": [tensor]})
+        for reply in (sleep(server, SECONDS + 1), by_path.result()):
+            assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
+            assert "SERVE_REQUEST_TIMEOUT" in reply.json()["error"]
 
 
 def test_the_instances_after_the_deadline_are_not_sent(server: Server) -> None:

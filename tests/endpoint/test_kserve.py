@@ -4,77 +4,36 @@ import gzip
 import json
 import os
 import signal
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
+from tests.conformance import wire
+from tests.support.harness import Server, make_scale, module_server, wait_until
 from tests.support.streaming_models import make_teller
 
 pytestmark = pytest.mark.stack
 
 INFER = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.5]}]}
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("repository")
-    make_scale(folder)
-    make_sleeper(folder)
-    make_teller(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    variables = {"SERVE_REQUEST_TIMEOUT": "6", "SERVE_MAX_BODY_MB": "2", "SERVE_MAX_CONCURRENCY": "4"}
-    running = Server(tmp_path_factory.mktemp("serve"), repository, **variables).wait_ready()
-    yield running
-    assert running.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def closed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As on SageMaker."""
-    folder = tmp_path_factory.mktemp("closed")
-    running = Server(folder, repository, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="scale").wait_ready()
-    yield running
-    assert running.stop() == 0
-
-
-def get(server: Server, path: str) -> requests.Response:
-    return server.get(path)
-
-
-def raw(server: Server, line: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of a request whose path goes out as it stands here."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-        head = f"{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode("latin-1") + body)
-        reply = b"".join(iter(lambda: connection.recv(65536), b""))
-    head_bytes, _, rest = reply.partition(b"\r\n\r\n")
-    status, *fields = head_bytes.decode("latin-1").split("\r\n")
-    return int(status.split()[1]), dict(f.lower().split(": ", 1) for f in fields), rest
+server = module_server(make_scale, make_teller, SERVE_MAX_BODY_MB="2")
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready"])
 def test_health_is_triton_s_and_empty(server: Server, path: str) -> None:
-    reply = get(server, path)
+    reply = server.get(path)
     assert (reply.status_code, reply.content) == (200, b"")
     assert reply.headers["X-Request-Id"]
 
 
 def test_what_a_model_is_can_be_read(server: Server) -> None:
-    assert get(server, "/v2").json()["name"] == "triton"
+    assert server.get("/v2").json()["name"] == "triton"
     for path in ("/v2/models/scale", "/v2/models/scale/versions/1"):
-        assert get(server, path).json()["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
-    assert get(server, "/v2/models/scale/config").json()["max_batch_size"] == 8
-    assert get(server, "/v2/models/scale/versions/2/stats").json()["model_stats"][0]["version"] == "2"
-    assert get(server, "/v2/models/scale/versions/2/ready").status_code == 200
+        assert server.get(path).json()["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
+    assert server.get("/v2/models/scale/config").json()["max_batch_size"] == 8
+    assert server.get("/v2/models/scale/versions/2/stats").json()["model_stats"][0]["version"] == "2"
+    assert server.get("/v2/models/scale/versions/2/ready").status_code == 200
 
 
 @pytest.mark.parametrize(("version", "factor"), [("", 3.0), ("/versions/1", 2.0), ("/versions/2", 3.0)])
@@ -114,11 +73,10 @@ def test_generate_stream_leaves_event_by_event(server: Server, tmp_path: Path) -
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
-def test_errors_say_what_is_wrong(server: Server) -> None:
-    reply = server.post("/v2/models/nobody/infer", json=INFER)
-    assert (reply.status_code, reply.json()["code"]) == (404, "model_not_found")
-    wrong = server.post("/v2/models/scale/infer", json={"inputs": []})
-    assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_request")
+def test_errors_have_the_codes_of_invocations(server: Server) -> None:
+    for model, status, code in (("nobody", 404, "model_not_found"), ("scale", 400, "invalid_request")):
+        reply = server.post(f"/v2/models/{model}/infer", json={"inputs": []})
+        assert (reply.status_code, reply.json()["code"]) == (status, code)
 
 
 FORBIDDEN = """
@@ -149,10 +107,10 @@ http://x//v2/repository/index
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 def test_nothing_but_what_is_listed_reaches_triton(server: Server, method: str) -> None:
     for path in FORBIDDEN + DISGUISES:
-        status, headers, body = raw(server, f"{method} {path}", b"{}")
-        assert status in (400, 404, 405), (path, body)
-        assert headers["content-type"] == "application/json", path
-        assert set(json.loads(body)) == {"error", "code", "request_id"}, f"{path}: it must be ours, not Triton's"
+        answer = wire.send(server.port, method, path, {"Connection": "close"}, b"{}")
+        assert answer.status in (400, 404, 405), (path, answer)
+        assert answer.content_type == "application/json", path
+        assert set(json.loads(answer.body)) == {"error", "code", "request_id"}, f"{path}: it must be ours, not Triton's"
 
 
 def test_the_names_of_the_attacks_are_real_ones_to_triton(server: Server) -> None:
@@ -195,36 +153,35 @@ def test_a_compressed_body_is_unpacked(server: Server) -> None:
     assert (damaged.status_code, damaged.json()["code"]) == (400, "invalid_request")
 
 
-def sleep(server: Server, seconds: float) -> requests.Response:
-    tensor = {"name": "seconds", "shape": [1], "datatype": "FP32", "data": [seconds]}
-    return server.post("/v2/models/sleeper/infer", json={"inputs": [tensor]})
-
-
-def test_a_call_that_takes_too_long_is_a_504(server: Server) -> None:
-    reply = sleep(server, 7)
-    assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")
-
-
 def test_health_is_not_logged_and_a_call_is(server: Server) -> None:
-    get(server, "/v2/health/live")
+    server.get("/v2/health/live")
     server.post("/v2/models/scale/infer", json=INFER, headers={"X-Amzn-SageMaker-Inference-Id": "to-be-logged"})
     wait_until(lambda: "to-be-logged" in server.output(), "the call is in the log")
-    logged = [json.loads(line) for line in server.output().splitlines() if line.startswith('{"')]
-    assert not [line for line in logged if line.get("path") == "/v2/health/live" and line["status"] == 200]
+    assert server.entries(path="/v2/health/live", status=200) == []
 
 
-def test_without_triton_every_route_is_a_503_that_says_so_and_they_come_back(server: Server) -> None:
+def test_without_a_process_every_route_is_a_503_that_says_so_and_they_come_back(server: Server) -> None:
     with server.unattended():
         os.kill(server.pid("tritonserver"), signal.SIGKILL)
-        replies = [get(server, "/v2/health/ready"), server.post("/v2/models/scale/infer", json=INFER)]
+        replies = [server.get("/v2/health/ready"), server.post("/v2/models/scale/infer", json=INFER)]
         replies.append(server.post("/v2/models/teller/generate_stream", json={"text_input": "x"}))
-    assert [(r.status_code, r.json()["code"]) for r in replies] == [(503, "triton_unavailable")] * 3
+        replies.append(ping_that_names(server, "tritonserver"))
+        assert [(r.status_code, r.json()["code"]) for r in replies] == [(503, "triton_unavailable")] * 4
+        os.killpg(server.pid("gunicorn"), signal.SIGKILL)
+        replies.append(ping_that_names(server, "gunicorn"))
+        assert replies[-1].json()["code"] == "frontend_unavailable"
     assert all(reply.headers["Retry-After"] and reply.headers["X-Request-Id"] for reply in replies)
     server.wait_ready()
     assert server.post("/v2/models/scale/infer", json=INFER).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2", "/v2/models/scale", "/v2/models/scale/infer"])
-def test_on_sagemaker_there_is_none_of_it(closed: Server, path: str) -> None:
-    for reply in (get(closed, path), closed.post(path, json=INFER)):
-        assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+def ping_that_names(server: Server, process: str) -> requests.Response:
+    """Wait for a 503 of /ping that names the process."""
+    found: list[requests.Response] = []
+
+    def names() -> bool:
+        found.append(server.get("/ping"))
+        return found[-1].status_code == 503 and process in found[-1].json()["error"]
+
+    wait_until(names, f"/ping names {process}")
+    return found[-1]

@@ -18,15 +18,23 @@ import requests
 from predictor import create_app
 from serving.front.logs import JsonFormatter, TextFormatter
 from serving.settings.table import Settings
-from tests.support.harness import ONE_INSTANCE, Server, make_identity, make_scale, make_sleeper, wait_until
+from tests.endpoint.test_metrics import path_with_agent
+from tests.support.harness import (
+    Server,
+    make_identity,
+    make_python_model,
+    make_scale,
+    make_sleeper,
+    module_server,
+    wait_until,
+)
 
 pytestmark = pytest.mark.stack
 
 NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
 MARK = "payload-4711-mark"
-
-
+DYING_AGENT = "#!/bin/sh\necho 'no credentials'\nexit 3\n"
 PRINTER = """
 import sys
 import traceback
@@ -50,43 +58,27 @@ class TritonPythonModel:
 
 
 def make_printer(repository: Path) -> None:
-    """`printer`: writes a traceback and other lines to its standard error."""
-    folder = repository / "printer"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(PRINTER)
+    """Make `printer`, which writes a traceback and other lines to its standard error."""
     ports = (("input", "x"), ("output", "y"))
     tensors = [f'{side} {{ name: "{name}" data_type: TYPE_FP32 dims: [1, 1] }}\n' for side, name in ports]
-    (folder / "config.pbtxt").write_text(f'backend: "python"\n{"".join(tensors)}{ONE_INSTANCE}')
+    make_python_model(repository / "printer", "".join(tensors), PRINTER)
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("repository")
-    make_scale(folder)
-    make_sleeper(folder)
-    make_identity(folder)
-    make_printer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("info"), repository, SERVE_MAX_BODY_MB="1").wait_ready()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With an agent for CloudWatch that dies."""
+    folder = tmp_path_factory.mktemp("info")
+    for make in (make_scale, make_sleeper, make_identity, make_printer):
+        make(folder / "models")
+    agent = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true", "PATH": path_with_agent(folder, DYING_AGENT)}
+    running = Server(folder, folder / "models", SERVE_MAX_BODY_MB="1", **agent).wait_ready()
     yield running
     assert running.stop() == 0
 
 
-@pytest.fixture(scope="module", params=["warning", "error"])
-def quiet(
-    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp(request.param)
-    running = Server(
-        folder, repository, SERVE_LOG_LEVEL=request.param, SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true"
-    ).wait_ready()
-    running.level = request.param  # type: ignore[attr-defined]
-    yield running
-    assert running.stop() == 0
+quiet = module_server(
+    make_scale, make_sleeper, SERVE_LOG_LEVEL="error", SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true"
+)
 
 
 def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple[requests.Response, str]:
@@ -179,7 +171,8 @@ def test_every_line_is_an_object_whoever_wrote_it(server: Server) -> None:
     send(server, json=TENSORS | {"model_name": "printer"})
     wait_until(lambda: server.says("it goes on", process="tritonserver"), "what the model printed")
     assert all(line.startswith('{"') for line in server.output().splitlines())
-    assert {entry["process"] for entry in server.entries()} == {"serve", "tritonserver", "gunicorn", "nginx"}
+    processes = {"serve", "tritonserver", "gunicorn", "nginx", "cloudwatch-agent"}
+    wait_until(lambda: {entry["process"] for entry in server.entries()} == processes, "each has written")
     assert all({"time", "process", "level"} <= entry.keys() for entry in server.entries())
     assert server.says('{"is": json, "not": this}', process="tritonserver")
     assert [entry for entry in server.entries("tritonserver", level="error") if "printed" in entry["message"]]
@@ -240,22 +233,25 @@ def test_nothing_of_a_body_stands_in_the_log_whatever_becomes_of_it(server: Serv
     assert MARK not in server.output()
 
 
-def test_the_level_decides_which_requests_are_logged(quiet: Server) -> None:
+def test_at_the_level_error_only_failures_are_logged(quiet: Server) -> None:
     good, good_id = send(quiet, json=TENSORS | {"model_name": "scale"})
     wrong, wrong_id = send(quiet, json=TENSORS | {"model_name": "nope"})
     failed, failed_id = send(quiet, json={"model_name": "sleeper", "instances": [-1]})
     assert (good.status_code, wrong.status_code, failed.status_code) == (200, 404, 500)
-    expected = {"warning": {wrong_id, failed_id}, "error": {failed_id}}[quiet.level]  # type: ignore[attr-defined]
-    assert [len(lines_of(quiet, request_id)) for request_id in expected] == [1] * len(expected)
-    logged = {line.get("request_id") for line in quiet.entries()}
-    assert logged & {good_id, wrong_id, failed_id} == expected
+    assert len(lines_of(quiet, failed_id)) == 1
+    assert not {good_id, wrong_id} & {line.get("request_id") for line in quiet.entries()}
     levels = {line["level"] for line in quiet.entries() if "status" in line or line["process"] == "gunicorn"}
-    assert not levels & {"debug", "info"}
+    assert not levels & {"debug", "info", "warning"}
 
 
-def test_without_the_cloudwatch_agent_the_log_says_how_to_add_it_and_serving_goes_on(quiet: Server) -> None:
+def test_without_the_cloudwatch_agent_the_log_names_it_and_serving_goes_on(quiet: Server) -> None:
     assert quiet.says("amazon-cloudwatch-agent")
     assert not (quiet.run_dir / "cloudwatch.json").exists()
+
+
+def test_an_agent_that_dies_again_and_again_is_given_up_and_serving_goes_on(server: Server) -> None:
+    wait_until(lambda: server.says("cloudwatch-agent", "6", "no credentials"), "the agent is given up")
+    assert server.post(json=TENSORS | {"model_name": "scale"}).status_code == 200
 
 
 def record(error: Exception) -> logging.LogRecord:

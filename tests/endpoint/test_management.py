@@ -1,20 +1,23 @@
 """SERVE_MANAGEMENT_SECRET closes loading, unloading and listing, and nothing else."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import requests
 
-from predictor import is_management
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale
+from tests.support.streaming_models import make_reader, make_summer
 
 pytestmark = pytest.mark.stack
 
 KEY, SECRET = "X-Management-Key", "open=sesame 42"
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [7]}]}
+LOADED = ("opaque", "words", "sums")
 CLOSED = [
     ("GET", "/models"),
     ("POST", "/models"),
@@ -28,9 +31,10 @@ CLOSED = [
 
 @pytest.fixture(scope="module")
 def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In multi-model mode, where every management route exists; `opaque` is loaded."""
+    """In multi-model mode, where every management route exists; three archives are loaded."""
     folder = tmp_path_factory.mktemp("secret")
-    make_scale(folder / "models/abc/model")
+    for name, make in {"opaque": make_scale, "words": make_reader, "sums": make_summer}.items():
+        make(folder / "models" / name / "model")
     (folder / "nothing").mkdir()
     server = Server(
         folder,
@@ -39,8 +43,9 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         SERVE_MODEL_REPOSITORY=str(folder / "models"),
         SERVE_MANAGEMENT_SECRET=f"{KEY}={SECRET}",
     ).wait_ready()
-    load = {"model_name": "opaque", "url": str(folder / "models/abc/model")}
-    assert server.post("/models", json=load, headers={KEY: SECRET}).status_code == 200
+    for name in LOADED:
+        load = {"model_name": name, "url": str(folder / "models" / name / "model")}
+        assert server.post("/models", json=load, headers={KEY: SECRET}).status_code == 200
     yield server
     assert server.stop() == 0
 
@@ -65,7 +70,7 @@ def test_loads_and_unloads_are_counted_with_what_became_of_them(secret: Server) 
         lines = secret.get("/metrics").text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith(text))
 
-    assert count('serve_model_loads_total{result="ok"}') == 1
+    assert count('serve_model_loads_total{result="ok"}') == len(LOADED)
     before = count('serve_model_loads_total{result="invalid_request"}')
     assert secret.post("/models", json={}, headers={KEY: SECRET}).status_code == 400
     assert count('serve_model_loads_total{result="invalid_request"}') == before + 1
@@ -105,7 +110,7 @@ def test_inference_ping_and_metrics_stay_open(secret: Server) -> None:
     reply = secret.post(json=TENSORS, headers={"X-Amzn-SageMaker-Target-Model": "opaque"})
     assert reply.json()["outputs"][0]["data"] == [21]
     assert secret.ping() == 200
-    assert secret.get("/metrics").status_code == 200
+    assert [secret.get(path).status_code for path in ("/metrics", "/execution-parameters")] == [200, 200]
 
 
 def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
@@ -113,13 +118,6 @@ def test_the_secret_is_in_no_log_and_in_no_error(secret: Server) -> None:
     call(secret, "GET", "/models", **{KEY: SECRET})
     assert not [text for text in [*errors, secret.output()] if SECRET in text]
     assert not [file for file in secret.run_dir.rglob("*.conf") if SECRET in file.read_text()]
-
-
-def test_which_routes_are_management() -> None:
-    closed = ["/models", "/models/<name>", "/models/<path:name>", "/models/<name>/anything"]
-    assert all(is_management(rule) for rule in closed)
-    open_to_all = ["/models/<name>/invoke", "/invocations", "/ping", "/metrics", "/execution-parameters", "/modelsx"]
-    assert not any(is_management(rule) for rule in open_to_all)
 
 
 @pytest.mark.parametrize("secret", ["just-a-word-42", "=word-42", "X-Key-42=", "X-Key=wörd-42"])
@@ -138,3 +136,20 @@ def test_no_command_line_and_no_model_s_process_has_the_secret(secret: Server) -
         assert SECRET not in "".join(process.environ().values()), process
     for pid in secret.processes():
         assert SECRET not in " ".join(psutil.Process(pid).cmdline())
+
+
+def test_an_archive_streams_and_keeps_sessions(secret: Server, tmp_path: Path) -> None:
+    awaited, lines = tmp_path / "go-on", {"Accept": "application/jsonlines"}
+    body = {"text_input": f"a {awaited}"}
+    reply = secret.post("/models/words/invoke", json=body, headers={"Accept": "text/event-stream"}, stream=True)
+    parts = (line for line in reply.iter_lines(chunk_size=1) if line)
+    assert next(parts)
+    awaited.touch()
+    assert len(list(parts)) == 1
+    reply = secret.post("/models/words/invoke", json={"instances": ["a b"]}, headers=lines)
+    assert [json.loads(line)["predictions"] for line in reply.text.splitlines()] == [["a"], ["b"]]
+    header = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
+    reply = secret.post("/models/sums/invoke", json={"instances": [1]}, headers=header)
+    header = {"X-Amzn-SageMaker-Session-Id": reply.headers["X-Amzn-SageMaker-Session-Id"]}
+    last = {"instances": [2], "parameters": {"sequence_end": True}}
+    assert secret.post("/models/sums/invoke", json=last, headers=header).json()["predictions"][0]["total"] == 3

@@ -4,20 +4,16 @@ import json
 import os
 import signal
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import requests
-from flask import Response
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from predictor import create_app
-from serving.front.admission import Admission
-from serving.front.incoming import incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
@@ -37,7 +33,6 @@ printf '%s' "$RUN_IN_CONTAINER" > agent-in-container
 echo "$$" >> agent-starts
 exec sleep 1000
 """
-DYING_AGENT = "#!/bin/sh\necho 'no credentials'\nexit 3\n"
 
 
 def parse(text: str) -> dict[str, Metric]:
@@ -64,20 +59,22 @@ def scrape(server: Server) -> dict[str, Metric]:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("repository")
-    make_scale(folder)
-    make_sleeper(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With an agent that dies: serving must go on."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With the agent, and models in two repositories: one has a folder around the models, one a folder that is not a
+    model."""
     folder = tmp_path_factory.mktemp("serve")
-    path = path_with_agent(folder, DYING_AGENT)
-    agent = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true", "PATH": path}
-    running = Server(folder, repository, SERVE_WORKERS="3", SERVE_KSERVE="true", **agent).wait_ready()
+    make_scale(folder / "first")
+    (folder / "first/code").mkdir()
+    make_sleeper(folder / "second/top")
+    agent = {
+        "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true",
+        "SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP": "/my/group",
+        "SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE": "Mine",
+        "PATH": path_with_agent(folder, AGENT),
+        "AWS_REGION": "eu-central-1",
+    }
+    variables = {"SERVE_MODEL_REPOSITORY": f"{folder}/first:{folder}/second", "SERVE_WORKERS": "3", **agent}
+    running = Server(folder, folder, SERVE_LOG_LEVEL="warning", **variables).wait_ready()
     yield running
     assert running.stop() == 0
     running.wait_gone()
@@ -102,12 +99,13 @@ def with_canary(server: Server) -> dict[str, Metric]:
 
 def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:
     before = wait_until(lambda: with_canary(server), "Triton has counted the canary")
-    answers = [call(server).status_code for _ in range(30)]
-    answers += [server.post(json=TENSORS | {"model_version": version}).status_code for version in "12"]
+    padded = json.dumps(TENSORS | {"model_version": "1"}).ljust(5000).encode()
+    replies = [server.post(data=padded), server.post(json=TENSORS | {"model_version": "2"})]
+    replies += [call(server) for _ in range(30)]
+    assert {reply.status_code for reply in replies} == {200}
     all_counted = value(before, IN_TRITON, model="sleeper") + 30
     wait_until(lambda: value(scrape(server), IN_TRITON, model="sleeper") == all_counted, "Triton counts its answers")
     after = scrape(server)
-    assert set(answers) == {200}
 
     def grown(name: str, **labels: str) -> float:
         return value(after, name, **labels) - value(before, name, **labels)
@@ -117,17 +115,11 @@ def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -
     assert grown("serve_requests_total", model="scale", version="2", code="200") == 1
     assert grown("serve_request_seconds_count", model="sleeper") == 30
     assert grown("serve_request_bytes_count") == grown("serve_response_bytes_count") == 32
+    assert grown("serve_request_bytes_sum") == sum(len(reply.request.body or "") for reply in replies)
+    assert grown("serve_response_bytes_sum") == sum(len(reply.content) for reply in replies)
     for name in STAGES:
         assert grown("serve_stage_seconds_count", model="sleeper", stage=name) == 30
         assert grown("serve_stage_seconds_count", model="scale", stage=name) == (2 if name == "triton" else 0)
-
-
-def test_bodies_are_counted_in_bytes(server: Server) -> None:
-    before = scrape(server)
-    reply = server.post(data=json.dumps(TENSORS).ljust(5000).encode())
-    after = scrape(server)
-    assert value(after, "serve_request_bytes_sum") - value(before, "serve_request_bytes_sum") == 5000
-    assert value(after, "serve_response_bytes_sum") - value(before, "serve_response_bytes_sum") == len(reply.content)
 
 
 def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
@@ -146,12 +138,12 @@ def test_the_triton_stage_has_the_time_that_triton_took(server: Server) -> None:
     }
 
 
-def test_names_that_callers_make_up_make_no_series(server: Server) -> None:
+def test_a_name_that_a_caller_made_up_adds_no_series(server: Server) -> None:
     before = scrape(server)
     for number in range(5):
         assert server.post(json={"instances": [0], "model_name": f"made-up-{number}"}).status_code == 404
         assert server.post(f"/made-up-{number}").status_code == 404
-    assert server.post(data=b"").status_code == 400
+    assert (server.post(data=b"").status_code, server.ping()) == (400, 200)  # /ping and /metrics are not counted
     after = scrape(server)
     assert "made-up" not in server.get("/metrics").text
     assert value(after, "serve_requests_total", model="", version="", code="404") >= 10
@@ -165,14 +157,7 @@ def test_requests_in_work_are_shown(server: Server) -> None:
     wait_until(lambda: value(scrape(server), "serve_in_flight") == 0, "no request in work")
 
 
-def test_pings_and_scrapes_are_not_counted(server: Server) -> None:
-    before = value(scrape(server), "serve_requests_total")
-    for _ in range(5):
-        assert server.ping() == 200
-    assert value(scrape(server), "serve_requests_total") == before
-
-
-def test_what_a_killed_worker_counted_is_kept_and_what_it_had_in_work_is_not(server: Server) -> None:
+def test_new_workers_and_a_new_gunicorn_keep_the_counts_and_have_nothing_in_work(server: Server) -> None:
     before = value(scrape(server), "serve_requests_total", code="200")
     workers = [child.pid for child in psutil.Process(server.pid("gunicorn")).children()]
     assert len(workers) == 3
@@ -180,13 +165,7 @@ def test_what_a_killed_worker_counted_is_kept_and_what_it_had_in_work_is_not(ser
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not [pid for pid in workers if pid in server.processes()], "they are gone")
     server.wait_ready()
-    after = scrape(server)
-    assert value(after, "serve_requests_total", code="200") == before
-    assert value(after, "serve_in_flight") == 0
-
-
-def test_a_new_gunicorn_goes_on_counting(server: Server) -> None:
-    before = value(scrape(server), "serve_requests_total", code="200")
+    assert value(scrape(server), "serve_requests_total", code="200") == before
     server.replace("gunicorn")
     server.wait_ready()
     assert call(server).status_code == 200
@@ -196,7 +175,7 @@ def test_a_new_gunicorn_goes_on_counting(server: Server) -> None:
     assert value(after, "serve_in_flight") == 0
 
 
-def test_ours_are_given_while_triton_is_down(server: Server) -> None:
+def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> None:
     assert value(scrape(server), "serve_triton_up") == 1
     starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
     with server.unattended():  # who would end what stands still for long
@@ -211,40 +190,39 @@ def test_ours_are_given_while_triton_is_down(server: Server) -> None:
     assert value(scrape(server), "serve_process_starts_total", process="tritonserver") == starts + 1
 
 
-def test_serving_goes_on_without_an_agent_that_dies_again_and_again(server: Server) -> None:
-    wait_until(lambda: server.says("cloudwatch-agent died 6 times", "no credentials"), "the agent is given up")
-    assert call(server).status_code == 200
+def test_the_cloudwatch_agent_is_started_with_what_it_has_to_scrape(server: Server) -> None:
+    started = server.run_dir / "agent-starts"
+    wait_until(started.exists, "the agent has started")
+    assert (server.run_dir / "agent-in-container").read_text() == "True"
+    configuration = json.loads((server.run_dir / "agent-configuration.json").read_text())
+    assert configuration == json.loads((server.run_dir / "cloudwatch.json").read_text())
+    prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
+    assert configuration["agent"]["region"] == "eu-central-1"
+    assert prometheus["log_group_name"] == "/my/group"
+    assert prometheus["emf_processor"]["metric_namespace"] == "Mine"
+    scraped = json.loads(Path(prometheus["prometheus_config_path"]).read_text())["scrape_configs"][0]
+    target, path = scraped["static_configs"][0]["targets"][0], scraped["metrics_path"]
+    assert "serve_triton_up 1.0" in requests.get(f"http://{target}{path}", timeout=PATIENCE).text
+    os.kill(server.pid("cloudwatch-agent"), signal.SIGKILL)
+    wait_until(lambda: len(started.read_text().splitlines()) == 2, "a new agent")
+    assert server.ping() == 200
 
 
-def test_the_cloudwatch_agent_is_started_with_what_it_has_to_scrape(repository: Path, tmp_path: Path) -> None:
-    server = Server(
-        tmp_path,
-        repository,
-        SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true",
-        SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP="/my/group",
-        SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE="Mine",
-        PATH=path_with_agent(tmp_path, AGENT),
-        AWS_REGION="eu-central-1",
-    ).wait_ready()
-    try:
-        started = server.run_dir / "agent-starts"
-        wait_until(started.exists, "the agent has started")
-        assert (server.run_dir / "agent-in-container").read_text() == "True"
-        configuration = json.loads((server.run_dir / "agent-configuration.json").read_text())
-        assert configuration == json.loads((server.run_dir / "cloudwatch.json").read_text())
-        prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
-        assert configuration["agent"]["region"] == "eu-central-1"
-        assert prometheus["log_group_name"] == "/my/group"
-        assert prometheus["emf_processor"]["metric_namespace"] == "Mine"
-        scraped = json.loads(Path(prometheus["prometheus_config_path"]).read_text())["scrape_configs"][0]
-        target, path = scraped["static_configs"][0]["targets"][0], scraped["metrics_path"]
-        assert "serve_triton_up 1.0" in requests.get(f"http://{target}{path}", timeout=PATIENCE).text
-        os.kill(server.pid("cloudwatch-agent"), signal.SIGKILL)
-        wait_until(lambda: len(started.read_text().splitlines()) == 2, "a new agent")
-        assert server.ping() == 200
-    finally:
-        assert server.stop() == 0
-    server.wait_gone()
+def test_models_of_every_repository_are_served_by_name_and_other_folders_do_no_harm(server: Server) -> None:
+    assert server.post(json=TENSORS).json()["outputs"][0]["data"] == [3, 6]
+    assert call(server, 0.5).json()["predictions"] == [0.5], "its client.py was found in the second repository"
+    assert server.post(json=TENSORS | {"model_name": "code"}).status_code == 404
+    assert server.says("first/code") and server.says("'top'")
+
+
+def test_at_the_level_warning_good_requests_are_not_logged_and_refused_ones_are(server: Server) -> None:
+    statuses = {}
+    for model in ("scale", "nope"):
+        headers = {"X-Amzn-SageMaker-Inference-Id": f"asks-{model}"}
+        statuses[model] = server.post(json=TENSORS | {"model_name": model}, headers=headers).status_code
+    assert statuses == {"scale": 200, "nope": 404}
+    wait_until(lambda: server.entries("nginx", request_id="asks-nope"), "the refused one is logged")
+    assert server.entries(request_id="asks-scale") == []
 
 
 def test_the_app_gives_its_metrics_without_serve_as_well() -> None:
@@ -259,36 +237,7 @@ def finished(model: str, version: str = "1") -> Finished:
     return Finished(model, version, 200, 0.02, 100, 100, dict.fromkeys(STAGES, 0.005))
 
 
-def test_a_streamed_reply_is_in_work_until_its_last_part() -> None:
-    app = create_app(Settings.from_env({}))
-    metrics: Metrics = app.extensions["serving"].metrics
-    admission: Admission = app.extensions["serving"].admission
-
-    def stream() -> Response:
-        timings = incoming().timings
-
-        def parts() -> Iterator[bytes]:
-            for part in (b"one", b"two"):
-                with timings.stage("triton"):
-                    time.sleep(0.05)
-                yield part
-
-        return Response(parts())
-
-    app.add_url_rule("/stream", view_func=stream)
-    with app.test_client().get("/stream", buffered=False) as reply:
-        parts = iter(reply.response)
-        assert next(parts) == b"one"
-        assert admission.total() == 1
-        assert list(parts) == [b"two"]
-    assert admission.total() == 0
-    shown = parse(metrics.render(None, 0).decode())
-    assert value(shown, "serve_requests_total", code="200") == 1
-    assert value(shown, "serve_request_seconds_sum") >= 0.1
-    assert value(shown, "serve_stage_seconds_sum", stage="triton") >= 0.1
-
-
-def test_more_models_than_can_be_shown_share_a_name() -> None:
+def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
     metrics = Metrics()
     for number in range(MOST_MODELS + 50):
         metrics.count(finished(f"model-{number}"))
@@ -299,20 +248,8 @@ def test_more_models_than_can_be_shown_share_a_name() -> None:
     assert value(shown, "serve_requests_total") == MOST_MODELS + 50
 
 
-def test_any_model_name_gives_a_valid_text() -> None:
+def test_any_model_name_gives_valid_metrics() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
         metrics.count(finished(name))
         assert value(parse(metrics.render(None, 0).decode()), "serve_requests_total", model=name) == 1
-
-
-def test_loads_and_unloads_are_counted_by_result() -> None:
-    metrics = Metrics()
-    metrics.count_load("ok")
-    metrics.count_load("ok")
-    metrics.count_load("out_of_memory")
-    metrics.count_unload("model_not_found")
-    shown = parse(metrics.render(None, 0).decode())
-    assert value(shown, "serve_model_loads_total", result="ok") == 2
-    assert value(shown, "serve_model_loads_total", result="out_of_memory") == 1
-    assert value(shown, "serve_model_unloads_total", result="model_not_found") == 1

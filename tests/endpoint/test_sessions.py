@@ -4,17 +4,15 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import Server, make_scale
+from tests.support.harness import Server, make_scale, module_server
 from tests.support.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
 
 pytestmark = pytest.mark.stack
@@ -24,14 +22,9 @@ CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("sessions")
-    for make in (make_summer, make_direct_summer, make_brief_summer, make_echo, make_scale):
-        make(folder / "repository")
-    running = Server(folder, folder / "repository", SERVE_STOP_TIMEOUT="2").wait_ready()  # open sequences hold Triton
-    yield running
-    assert running.stop() == 0
+server = module_server(  # open sequences hold Triton at a stop
+    make_summer, make_direct_summer, make_brief_summer, make_echo, make_scale, SERVE_STOP_TIMEOUT="2"
+)
 
 
 def tensors(number: float, **parameters: Any) -> dict[str, Any]:
@@ -86,13 +79,14 @@ def test_an_unknown_id_is_an_error_and_opens_nothing(server: Server, model: str,
         assert_is_gone(call(server, model, session, tensors(1)), session)
 
 
-def test_expires_is_the_idle_time_of_the_model(server: Server) -> None:
+def test_a_session_opened_and_ended_at_once_has_both_headers_with_the_model_s_idle_time(server: Server) -> None:
     before = datetime.now(UTC)
     reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
     found = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])
     assert found
     expires = datetime.strptime(found[1], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     assert before + timedelta(seconds=29) <= expires <= datetime.now(UTC) + timedelta(seconds=30)
+    assert reply.headers[CLOSED] == opened(reply)
 
 
 def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
@@ -101,11 +95,6 @@ def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
         time.sleep(1)  # of the six that the model allows, the rest for a machine that is busy
         assert total(call(server, "brief_summer", used, tensors(1))) == number
     assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
-
-
-def test_a_session_that_is_opened_and_ended_at_once_has_both_headers(server: Server) -> None:
-    reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
-    assert reply.headers[CLOSED] == opened(reply)
 
 
 def test_the_header_of_the_reply_may_come_back_as_it_was(server: Server) -> None:
@@ -133,12 +122,6 @@ def test_a_session_can_be_ended_in_each_of_these_places(server: Server, request_
     assert_is_gone(call(server, "summer", session, tensors(1)), session)
 
 
-def test_an_end_that_is_neither_true_nor_false_is_400(server: Server) -> None:
-    reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end="maybe"))
-    assert reply.status_code == 400
-    assert "sequence_end" in reply.json()["error"]
-
-
 def test_instances_are_the_steps_of_the_sequence_in_their_order(server: Server) -> None:
     first = call(server, "summer", "NEW_SESSION", {"instances": [1, 2, 3]})
     assert first.json()["predictions"] == [{"total": t, "count": c} for t, c in ((1, 1), (3, 2), (6, 3))]
@@ -155,36 +138,19 @@ def test_instances_without_a_session_are_a_sequence_of_their_own(server: Server)
         assert CLOSED not in reply.headers
 
 
-def npy(array: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
-def binary(number: float) -> tuple[bytes, str]:
-    document = tensors(0)
-    document["inputs"][0] = {
-        "name": "number",
-        "datatype": "FP32",
-        "shape": [1, 1],
-        "parameters": {"binary_data_size": 4},
-    }
-    header = json.dumps(document).encode()
-    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
-    return header + np.float32(number).tobytes(), kind
-
-
 def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> None:
-    body, kind = binary(1)
-    params = {"model_name": "summer"}
-    session = opened(server.post(params=params, data=body, headers={SESSION: "NEW_SESSION", "Content-Type": kind}))
-    body, kind = binary(10)
-    reply = server.post(params=params, data=body, headers={SESSION: session, "Content-Type": kind})
-    assert total(reply) == 11
+    document, params = tensors(0), {"model_name": "summer"}
+    del document["inputs"][0]["data"]
+    document["inputs"][0]["parameters"] = {"binary_data_size": 4}
+    header = json.dumps(document).encode()
+    kind = {"Content-Type": f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"}
+    first = server.post(params=params, data=header + np.float32(1).tobytes(), headers={SESSION: "NEW_SESSION"} | kind)
+    session = opened(first)
+    file = io.BytesIO()
+    np.save(file, np.array([[100]], dtype=np.float32))
     headers = {SESSION: session, "Content-Type": "application/x-npy", ATTRIBUTES: "sequence_end=true"}
-    reply = server.post(params=params, data=npy(np.array([[100]], dtype=np.float32)), headers=headers)
-    assert total(reply) == 111
-    assert reply.headers[CLOSED] == session
+    reply = server.post(params=params, data=file.getvalue(), headers=headers)
+    assert (total(reply), reply.headers[CLOSED]) == (101, session)
 
 
 def test_a_stream_belongs_to_a_session_too(server: Server) -> None:
@@ -233,19 +199,15 @@ def test_a_model_without_sequences_serves_and_says_nothing_of_a_session(server: 
     assert CLOSED not in reply.headers
 
 
-def test_an_error_opens_no_session(server: Server) -> None:
-    reply = call(server, "summer", "NEW_SESSION", {"instances": ["no number"]})
-    assert reply.status_code >= 400
+@pytest.mark.parametrize("body", [{"instances": ["no number"]}, tensors(1, sequence_end="maybe")])
+def test_an_error_opens_no_session(server: Server, body: Any) -> None:
+    reply = call(server, "summer", "NEW_SESSION", body)
+    assert reply.status_code == (400 if "inputs" in body else 500)
     assert SESSION not in reply.headers
 
 
-def test_sessions_are_gone_when_triton_was_started_again(tmp_path: Path) -> None:
-    make_summer(tmp_path / "repository")
-    server = Server(tmp_path, tmp_path / "repository").wait_ready()
-    try:
-        session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
-        server.replace("tritonserver")
-        server.wait_ready()
-        assert_is_gone(call(server, "summer", session, tensors(1)), session)
-    finally:
-        assert server.stop() == 0
+def test_sessions_are_gone_when_triton_was_started_again(server: Server) -> None:
+    session = opened(call(server, "summer", "NEW_SESSION", tensors(1)))
+    server.replace("tritonserver")
+    server.wait_ready()
+    assert_is_gone(call(server, "summer", session, tensors(1)), session)
