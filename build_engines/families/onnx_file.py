@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -168,7 +169,7 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
     """
     file = folder / "1" / "model.onnx"
     inputs, outputs = onnx_files.specs(onnx_files.read(file))
-    if not any(-1 in spec.shape for spec in inputs):
+    if any(spec.shape[:1] != (-1,) for spec in inputs):
         outputs = onnx_files.computed(file, outputs)
     fixed = [spec for spec in (*inputs, *outputs) if spec.shape[:1] != (-1,)]
     if request.max_batch_size > 0 and fixed:
@@ -200,8 +201,9 @@ def _with_controls(request: Request, model_spec: ModelSpec) -> ModelSpec:
 def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
     """Copies the file as 1/model.pt; the inputs come from flags, the outputs from a run on zeros."""
     batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
+    module = _read_torchscript(path)
     inputs = parse_inputs(request.inputs)
-    outputs = _run_torchscript(path, inputs, batching=batch > 0)
+    outputs = _run_torchscript(path, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     model_spec = spec_of_flags(request, folder)
     spec = replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
@@ -229,19 +231,32 @@ def _parse_input(text: str, number: int) -> TensorSpec:
     return TensorSpec(found[1] or f"INPUT__{number}", found[2], dims)
 
 
-def _run_torchscript(path: Path, inputs: Sequence[TensorSpec], batching: bool) -> tuple[TensorSpec, ...]:
+def _read_torchscript(path: Path) -> Any:
+    """Return the module. Raise BuildError if its forward takes something other than tensors."""
+    import torch
+
+    try:
+        module: Any = torch.jit.load(str(path), map_location="cpu").eval()
+        arguments = module.forward.schema.arguments[1:]
+    except (RuntimeError, AttributeError) as err:
+        raise BuildError(
+            f"{path} is not a TorchScript file with a forward: {str(err).strip().splitlines()[-1]}"
+        ) from err
+    for each in arguments:
+        if "Tensor" not in str(each.type) and not each.has_default_value():
+            raise BuildError(
+                f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends tensors: script a module "
+                "around it that has it as a constant, or build its ONNX file"
+            )
+    return module
+
+
+def _run_torchscript(path: Path, module: Any, inputs: Sequence[TensorSpec], batching: bool) -> tuple[TensorSpec, ...]:
     """The outputs as OUTPUT__0 …; a dimension is variable if it differs between two runs with different sizes."""
     import torch
 
     shapes = []
     try:
-        module = torch.jit.load(str(path), map_location="cpu").eval()
-        for each in module.forward.schema.arguments[1:]:
-            if "Tensor" not in str(each.type) and not each.has_default_value():
-                raise BuildError(
-                    f"{path}: its forward takes '{each.name}' as {each.type}, and Triton sends tensors: script a "
-                    "module around it that has it as a constant, or build its ONNX file"
-                )
         for batch, length in ((2, 16), (3, 24)):
             feeds = [_zeros(spec, batch if batching else 0, length) for spec in inputs]
             with torch.inference_mode():

@@ -61,8 +61,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The same outputs with the sizes that ONNX Runtime computes from fixed inputs: a file may call them variable, and
-    Triton takes what is computed. The same where ONNX Runtime does not open the file; the load says why then."""
+    """The same outputs with the sizes that ONNX Runtime computes: a file may call fixed ones variable, and Triton takes
+    what is computed. The same where ONNX Runtime does not open the file; the load says why then."""
     import onnxruntime
 
     try:

@@ -370,6 +370,8 @@ def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(tmp_path:
     torch.jit.script(Rated()).save(str(tmp_path / "rated.jit"))
     with pytest.raises(BuildError, match="'rate'"):
         made(tmp_path, tmp_path / "rated.jit", inputs=("FP32:8", "INT64:1"))
+    with pytest.raises(BuildError, match="'rate'"):
+        made(tmp_path, tmp_path / "rated.jit")
 
 
 @pytest.mark.parametrize("text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"])
