@@ -159,6 +159,8 @@ CASES: dict[str, Callable[[], Hostile]] = {
     "data too deep": lambda: Hostile(
         JSON_TYPE, tensor("FP32", b"[" * 500 + b"]" * 500 + b"," + many(b"0", 10**5), b"1"), NUMBERS
     ),
+    "brackets": lambda: Hostile(JSON_TYPE, b"[" * 300_000, NUMBERS),
+    "braces": lambda: Hostile(JSON_TYPE, b'{"a":' * 300_000, NUMBERS),
     "empty gzip members": lambda: Hostile(JSON_TYPE, gzip.compress(b"") * 200_000, NUMBERS, "gzip"),
     "packed zeros": lambda: Hostile(JSON_TYPE, gzip.compress(bytes(20 * LARGEST), 1), NUMBERS, "gzip"),
 }

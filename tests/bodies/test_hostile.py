@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from serving.bodies.instances import Instances
-from serving.bodies.kserve import TensorBody, write_reply
+from serving.bodies.kserve import write_reply
 from serving.bodies.npy import write_npy
 from serving.bodies.reading import read_body, unpacked
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
@@ -75,26 +75,6 @@ def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
     for own_id in (b"[1]", b"1.5", b"true", b'{"a":1}'):
         with pytest.raises(InvalidRequest, match="'id'"):
             inference.once(NUMBERS, Request("id", read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True)))
-
-
-@pytest.mark.parametrize(
-    ("content_type", "data"),
-    [
-        (JSON_TYPE, tensor("FP32", b"", b"0,0")),
-        (JSON_TYPE, tensor("FP32", b"", b"0,3")),
-        (NPY, npy_file("<f4", (0, 3))),
-        (LINES, tensor("FP32", b"", b"0,3")),
-    ],
-)
-def test_a_batch_of_no_rows_is_refused_and_a_model_without_a_batch_takes_it(content_type: str, data: bytes) -> None:
-    inputs = tuple(replace(spec, shape=(-1, -1)) for spec in NUMBERS.model.inputs)
-    without_batch = replace(NUMBERS, model=replace(NUMBERS.model, max_batch_size=0, inputs=inputs))
-    assert b'"shape":[0,' in Hostile(content_type, data, without_batch).ask().content
-    if content_type == LINES:
-        assert orjson.loads(Hostile(content_type, data, NUMBERS).ask().content)["code"] == "invalid_request"
-        return
-    with pytest.raises(InvalidRequest, match="'x'"):
-        Hostile(content_type, data, NUMBERS).ask()
 
 
 @pytest.mark.parametrize("data", [b"\x00\xd8\x00\x00", b"\xff\xff\xff\xff"])
@@ -213,14 +193,6 @@ def test_strings_of_very_different_lengths_become_no_npy_file() -> None:
     array = np.array([b"x" * 10**6, *[b""] * 1000], dtype=np.object_)
     with pytest.raises(PayloadTooLarge):
         write_npy(array, Budget())
-
-
-def test_raw_input_is_refused_as_a_stream_before_triton_is_asked() -> None:
-    body = read_body("application/vnd.sagemaker-triton.binary+json;json-header-size=0", b"1234")
-    assert isinstance(body, TensorBody)
-    inference = Inference(None, None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest):
-        inference.stream(NUMBERS, Request("id", body))
 
 
 def test_instances_of_earlier_batches_are_let_go() -> None:

@@ -1,7 +1,6 @@
-"""Tensors as they travel to Triton and back; the references are struct's and numpy's own bytes."""
+"""Tensors as they travel to Triton and back; the references are numpy's own bytes."""
 
 import io
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from serving.triton.tensors import InferReply, Tensor
 pytestmark = pytest.mark.unit
 
 DECODER = Decoder(Limits())
+REQUEST = Request("id", Body())
 
 
 def served(*inputs: TensorSpec, batch: int = 0) -> ServedModel:
@@ -42,32 +42,17 @@ def body(length: int = 100, **tensor: Any) -> Body:
     return read_document({"inputs": [{"name": "x", "shape": [2], **tensor}]}, length)
 
 
-FORMATS = {
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}  # as struct has them
-
-
-@pytest.mark.parametrize(("datatype", "form"), FORMATS.items())
-def test_numbers_travel_as_little_endian(datatype: str, form: str) -> None:
-    (tensor,) = batch(body(datatype=datatype, data=[1, 100])).inputs
-    assert (tensor.name, tensor.datatype, tensor.shape) == ("x", datatype, (2,))
-    assert bytes(tensor.data) == struct.pack(f"<2{form}", 1, 100)
-
-
-def test_other_datatypes_travel_in_their_forms() -> None:
-    assert bytes(batch(body(datatype="BOOL", data=[True, False])).inputs[0].data) == b"\1\0"
-    assert batch(body(datatype="BYTES", data=["ä", ""])).inputs[0].data == b"\2\0\0\0\xc3\xa4\0\0\0\0"
+def test_bf16_travels_as_the_upper_half_of_fp32() -> None:
+    """tests/conformance has the other datatypes; no model on ONNX Runtime has this one."""
     assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
+    tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
+    written = TensorBody({"inputs": []}, memoryview(b""), length=10).reply(MODEL, REQUEST, iter([reply(tensor)]))
+    assert orjson.loads(written.content)["outputs"][0] == {
+        "name": "y",
+        "datatype": "BF16",
+        "shape": [1],
+        "data": [-2.0],
+    }
 
 
 @pytest.mark.parametrize("data", [[[1, 2], [3, 4]], [1, [2, [3]], 4], [[[[1], [2]], [[3], [4]]]]])
@@ -186,36 +171,9 @@ def reply(*outputs: Tensor, **parameters: bool) -> InferReply:
 def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_keys() -> None:
     outputs = [Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"), Tensor.of("about", np.array([[1, 2]]))]
     written = FlatBody({"id": "mine"}).line(
-        ServedModel(Model("m", Path(), (), ())), Request("id", Body()), reply(*outputs, end=False)
+        ServedModel(Model("m", Path(), (), ())), REQUEST, reply(*outputs, end=False)
     )
     assert written == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
-
-
-def test_outputs_are_numbers_or_bytes_as_the_request_says() -> None:
-    document = {
-        "inputs": [],
-        "outputs": [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}, {"name": "c"}],
-        "id": "mine",
-    }
-    asked = read_document(document, 100)
-    outputs = [
-        Tensor.of("a", np.array([1.5], np.float32)),
-        Tensor.of("b", np.array([0.1], np.float32)),
-        Tensor.of("c", np.array([-2.0], np.float32), "BF16"),
-    ]
-    made = asked.reply(MODEL, Request("id", asked), iter([reply(*outputs)]))
-    length = int(made.content_type.partition("json-header-size=")[2])
-    assert orjson.loads(made.content[:length]) == {
-        "id": "mine",
-        "model_name": "model",
-        "model_version": "3",
-        "outputs": [
-            {"name": "a", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
-            {"name": "b", "datatype": "FP32", "shape": [1], "data": [0.1]},
-            {"name": "c", "datatype": "BF16", "shape": [1], "data": [-2.0]},
-        ],
-    }
-    assert made.content[length:] == struct.pack("<f", 1.5)
 
 
 def npy(array: Any) -> bytes:

@@ -72,6 +72,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
 
 JSON, NPY = "application/json", "application/x-npy"
 GOOD = b64(picture())
+PAYLOAD = {"modelname": "bert", "payload": {"text": "a"}}
 CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "an empty object": (body({}), INVALID, ("instances", "inputs", "payload")),
     "no instance": (body({"instances": []}), INVALID, ("'instances'",)),
@@ -81,9 +82,16 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "a parameter of another type": (instance(GOOD, parameters={"top_k": "many"}), INVALID, ("'top_k'",)),
     "an unknown parameter": (instance(GOOD, parameters={"topk": 1}), INVALID, ("'topk'", "top_k")),
     "a misspelt key": (instance(GOOD, parametrs={}), INVALID, ("'parametrs'", "'parameters'")),
+    "a payload beside instances": (instance(GOOD, payload={}), INVALID, ("'payload'", "instances")),
+    "inputs beside instances": (instance(GOOD, inputs="b"), INVALID, ("'inputs'", "instances")),
+    "a key beside the payload": ({"json": PAYLOAD | {"text": "b"}}, INVALID, ("'text'", "payload")),
+    "a key within the payload": ({"json": {"payload": {"img": "QQ==", "size": 3}}}, INVALID, ("'size'", "img")),
     "a parameter outside of parameters": (instance(GOOD, top_k=1), INVALID, ("'top_k'", "'parameters'")),
     "a name that is no string": (body({"model_name": 5, "instances": [1]}), INVALID, ("name",)),
+    "a name that is a list": (body({"modelname": [], "instances": [1]}), INVALID, ("name",)),
     "a version that is no number": (body({"model_version": [1], "instances": [1]}), INVALID, ("model_version",)),
+    "a version that is a truth": (body({"model_version": True, "instances": [1]}), INVALID, ("model_version",)),
+    "a version with a fraction": (body({"model_version": 1.5, "instances": [1]}), INVALID, ("model_version",)),
     **{f"as JSON: {data.decode()}": (raw(data, JSON), INVALID, ("JSON",)) for data in (b'{"a": [', b"['a']", b"5")},
     "an empty body": ({"params": {"model_name": "resnet"}}, INVALID, ()),
     "a form without a file": ({"files": {"top_k": (None, "1")}, "params": {"model_name": "resnet"}}, INVALID, ()),
@@ -128,6 +136,13 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     ),
     "instances without a client": (body({"instances": [1]}, "scale"), INVALID, ("KServe", "npy")),
     "an unknown tensor": (tensor(name="z"), INVALID, ("'z'",)),
+    "a misspelt key beside tensors": (body({"inputs": [], "parametrs": {}}, "scale"), INVALID, ("'parametrs'",)),
+    "a misspelt key of a tensor": (tensor(dat=[1]), INVALID, ("'dat'",)),
+    "a misspelt key of an output": (
+        body({"inputs": [], "outputs": [{"name": "y", "binary_data": True}]}, "scale"),
+        INVALID,
+        ("'binary_data'",),
+    ),
     "data that do not fill the shape": (tensor(shape=[1, 2]), INVALID, ("shape",)),
     "a batch too large": (tensor(shape=[9, 1], data=[1] * 9), INVALID, ("batch-size",)),
     "another datatype": (tensor(datatype="INT32"), INVALID, ("INT32", "FP32")),
@@ -205,6 +220,26 @@ def test_an_image_as_json_is_a_400_with_its_content_type(server: Server, kind: s
     data = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff\xe0"}[kind] + bytes(20)
     reply = server.post(params={"model_name": "resnet"}, data=data, headers={"Content-Type": "application/json"})
     expect(reply, 400, "invalid_request", f"image/{kind}")
+
+
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"])
+@pytest.mark.parametrize("data", [b'["a text"]', b'\n ["a", "b"]', b'"a text"'])
+def test_json_without_its_content_type_is_not_taken_for_a_text(server: Server, kind: str, data: bytes) -> None:
+    expect(server.post(**raw(data, kind, "bert")), 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("text/plain; charset=utf-8", b'["a"]'),
+        ("text/plain", b'{"a": "text about JSON"}'),
+        ("application/x-www-form-urlencoded", b"[CLS] a [SEP]"),
+        ("application/x-www-form-urlencoded", b'"a" and "b"'),
+        ("", b"5"),
+    ],
+)
+def test_a_text_may_begin_as_json_does(server: Server, kind: str, data: bytes) -> None:
+    assert server.post(**raw(data, kind, "bert")).status_code == 200
 
 
 def test_model_in_the_query_is_told_to_be_model_name(server: Server) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from tests.bodies.hostile import BINARY, CASES, JSON_TYPE, LINES, MEGABYTE
+from tests.bodies.hostile import BINARY, CASES, JSON_TYPE, LINES, MEGABYTE, NPY, npy_file
 from tests.endpoint.test_classification import make_echo
 from tests.support.harness import (
     ROOT,
@@ -140,6 +140,12 @@ def test_a_batch_of_no_rows_is_400_and_rows_of_nothing_are_answered(server: Serv
         reply = ask(server, model, {"name": "x", "shape": shape, "datatype": datatype, "data": []})
         (output,) = reply.json()["outputs"]
         assert (output["shape"], output["data"]) == (shape, [])
+
+
+def test_an_npy_file_and_a_line_of_no_rows_are_refused(server: Server) -> None:
+    expect(send(server, "numbers", npy_file("<f4", (0, 3)), NPY), 400)
+    line = b'{"inputs":[{"name":"x","shape":[0,3],"datatype":"FP32","data":[]}]}'
+    assert send(server, "numbers", line, LINES).json()["code"] == "invalid_request"
 
 
 def tokens(rows: int, length: int) -> list[dict[str, Any]]:

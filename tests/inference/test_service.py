@@ -2,7 +2,6 @@
 
 import io
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.decoding import Decoder, Item
-from serving.errors import DecodingError, InferenceFailed, InvalidRequest, TooLate
+from serving.errors import DecodingError, InvalidRequest, TooLate
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
@@ -183,34 +182,6 @@ def test_the_first_of_several_wrong_instances_is_reported(echo: Echo, damaged: s
         predict(echo, client_of(8), items, Decoder(Limits(), threads=3))
     assert (raised.value.instance, raised.value.field) == (min(damaged), "instances")
     assert echo.batches == []
-
-
-class Loser(Brightness):
-    """Forgets what it was asked."""
-
-    def postprocess(self, *_: Any) -> list[Any]:
-        return []
-
-
-def test_a_client_that_loses_a_prediction_is_found_out(echo: Echo) -> None:
-    with pytest.raises(InferenceFailed, match="0 predictions"):
-        predict(echo, client_of(2, Loser), [item(0)])
-
-
-class Late(Brightness):
-    """Lets the request's time pass with the second batch."""
-
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        if np.asarray(instances[0])[0, 0, 0] == 1:
-            time.sleep(0.5)
-        return super().preprocess(instances)
-
-
-def test_once_the_request_s_time_is_over_no_further_batch_is_prepared(echo: Echo) -> None:
-    items = [item(n) for n in range(10)]
-    with pytest.raises(TooLate):
-        predict(echo, client_of(1, Late), items, deadline=Deadline.after(0.5))
-    assert len(echo.batches) <= 2
 
 
 def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> None:
