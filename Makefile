@@ -106,5 +106,5 @@ $(BIN)/python:
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
 	@touch $@
 
-$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py $(wildcard build_engines/families/*_graph.py) | .venv/.serving
+$(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/families/onnx_graph.py | .venv/.serving
 	@$(BIN)/python -m build_engines build $* --for cpu --force

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from build_engines.errors import BuildError, first_line
-from build_engines.families.bert_graph import POSITIONS
 from build_engines.families.text_folder import MODULES, read_json
 from build_engines.families.torch_export import OPSET, Shape, name_shapes
+from clients._text.fill_mask import POSITIONS
 
 LOADERS = {
     "embedding": "AutoModel",
