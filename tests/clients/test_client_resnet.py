@@ -2,30 +2,23 @@
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
-from google.protobuf import text_format
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from clients.base import Model, TensorSpec, softmax
 from clients.resnet import Client
 from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
-from serving.repository.model_config import datatype_name
-from tests.support.digits import held_out
 
 pytestmark = pytest.mark.full
 
-FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "resnet"
 SIZES = [(500, 375), (375, 500), (224, 224), (640, 200), (97, 333), (30, 41), (1, 9), (1023, 767)]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -59,40 +52,6 @@ def predict(client: Client, rows: Any, top_k: int = 5) -> list[Any]:
 
 def ids(prediction: Mapping[str, Any]) -> list[int]:
     return [entry["class_id"] for entry in prediction["classes"]]
-
-
-@cache
-def digits() -> tuple[Client, onnxruntime.InferenceSession]:
-    """The bundled model as Triton would describe it, and its network."""
-    config = text_format.Parse((FOLDER / "config.pbtxt").read_text(), ModelConfig())
-    inputs, outputs = (
-        tuple(TensorSpec(t.name, datatype_name(t.data_type), tuple(t.dims)) for t in tensors)
-        for tensors in (config.input, config.output)
-    )
-    parameters = {key: value.string_value for key, value in config.parameters.items()}
-    model = Model("resnet", FOLDER, inputs, outputs, config.max_batch_size, parameters)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return Client(model), onnxruntime.InferenceSession(FOLDER / "1" / "model.onnx", options)
-
-
-def read(images: list[Image.Image], **parameters: Any) -> list[dict[str, Any]]:
-    """The bundled model's predictions, by the way that a request takes."""
-    client, session = digits()
-    inputs = client.preprocess(images)
-    outputs = dict(zip(["logits"], session.run(["logits"], inputs), strict=True))
-    return client.postprocess(outputs, inputs, images, client.read_parameters(parameters))
-
-
-# --- the bundled model ---
-
-
-def test_at_least_98_percent_of_the_held_out_digits_are_read_rightly() -> None:
-    images, labels = zip(*held_out(), strict=True)
-    predictions = [p for start in range(0, len(images), 32) for p in read(list(images[start : start + 32]), top_k=1)]
-    found = [int(p["classes"][0]["label"]) for p in predictions]
-    assert len(found) == 359
-    assert np.mean(np.array(found) == labels) >= 0.98
 
 
 def test_a_photo_of_twelve_megapixels_is_decoded_at_an_eighth_for_224() -> None:

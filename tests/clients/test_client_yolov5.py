@@ -1,13 +1,9 @@
-"""The detector's client: both output layouts, its parameters, and the accuracy of the bundled model."""
+"""The detector's client: both output layouts, and its parameters; test_invocations has the bundled model's accuracy."""
 
-from collections.abc import Mapping
-from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
@@ -16,8 +12,6 @@ from clients._drawing import class_colour
 from clients.base import Model, TensorSpec
 from clients.yolov5 import Client
 from serving.errors import InferenceFailed, InvalidRequest
-from tests.support.digits import Page, held_out_pages
-from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit
 
@@ -212,64 +206,3 @@ def test_drawing_changes_pixels_at_the_boxes_only(client: Client) -> None:
     changed[225:465, 895:905] = changed[225:465, 1095:1105] = False  # the seven's sides,
     changed[225:265, 895:1105] = changed[455:465, 895:1105] = False  # its text, top and bottom
     assert not changed.any()
-
-
-# The model that is committed, in ONNX Runtime in process.
-
-
-@cache
-def session() -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(str(FOLDER / "1" / "model.onnx"), options, ["CPUExecutionProvider"])
-
-
-def digits_client() -> Client:
-    inputs, outputs = (TensorSpec("images", "UINT8", (3, 640, 640)),), (TensorSpec("output0", "FP32", (1000, 15)),)
-    return Client(Model("yolov5", FOLDER, inputs, outputs, 8, {}))
-
-
-def predict(images: list[Image.Image], given: Mapping[str, Any]) -> list[Any]:
-    client = digits_client()
-    inputs = client.preprocess(images)
-    (output,) = session().run(None, inputs)
-    return client.postprocess({"output0": output}, inputs, images, client.read_parameters(given))
-
-
-def corners(detections: Detections) -> NDArray[np.float64]:
-    return np.array([list(found["box"].values()) for found in detections]).reshape(-1, 4)
-
-
-def found_boxes(page: Page) -> tuple[int, int]:
-    """Return how many of a page's boxes are found, and how many detections there are.
-
-    A box is found by a detection of its class with an IoU of 0.5 or more.
-    """
-    (prediction,) = predict([page.image], {})
-    truth, found = page.boxes[:, None], corners(prediction["detections"])[None]
-    low, high = np.maximum(truth[..., :2], found[..., :2]), np.minimum(truth[..., 2:], found[..., 2:])
-    common = (high - low).clip(0).prod(2)
-    one, other = ((boxes[..., 2:] - boxes[..., :2]).prod(2) for boxes in (truth, found))
-    same = page.labels[:, None] == [each["class_id"] for each in prediction["detections"]]
-    return int((same & (common >= 0.5 * (one + other - common))).any(1).sum()), found.shape[1]
-
-
-@pytest.mark.timeout(6 * PATIENCE)
-def test_nine_of_ten_digits_are_found_on_held_out_pages_and_few_others() -> None:
-    pages = list(islice(held_out_pages(100), 40))
-    found, detections = np.sum([found_boxes(page) for page in pages], axis=0)
-    total = sum(len(page.labels) for page in pages)
-    assert total > 400
-    assert found >= 0.9 * total
-    assert detections <= 1.1 * total
-
-
-def test_a_batch_of_different_sizes_equals_single_calls() -> None:
-    images = [page.image for page in islice(held_out_pages(5), 6)]
-    together, apart = predict(images, {}), [predict([image], {})[0] for image in images]
-    assert sum(len(prediction["detections"]) for prediction in together) > 20
-    for one, other in zip(together, apart, strict=True):
-        assert one["image"] == other["image"]
-        assert [found["label"] for found in one["detections"]] == [found["label"] for found in other["detections"]]
-        np.testing.assert_allclose(corners(one["detections"]), corners(other["detections"]), atol=0.02)

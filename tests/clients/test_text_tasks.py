@@ -19,7 +19,6 @@ from onnx import TensorProto, helper
 from tokenizers import processors
 
 from build_engines.build import export
-from build_engines.families import bert
 from build_engines.request import Request
 from clients._text.tokenizer import LONGEST_TOKEN
 from clients.base import Model
@@ -294,31 +293,6 @@ def test_the_network_gets_token_types_if_transformers_gives_them(
         assert [c["label"] for c in prediction["classes"]] == [c["label"] for c in theirs]
 
 
-@pytest.mark.parametrize("changes", NO_TYPES[:2], ids=str)
-def test_pairs_without_token_types_are_ranked_as_transformers_ranks_them(
-    changes: dict[str, Any], served_with: Serve, tmp_path: Path
-) -> None:
-    served, checkpoint = with_tokenizer(*served_with("text-ranking", num_labels=1), changes, tmp_path)
-    documents, reference = [*TEXTS[:3], "the sun is blue", "quick!"], pipeline("text-classification", checkpoint)
-    scores = [reference({"text": "the big cat", "text_pair": each}, truncation=True)["score"] for each in documents]
-    (ours,) = served.predict([{"query": "the big cat", "documents": documents}])
-    assert [entry["index"] for entry in ours["ranking"]] == np.argsort(scores)[::-1].tolist()
-    np.testing.assert_allclose([e["score"] for e in ours["ranking"]], sorted(scores, reverse=True), atol=1e-4)
-
-
-@pytest.mark.parametrize("changes", NO_TYPES[:2], ids=str)
-def test_labels_are_tried_without_token_types_as_transformers_tries_them(
-    changes: dict[str, Any], served_with: Serve, tmp_path: Path
-) -> None:
-    given = served_with("zero-shot-classification", **named(INFERENCE))
-    served, checkpoint = with_tokenizer(*given, changes, tmp_path)
-    labels = ["the cat", "moon", "the red fox"]
-    theirs = pipeline("zero-shot-classification", checkpoint)(TEXTS[0], labels)
-    (ours,) = served.predict([TEXTS[0]], candidate_labels=labels)
-    assert [each["label"] for each in ours["classes"]] == theirs["labels"]
-    np.testing.assert_allclose([each["score"] for each in ours["classes"]], theirs["scores"], atol=1e-4)
-
-
 def test_more_documents_than_are_ranked_are_refused(served_with: Serve) -> None:
     served, _ = served_with("text-ranking", "bert", num_labels=1)
     with pytest.raises(DecodingError, match=r"instance 1: .*1001"):
@@ -501,26 +475,8 @@ def test_a_question_that_leaves_no_room_for_its_context_is_refused(served_with: 
         served.predict([{"question": "the cat " * 7, "context": CONTEXT}])
 
 
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    folder = tmp_path_factory.mktemp("minilm") / "bert"
-    export(Request("bert"), None, folder)
-    return Served(folder, task="embedding")
-
-
 def vectors(predictions: list[Any]) -> NDArray[Any]:
     return np.array([prediction["embedding"] for prediction in predictions])
-
-
-def test_minilms_embeddings_are_those_of_transformers(minilm: Served) -> None:
-    """Take the mean as the model card of all-MiniLM-L6-v2 does."""
-    texts = ["A cat sits on the mat.", "Ünïcode, 東京 and 🙂!", "", "word " * 700]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bert.minilm())
-    network = transformers.AutoModel.from_pretrained(bert.minilm())
-    for text, vector in zip(texts, vectors(minilm.predict(texts)), strict=True):
-        with torch.no_grad():
-            reference = network(**tokenizer(text, return_tensors="pt", truncation=True)).last_hidden_state[0].mean(0)
-        assert np.abs(vector - (reference / reference.norm()).numpy()).max() < 1e-4
 
 
 @pytest.mark.parametrize(("pooling", "output"), [("", "sentence_embedding"), ("cls", "last_hidden_state")])
@@ -681,10 +637,11 @@ def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
         Served(tmp_path / "bert", task="fill-mask")
 
 
-def test_threads_share_a_client(minilm: Served) -> None:
+def test_threads_share_a_client(served_with: Serve) -> None:
+    served, _ = served_with("embedding")
     texts = [f"Sentence number {i} " + "goes on " * (i % 7) for i in range(64)]
-    expected = [minilm.client.preprocess([text])["input_ids"].tolist() for text in texts]
+    expected = [served.client.preprocess([text])["input_ids"].tolist() for text in texts]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
-            got = pool.map(lambda text: minilm.client.preprocess([text])["input_ids"].tolist(), texts)
+            got = pool.map(lambda text: served.client.preprocess([text])["input_ids"].tolist(), texts)
             assert list(got) == expected

@@ -54,11 +54,12 @@ def top(prediction: Any) -> str:
     return label
 
 
-def test_resnet_reads_held_out_digits_sent_raw(server: Server, digits: list[tuple[bytes, str]]) -> None:
+def test_resnet_reads_held_out_digits_sent_raw(server: Server) -> None:
     read = [
-        top(predictions(server.post(params={"model_name": "resnet"}, data=data, headers=PNG))[0]) for data, _ in digits
+        top(predictions(server.post(params={"model_name": "resnet"}, data=png(image), headers=PNG))[0]) == str(label)
+        for image, label in held_out(120)
     ]
-    assert sum(r == label for r, (_, label) in zip(read, digits, strict=True)) >= 38
+    assert np.mean(read) >= 0.97
 
 
 def test_the_same_image_in_every_shape_gives_the_same_prediction(
@@ -215,17 +216,20 @@ def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
     return float(both / (areas - both))
 
 
-def test_yolov5_finds_the_digits_of_held_out_pages_of_different_sizes(server: Server) -> None:
-    pages = list(islice(held_out_pages(3), 6))
-    body = {"model_name": "yolov5", "instances": [b64(png(image)) for image, _, _ in pages]}
-    found = total = 0
-    for (image, boxes, labels), prediction in zip(pages, predictions(server.post(json=body)), strict=True):
-        assert prediction["image"] == {"width": image.width, "height": image.height}
-        for box, label in zip(boxes, labels, strict=True):
-            total += 1
-            found += any(d["label"] == str(label) and overlap(d["box"], box) > 0.5 for d in prediction["detections"])
-    assert len({image.size for image, _, _ in pages}) > 1
-    assert found / total > 0.85, f"{found} of {total}"
+def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(server: Server) -> None:
+    pages, found, detections = list(islice(held_out_pages(100), 20)), 0, 0
+    for first in range(0, len(pages), 5):
+        body = {"model_name": "yolov5", "instances": [b64(png(page.image)) for page in pages[first : first + 5]]}
+        for page, prediction in zip(pages[first : first + 5], predictions(server.post(json=body)), strict=True):
+            assert prediction["image"] == {"width": page.image.width, "height": page.image.height}
+            detections += len(prediction["detections"])
+            for box, label in zip(page.boxes, page.labels, strict=True):
+                matches = (d for d in prediction["detections"] if d["label"] == str(label))
+                found += any(overlap(each["box"], box) > 0.5 for each in matches)
+    total = sum(len(page.labels) for page in pages)
+    assert len({page.image.size for page in pages}) > 1
+    assert found >= 0.9 * total > 180, f"{found} of {total}"
+    assert detections <= 1.1 * total
 
 
 @pytest.mark.parametrize("kind", ["image/jpeg", "image/png"])
