@@ -145,11 +145,13 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def example(self, rows: int, length: int) -> list[torch.Tensor]:
         """Random tokens; the last row ends early."""
+        config = self.network.config.get_text_config()
+        padding = 0 if config.pad_token_id is None else config.pad_token_id
         torch.manual_seed(0)
         mask = torch.ones(rows, length, dtype=torch.int64)
         mask[-1, (length + 1) // 2 :] = 0
         every = {
-            "input_ids": torch.randint(5, self.network.config.get_text_config().vocab_size, (rows, length)),
+            "input_ids": torch.randint(5, config.vocab_size, (rows, length)).masked_fill(mask == 0, padding),
             "attention_mask": mask,
             "token_type_ids": torch.zeros_like(mask),
             POSITIONS: torch.arange(2).repeat(rows, 1),
@@ -224,7 +226,7 @@ def _export(network: _Exported, path: Path) -> list[tuple[int, ...]]:
 
 
 def _try(network: _Exported, path: Path) -> None:
-    """BuildError where the file gives other values than the network."""
+    """BuildError where the file gives other values than the network, or the network others to a text with padding."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for rows, length in TRIED:
         example = network.example(rows, length)
@@ -240,6 +242,17 @@ def _try(network: _Exported, path: Path) -> None:
             raise BuildError(
                 f"the ONNX file that torch makes of {type(network.network).__name__} does not compute what the network "
                 f"does ({rows} texts of {length} tokens): export it by other means and build the ONNX file"
+            )
+        end = (length + 1) // 2  # of the last row, whose other tokens are padding
+        cut = [
+            each[-1:, : None if name == POSITIONS else end] for name, each in zip(network.names, example, strict=True)
+        ]
+        with torch.inference_mode():
+            alone = [each.numpy() for each in network(*cut)]
+        if not all(_close(one, each[-1:, : one.shape[1]], None) for one, each in zip(alone, wanted, strict=True)):
+            raise BuildError(
+                f"the answers of a {type(network.network).__name__} depend on the padding behind a text, and texts "
+                "are padded: export it to ONNX, and build that with --client bert --max-batch-size 1"
             )
 
 

@@ -91,6 +91,13 @@ def save_longformer(folder: Path) -> None:
     transformers.LongformerModel(config).save_pretrained(folder)
 
 
+def save_convbert(folder: Path) -> None:
+    """Save a network that convolves over the texts' ends."""
+    shape = dict.fromkeys(("hidden_size", "embedding_size", "intermediate_size"), 16)
+    config = transformers.ConvBertConfig(vocab_size=99, num_hidden_layers=1, num_attention_heads=2, **shape)
+    transformers.ConvBertModel(config).save_pretrained(folder)
+
+
 def test_the_encoder_of_t5_is_built(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "roberta")
     size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
@@ -118,6 +125,7 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
         ("embedding", architecture("T5Model", is_encoder_decoder=True), "embedding", "T5Model"),
         ("embedding", architecture(), "", "--task"),
         ("embedding", save_longformer, "", "LongformerModel"),
+        ("embedding", save_convbert, "", "padding"),
         ("embedding", lambda folder: change(folder / "config.json", vocab_size=999), "", "word_embeddings"),
         ("embedding", lambda folder: (folder / "modules.json").write_text(SPLADE), "", "SpladePooling"),
         ("embedding", lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED), "", "weightedmean_tokens"),
