@@ -99,7 +99,7 @@ def request_of(parsed: argparse.Namespace) -> Request:
             f"'{parsed.model}' is not known; the models are {', '.join(RECIPES)}; for one of your own add "
             "--weights PATH or HUB-ID"
         )
-    given |= {name: tuple(given[name]) for name in ("inputs", "controls") if name in given}
+    given["inputs"] = tuple(given.get("inputs", ()))
     given["settings"] = dict(given.get("settings", ()))
     given["client"] = family_name(given.get("client", ""))
     given["repository"] = given.get("repository", REPOSITORY).resolve()
@@ -131,7 +131,7 @@ def _list(_: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     from build_engines.comparison import verify
-    from build_engines.model_folder.stored import open_model
+    from build_engines.model_folder import open_model
 
     stored = open_model(parsed.model, parsed.repository)
     scores = verify(stored, parsed.reference, parsed.samples, parsed.count)
@@ -142,7 +142,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _archive(parsed: argparse.Namespace) -> int:
     from build_engines.archive import archive
-    from build_engines.model_folder.files import digest
+    from build_engines.model_folder import digest
 
     for path in archive(parsed.model, parsed.repository, parsed.out, parsed.copies):
         print(f"{path} {path.stat().st_size / 1e6:.1f} MB SHA-256 {digest(path)}")

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from build_engines.errors import BuildError
-from build_engines.model_folder.config import HEADER, render
-from build_engines.model_folder.stored import open_model
+from build_engines.model_folder import HEADER, open_model, render
 from serving.inference.registry import families
 from serving.repository.layout import versions
 from serving.repository.model_config import parse_config

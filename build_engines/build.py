@@ -20,22 +20,26 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, bundled, efficientnet, image_folder, onnx_file, table, yolov4_tiny
 from build_engines.families.image_folder import is_image
 from build_engines.families.text_folder import is_text
-from build_engines.model_folder.config import difference, model_config, render
-from build_engines.model_folder.files import (
+from build_engines.model_folder import (
+    ONNX,
+    Engine,
+    ModelSpec,
     changed_files,
     check,
+    difference,
     digest,
     keep_reference,
     keep_users_files,
     load,
+    model_config,
+    open_model,
     publish,
     read_record,
     reference_folder,
+    render,
     scratch_folder,
     write_record,
 )
-from build_engines.model_folder.spec import ONNX, Engine, ModelSpec
-from build_engines.model_folder.stored import open_model
 from build_engines.request import Request
 from build_engines.runners import onnx_runner, runner_of
 from build_engines.weights import sources

@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.model_folder.files import digest, read_lines, reference_folder
-from build_engines.model_folder.spec import PLAN
-from build_engines.model_folder.stored import StoredModel
+from build_engines.model_folder import PLAN, StoredModel, digest, read_lines, reference_folder
 from build_engines.runners import Runner, example_feed, onnx_runner, row_of, rows_of, runner_of
 from clients.base import Model, ModelClient, Tensors
 from serving.codecs import Limits

@@ -13,9 +13,18 @@ from typing import Any
 
 from build_engines.build import build as build_model
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder.config import model_config, parameters_of, read_config, render, specs
-from build_engines.model_folder.files import check, load, publish, scratch_folder
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import (
+    ModelSpec,
+    check,
+    load,
+    model_config,
+    parameters_of,
+    publish,
+    read_config,
+    render,
+    scratch_folder,
+    specs,
+)
 from build_engines.request import Request
 from build_engines.weights import onnx_files, sources
 from clients._text.embedding import POOLED

@@ -105,14 +105,6 @@ class Request:
     )
     max_batch_size: int = option(SERVING, -1, "0: no batches, one instance at a time", type=count, metavar="N")
     instances: int = option(SERVING, 0, "how many run side by side", type=positive, metavar="N")
-    controls: tuple[str, ...] = option(
-        SERVING,
-        (),
-        "for sequence batching; KIND is start, end, ready or corrid",
-        flag="--sequence-control",
-        action="append",
-        metavar="KIND=INPUT",
-    )
     repository: Path = option(
         "", REPOSITORY, "the model repository to build into", flag="--out", type=Path, metavar="REPOSITORY"
     )

@@ -17,8 +17,7 @@ from backends.onnxruntime import onnx_session
 from backends.openvino.openvino_settings import OpenvinoSettings
 from build_engines.engines.trtexec import run_plan
 from build_engines.errors import BuildError, first_line
-from build_engines.model_folder.spec import ONNX, PLAN, full_shape
-from build_engines.model_folder.stored import StoredModel
+from build_engines.model_folder import ONNX, PLAN, StoredModel, full_shape
 from clients._image import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
 from serving.repository.engines import OPENVINO, asked_of

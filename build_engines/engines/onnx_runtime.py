@@ -10,7 +10,7 @@ import onnxruntime
 from build_engines.engines import tensorrt
 from build_engines.engines.quantization import quantized
 from build_engines.errors import UsageError
-from build_engines.model_folder.spec import ONNX, TORCHSCRIPT, Engine, ModelSpec
+from build_engines.model_folder import ONNX, TORCHSCRIPT, Engine, ModelSpec
 from build_engines.request import Request
 from serving.repository.engines import OPENVINO, PARAMETER
 

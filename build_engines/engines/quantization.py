@@ -22,7 +22,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from build_engines import comparison
 from build_engines.errors import BuildError
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec
 from build_engines.request import Request
 from build_engines.runners import onnx_runner
 from clients.base import Model, ModelClient, Tensors

@@ -18,8 +18,7 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, c
 from build_engines.engines.quantization import calibration_batches, client_of
 from build_engines.engines.trtexec import WHERE_TO_GET_IT, Trtexec, this_gpu
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder.files import cache_folder
-from build_engines.model_folder.spec import ONNX, PLAN, Engine, ModelSpec
+from build_engines.model_folder import ONNX, PLAN, Engine, ModelSpec, cache_folder
 from build_engines.request import Request
 from build_engines.weights import onnx_files
 from clients._image import keeps_ratio

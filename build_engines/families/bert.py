@@ -28,8 +28,7 @@ from build_engines.families.text_folder import (
     task_of,
     write_example,
 )
-from build_engines.model_folder.files import write_labels
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights.packages import file_of
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
-from build_engines.model_folder.files import digest
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, digest
 from build_engines.request import REPOSITORY, Request
 
 SHA256 = {

@@ -17,8 +17,7 @@ import numpy as np
 from build_engines.errors import UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
-from build_engines.model_folder.files import write_labels
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.packages import file_of
 from clients._image import DEFAULT_LABELS

@@ -14,8 +14,7 @@ from typing import Any
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.text_folder import TO_TENSORS
-from build_engines.model_folder.files import write_labels
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import REPOSITORY, Request
 from clients._image import DEFAULT_LABELS, keeps_ratio
 

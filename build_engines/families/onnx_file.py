@@ -15,8 +15,7 @@ import onnx
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.text_folder import EXAMPLES, copy_tokenizer, write_example
-from build_engines.model_folder.files import write_labels
-from build_engines.model_folder.spec import TORCHSCRIPT, ModelSpec, full_shape
+from build_engines.model_folder import TORCHSCRIPT, ModelSpec, full_shape, write_labels
 from build_engines.request import REPOSITORY, Request
 from build_engines.runners import example_feed, onnx_runner
 from build_engines.weights import onnx_files
@@ -179,23 +178,9 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
         )
     batch = model_spec.max_batch_size if request.max_batch_size < 0 else request.max_batch_size
     if fixed or not batch:
-        return _with_controls(request, replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=0))
+        return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=0)
     inputs, outputs = onnx_files.without_batch(inputs), onnx_files.without_batch(outputs)
-    return _with_controls(request, replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch))
-
-
-def _with_controls(request: Request, model_spec: ModelSpec) -> ModelSpec:
-    """Removes the inputs that sequence batching fills from the callers' inputs."""
-    given = dict(text.partition("=")[::2] for text in request.controls)
-    inputs = {spec.name: spec for spec in model_spec.inputs}
-    for kind, name in given.items():
-        if kind not in ("start", "end", "ready", "corrid") or name not in inputs:
-            raise UsageError(
-                f"--sequence-control {kind}={name}: it is start, end, ready or corrid = one of {', '.join(inputs)}"
-            )
-    controls = {kind: inputs[name] for kind, name in given.items()}
-    left = tuple(spec for spec in model_spec.inputs if spec not in controls.values())
-    return replace(model_spec, inputs=left, controls=controls)
+    return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch)
 
 
 def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:

@@ -15,8 +15,7 @@ from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families import table_graph
 from build_engines.families.onnx_file import parse_inputs, with_tensors
 from build_engines.families.table_graph import Class
-from build_engines.model_folder.files import write_labels
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import Request
 from build_engines.weights import onnx_files
 

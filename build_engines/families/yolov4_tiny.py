@@ -13,8 +13,7 @@ import numpy as np
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.onnx_graph import Array, ImageGraph, folded
-from build_engines.model_folder.files import read_lines, write_labels
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, read_lines, write_labels
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.packages import file_of
 from clients._image import DEFAULT_LABELS

@@ -17,8 +17,7 @@ from torch.nn.functional import interpolate, max_pool2d
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.onnx_file import with_tensors
 from build_engines.families.torch_export import export_onnx
-from build_engines.model_folder.files import write_labels
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import REPOSITORY, Request
 from clients._image import DEFAULT_LABELS
 

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.model_folder.files import cache_folder, digest
+from build_engines.model_folder import cache_folder, digest
 from build_engines.recipes import Recipe
 from build_engines.request import Request
 

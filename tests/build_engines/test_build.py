@@ -12,7 +12,7 @@ import pytest
 
 from build_engines.build import build
 from build_engines.errors import BuildError
-from build_engines.model_folder.files import SCRATCH, read_record, scratch_folder
+from build_engines.model_folder import SCRATCH, read_record, scratch_folder
 from build_engines.request import Request
 from tests.build_engines.models import save_scale
 from tests.support.harness import PATIENCE, ROOT, wait_until

@@ -8,7 +8,7 @@ from onnx import helper
 from tritonclient.grpc.model_config_pb2 import TYPE_UINT8
 
 from build_engines.__main__ import main
-from build_engines.model_folder.config import read_config
+from build_engines.model_folder import read_config
 from tests.build_engines.models import parsed
 
 pytestmark = pytest.mark.full

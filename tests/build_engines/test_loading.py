@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from build_engines import model_folder
 from build_engines.__main__ import main
-from build_engines.model_folder import files
-from build_engines.model_folder.config import read_config
+from build_engines.model_folder import read_config
 from tests.build_engines.models import save, save_classifier
 
 pytestmark = pytest.mark.stack
@@ -78,7 +78,7 @@ def test_a_build_without_tritonserver_says_that_it_did_not_load(
     def missing() -> Path:
         raise FileNotFoundError("no tritonserver here")
 
-    monkeypatch.setattr(files, "binary", missing)
+    monkeypatch.setattr(model_folder, "binary", missing)
     assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
     assert "not loaded" in capsys.readouterr().out
 
@@ -87,6 +87,6 @@ def test_a_model_for_a_backend_that_is_missing_is_built_and_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "backends").mkdir()
-    monkeypatch.setattr(files, "backend_directory", lambda: tmp_path / "backends")
+    monkeypatch.setattr(model_folder, "backend_directory", lambda: tmp_path / "backends")
     assert build(tmp_path, save_classifier(tmp_path / "own.onnx")) == 0
     assert "'onnxruntime'" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import transformers as hf
 from PIL import Image
 
 from build_engines.build import build
-from build_engines.model_folder.stored import open_model
+from build_engines.model_folder import open_model
 from build_engines.request import Request
 from clients.base import ModelClient, Tensors
 from tests.build_engines.models import session

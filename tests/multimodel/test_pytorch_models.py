@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from build_engines.__main__ import main
-from build_engines.model_folder.config import read_config
+from build_engines.model_folder import read_config
 from tests.support.harness import Server
 
 pytestmark = pytest.mark.stack

@@ -17,8 +17,7 @@ from build_engines.__main__ import main
 from build_engines.build import build
 from build_engines.comparison import cosine, verify
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder.files import reference_folder
-from build_engines.model_folder.stored import StoredModel, open_model
+from build_engines.model_folder import StoredModel, open_model, reference_folder
 from build_engines.request import Request
 from build_engines.runners import example_feed, onnx_runner, runner_of
 from clients.base import TensorSpec

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from build_engines.build import export
 from build_engines.errors import BuildError
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec
 from build_engines.request import Request
 from tests.build_engines.models import session
 from tests.clients.text_models import save_tokenizer

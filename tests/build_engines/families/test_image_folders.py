@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.image_network import HEADS
-from build_engines.model_folder.stored import open_model
+from build_engines.model_folder import open_model
 from build_engines.request import Request
 from build_engines.runners import example_feed, onnx_runner, openvino_runner
 from clients.base import ModelClient

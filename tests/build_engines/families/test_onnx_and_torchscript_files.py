@@ -14,7 +14,7 @@ from PIL import Image
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import parse_inputs
-from build_engines.model_folder.stored import StoredModel, open_model
+from build_engines.model_folder import StoredModel, open_model
 from build_engines.request import Request
 from build_engines.runners import runner_of
 from build_engines.weights.onnx_files import DATATYPES
@@ -313,18 +313,6 @@ def test_a_first_dimension_that_varies_and_is_no_batch_is_not_batched(
     if not is_batch:
         with pytest.raises(UsageError, match="--max-batch-size"):
             made(tmp_path, file, max_batch_size=4)
-
-
-def test_inputs_that_sequence_batching_fills_are_not_the_callers(tmp_path: Path) -> None:
-    model = parsed("""counter (float[batch, 1] x, float[batch, 1] START, uint64[batch, 1] ID) => (float[batch, 1] y) {
-        id = Cast <to = 1> (ID)
-        y = Sum (x, START, id)
-    }""")
-    stored = made(tmp_path, save(model.graph, tmp_path / "counter.onnx"), controls=("start=START", "corrid=ID"))
-    assert [spec.name for spec in stored.model.inputs] == ["x"]
-    assert [control.name for control in stored.config.sequence_batching.control_input] == ["START", "ID"]
-    with pytest.raises(UsageError, match="start"):
-        made(tmp_path, tmp_path / "counter.onnx", controls=("start=NOWHERE",))
 
 
 # --- TorchScript ---

@@ -33,7 +33,7 @@ from sklearn.svm import LinearSVC
 from build_engines.__main__ import main
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder.stored import StoredModel, open_model
+from build_engines.model_folder import StoredModel, open_model
 from build_engines.request import Request
 from clients.base import TensorSpec
 from tests.build_engines import trained

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from build_engines.build import build, export
 from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder.config import read_config
-from build_engines.model_folder.spec import ModelSpec
+from build_engines.model_folder import ModelSpec, read_config
 from build_engines.request import Request
 from clients.bert import TASKS
 from tests.clients.text_models import LIMIT, TEXTS, Served, save_checkpoint

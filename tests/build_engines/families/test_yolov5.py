@@ -14,7 +14,7 @@ from torch import nn
 from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.yolov5 import export, read
-from build_engines.model_folder.stored import open_model
+from build_engines.model_folder import open_model
 from build_engines.request import Request
 from tests.build_engines.yolov5_release import C3, importable, random_release, save
 

@@ -1,6 +1,5 @@
 """config.pbtxt as it is written: golden files, and Triton's own parser over all of them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from build_engines.errors import UsageError
-from build_engines.model_folder.config import data_type, model_config, render
-from build_engines.model_folder.spec import TORCHSCRIPT, ModelSpec
+from build_engines.model_folder import TORCHSCRIPT, ModelSpec, data_type, model_config, render
 from build_engines.request import Request
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
@@ -37,23 +34,10 @@ TEXT = ModelSpec(
 TENSORS = ModelSpec(
     "", (TensorSpec("INPUT__0", "FP16", (1, 4)),), (TensorSpec("OUTPUT__0", "BYTES", (-1,)),), 0, platform=TORCHSCRIPT
 )
-COUNTER = ModelSpec(
-    "",
-    (TensorSpec("x", "FP32", ()),),
-    (TensorSpec("y", "FP32", ()),),
-    4,
-    controls={
-        "start": TensorSpec("START", "INT32", (1,)),
-        "end": TensorSpec("END", "BOOL", (1,)),
-        "ready": TensorSpec("READY", "FP32", (1,)),
-        "corrid": TensorSpec("ID", "UINT64", (1,)),
-    },
-)
 CASES: dict[str, tuple[ModelSpec, str, str, Request]] = {
     "image_gpu": (IMAGE, "onnxruntime_onnx", "KIND_GPU", Request("")),
     "text": (TEXT, "onnxruntime_onnx", "KIND_CPU", Request("", instances=4)),
     "torchscript": (TENSORS, TORCHSCRIPT, "KIND_CPU", Request("")),
-    "sequences": (COUNTER, "onnxruntime_onnx", "KIND_CPU", Request("")),
 }
 
 
@@ -83,12 +67,6 @@ def test_triton_reads_what_was_meant(name: str) -> None:
 
 def test_every_datatype_of_onnx_is_one_of_triton() -> None:
     assert len({data_type(datatype) for datatype in DATATYPES.values()}) == len(DATATYPES)
-
-
-def test_a_control_input_of_another_datatype_is_refused() -> None:
-    wrong = replace(COUNTER, controls={"start": TensorSpec("START", "INT64", (1,))})
-    with pytest.raises(UsageError, match="INT32"):
-        model_config(wrong, "onnxruntime_onnx", "KIND_CPU", 1, Request(""))
 
 
 if __name__ == "__main__":
