@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from deploy.config import merge
 from tests.support.account import IMAGE, Account, printed
 from tests.support.harness import ROOT
 
@@ -105,19 +104,3 @@ def exit_code(aws: Account, *words: str) -> int | str | None:
         return aws.deploy(*words)
     except SystemExit as end:
         return end.code
-
-
-@pytest.mark.parametrize(
-    ("base", "patch", "merged"),
-    [
-        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}, {"a": {"b": 3, "c": 2}}),
-        ({"a": 1, "b": 2}, {"a": None}, {"b": 2}),
-        ({}, {"a": {"b": None, "c": 1}}, {"a": {"c": 1}}),
-        ([{"a": 1}, {"b": 1}], [{"a": 2}], [{"a": 2}, {"b": 1}]),
-        ([{"a": 1}], [{}, {"b": 1}], [{"a": 1}, {"b": 1}]),
-        (["x", "y"], ["z"], ["z"]),
-        ("x", {"a": 1}, {"a": 1}),
-    ],
-)
-def test_a_merge_goes_by_key_and_for_lists_of_objects_by_position(base: Any, patch: Any, merged: Any) -> None:
-    assert merge(base, patch) == merged

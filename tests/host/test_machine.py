@@ -29,59 +29,49 @@ def test_a_processor_s_features_are_those_that_linux_lists(tmp_path: Path) -> No
     assert processor_features(tmp_path / "none") == frozenset()
 
 
-def test_without_a_control_group_the_machine_itself_counts(tmp_path: Path) -> None:
-    write(tmp_path, {})
-    assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (CPUS, 8 * GIB)
-
-
-def test_version_2_in_a_container_has_its_limits_at_the_root(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/cpu.max": "50000 100000\n",
-            "sys/fs/cgroup/memory.max": f"{GIB}\n",
-        },
-    )
-    assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (0.5, GIB)
-
-
-def test_version_2_takes_the_smallest_limit_of_all_groups_above(tmp_path: Path) -> None:
-    write(
-        tmp_path,
+V2, V1 = "sys/fs/cgroup/{}", "sys/fs/cgroup/cpu/cpu.cfs_{}_us"
+UNLIMITED = "9223372036854771712\n"
+GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # files -> processors, GiB
+    "none": ({}, CPUS, 8),
+    "the root's": (
+        {"proc/self/cgroup": "0::/\n", V2.format("cpu.max"): "50000 100000\n", V2.format("memory.max"): f"{GIB}\n"},
+        0.5,
+        1,
+    ),
+    "the smallest of all groups above": (
         {
             "proc/self/cgroup": "0::/pod/main\n",
-            "sys/fs/cgroup/pod/cpu.max": "25000 100000\n",
-            "sys/fs/cgroup/pod/main/cpu.max": "max 100000\n",
-            "sys/fs/cgroup/pod/memory.max": f"{2 * GIB}\n",
-            "sys/fs/cgroup/pod/main/memory.max": "max\n",
+            V2.format("pod/cpu.max"): "25000 100000\n",
+            V2.format("pod/main/cpu.max"): "max 100000\n",
+            V2.format("pod/memory.max"): f"{2 * GIB}\n",
+            V2.format("pod/main/memory.max"): "max\n",
         },
-    )
-    assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (0.25, 2 * GIB)
-
-
-def test_version_1_counts_and_its_no_limit_is_none(tmp_path: Path) -> None:
-    write(
-        tmp_path,
+        0.25,
+        2,
+    ),
+    "version 1": (
         {
             "proc/self/cgroup": "5:memory:/docker/1\n3:cpu,cpuacct:/docker/1\n1:name=systemd:/\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "75000\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": f"{3 * GIB}\n",
+            V1.format("quota"): "75000\n",
+            V1.format("period"): "100000\n",
+            V2.format("memory/memory.limit_in_bytes"): UNLIMITED,
+            V2.format("memory/docker/1/memory.limit_in_bytes"): f"{3 * GIB}\n",
         },
-    )
-    assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (0.75, 3 * GIB)
+        0.75,
+        3,
+    ),
+    "version 1 without a quota": ({V1.format("quota"): "-1\n"}, CPUS, 8),
+    "above the affinity": ({V2.format("cpu.max"): "99900000 100000\n"}, CPUS, 8),
+    "outside of the namespace": ({"proc/self/cgroup": "0::/../../x\n", V2.format("cpu.max"): "20000 100000\n"}, 0.2, 8),
+}
 
 
-def test_version_1_without_a_quota_has_minus_one(tmp_path: Path) -> None:
-    write(tmp_path, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n"})
-    assert cpu_quota(tmp_path) == CPUS
-
-
-def test_a_quota_above_the_affinity_is_the_affinity(tmp_path: Path) -> None:
-    write(tmp_path, {"sys/fs/cgroup/cpu.max": "99900000 100000\n"})
-    assert cpu_quota(tmp_path) == CPUS
+@pytest.mark.parametrize(("files", "cpus", "gibibytes"), GROUPS.values(), ids=GROUPS)
+def test_the_limits_are_those_of_the_control_groups(
+    files: dict[str, str], cpus: float, gibibytes: float, tmp_path: Path
+) -> None:
+    write(tmp_path, files)
+    assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (cpus, gibibytes * GIB)
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "max", "0 100000", "100000 0"])
@@ -89,11 +79,6 @@ def test_an_unreadable_limit_is_none(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": text.partition(" ")[0]})
     assert cpu_quota(tmp_path) == CPUS
     assert memory_limit(tmp_path) in (8 * GIB, 100000)
-
-
-def test_a_group_outside_of_the_namespace_does_not_lead_out_of_the_mount(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/../../x\n", "sys/fs/cgroup/cpu.max": "20000 100000\n"})
-    assert cpu_quota(tmp_path) == 0.2
 
 
 def test_a_gpu_is_its_device(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ from serving.settings.table import TABLE
 from tests.conftest import BUNDLED
 from tests.image.container import BUILD_SECONDS, SUDO, Container, build_image, podman, podman_environment
 from tests.simulate.command import Command
-from tests.simulate.simulation import client_of, make_tar
-from tests.support.archives import files_of
+from tests.simulate.simulation import client_of
 from tests.support.harness import ROOT, make_sleeper, wait_until
 from tests.support.readme import commands
 
@@ -441,25 +440,3 @@ def test_every_bundled_model_answers(simulate: Simulate, repository: Path, data:
             EndpointName="any", Body=example.read_bytes(), ContentType=kind, CustomAttributes=f"model_name={model}"
         )
         assert len(json.loads(reply["Body"].read())["predictions"]) == 1
-
-
-def test_archives_are_loaded_and_evicted(simulate: Simulate, tmp_path: Path) -> None:
-    for number in range(4):
-        make_tar(tmp_path / f"models/{number}.tar.gz", files_of(number))
-    arguments = ["--models", str(tmp_path / "models"), "--memory", "1g", "--limit", "memory-share=0.2"]
-    command = simulate(*arguments)
-    client = client_of(command.wait_ready())
-    for number in [*range(4), *range(4)]:
-        assert multiply(client, number, 3.0) == 3.0 * number
-    assert len(re.findall(r"^loaded \d", command.output(), re.MULTILINE)) > 4
-
-
-def multiply(client: Any, number: int, x: float) -> float:
-    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-    reply = client.invoke_endpoint(
-        EndpointName="any",
-        Body=json.dumps({"inputs": [tensor]}),
-        ContentType="application/json",
-        TargetModel=f"{number}.tar.gz",
-    )
-    return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])

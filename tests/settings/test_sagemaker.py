@@ -54,7 +54,7 @@ def test_the_payload_that_is_told_is_let_in(payload: str, limit: float) -> None:
 
 
 def test_more_than_100_mb_at_once_is_refused_at_the_start() -> None:
-    with pytest.raises(SettingsError, match="100 MB") as caught:
+    with pytest.raises(SettingsError) as caught:
         Settings.from_env({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "20", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "6"})
     assert "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS=6" in str(caught.value)
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=20" in str(caught.value)

@@ -8,8 +8,8 @@ import pytest
 
 from serving.host.machine import Machine
 from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
-from serving.settings.setting import Setting, SettingsError, format_value
-from serving.settings.table import ROWS, TABLE, Settings, markdown
+from serving.settings.setting import Setting, SettingsError
+from serving.settings.table import ROWS, TABLE, Settings
 
 pytestmark = pytest.mark.unit
 
@@ -116,7 +116,7 @@ def test_all_mistakes_are_reported_together() -> None:
     "variables", [{"SAGEMAKER_MULTI_MODEL": "true"}, {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode=poll"}]
 )
 def test_where_models_are_loaded_otherwise_folders_are_not_looked_at(variables: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match=f"SERVE_RELOAD.*{next(iter(variables))}"):
+    with pytest.raises(SettingsError, match=next(iter(variables))):
         read(SERVE_RELOAD="true", **variables)
     assert not read(SERVE_RELOAD="auto", **variables).reloads
     assert read(SERVE_RELOAD="auto").reloads
@@ -200,24 +200,3 @@ def test_sizes_in_mb_are_of_1024_times_1024_bytes_and_0_is_the_most() -> None:
 
 def test_a_relative_repository_is_made_absolute() -> None:
     assert read(SERVE_MODEL_REPOSITORY="models").model_repositories == (Path.cwd() / "models",)
-
-
-def test_files_lie_in_the_run_folder() -> None:
-    settings = read(SERVE_RUN_DIR="/run/x")
-    assert settings.gunicorn_socket == Path("/run/x/gunicorn.sock")
-    assert settings.status_file == Path("/run/x/status.json")
-
-
-def test_the_page_has_every_row() -> None:
-    lines = [line for line in markdown().splitlines() if line.startswith("| `")]
-    assert len(lines) == len(ROWS)
-    for line, setting in zip(lines, ROWS, strict=True):
-        assert all(f"`{variable}`" in line for variable in setting.variables)
-        assert setting.help in line and line.count("|") == 5
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.8, "0.8"), (60.0, "60"), (0.1 + 0.2, "0.30000000000000004"), (7, "7"), (True, "true")]
-)
-def test_a_value_is_shown_as_short_as_it_can_be_read_back(value: object, shown: str) -> None:
-    assert format_value(value) == shown

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
 from tests.conftest import BUNDLED
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation
@@ -51,27 +50,6 @@ def predictions(body: bytes) -> Any:
     return json.loads(body)["predictions"]
 
 
-@pytest.mark.parametrize("model", BUNDLED)
-def test_boto3_invokes_each_bundled_model(simulation: Simulation, model: str) -> None:
-    reply = invoke(simulation, model, *example(model), InferenceId="mine")
-    assert len(predictions(reply["Body"].read())) == 1
-    assert reply["ContentType"] == "application/json"
-    assert reply["InvokedProductionVariant"] == "AllTraffic"
-    assert reply["CustomAttributes"] == f"model_name={model}"
-
-
-@pytest.mark.parametrize("model", BUNDLED)
-def test_a_stream_brings_the_same_answer_in_parts(simulation: Simulation, model: str) -> None:
-    body, kind = example(model)
-    whole = predictions(invoke(simulation, model, body, kind)["Body"].read())
-    reply = simulation.client.invoke_endpoint_with_response_stream(
-        EndpointName="desk", Body=body, ContentType=kind, CustomAttributes=f"model_name={model}"
-    )
-    streamed = b"".join(event["PayloadPart"]["Bytes"] for event in reply["Body"])
-    assert reply["ContentType"] == "application/json"
-    assert str(predictions(streamed))[:200] == str(whole)[:200]
-
-
 def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulation) -> None:
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
     pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [2]}  # seconds between two words
@@ -90,25 +68,29 @@ def test_the_parts_of_a_stream_come_as_the_model_says_them(simulation: Simulatio
 
 
 @pytest.mark.parametrize("model", BUNDLED)
-def test_an_asynchronous_call_takes_its_input_from_s3_and_leaves_its_output_there(
-    simulation: Simulation, model: str
-) -> None:
+def test_each_bundled_model_answers_at_once_in_parts_and_by_way_of_s3(simulation: Simulation, model: str) -> None:
     body, kind = example(model)
+    reply = invoke(simulation, model, body, kind, InferenceId="mine")
+    whole = predictions(reply["Body"].read())
+    assert len(whole) == 1
+    found = [reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")]
+    assert found == ["application/json", "AllTraffic", f"model_name={model}"]
+
+    named = {"EndpointName": "desk", "ContentType": kind, "CustomAttributes": f"model_name={model}"}
+    reply = simulation.client.invoke_endpoint_with_response_stream(Body=body, **named)
+    streamed = b"".join(event["PayloadPart"]["Bytes"] for event in reply["Body"])
+    assert reply["ContentType"] == "application/json"
+    assert str(predictions(streamed))[:200] == str(whole)[:200]
+
     source = simulation.s3 / "bucket/in" / model
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_bytes(body)
-    accepted = simulation.client.invoke_endpoint_async(
-        EndpointName="desk",
-        InputLocation=f"s3://bucket/in/{model}",
-        ContentType=kind,
-        InferenceId=f"id-{model}",
-        CustomAttributes=f"model_name={model}",
-    )
+    location = f"s3://bucket/in/{model}"
+    accepted = simulation.client.invoke_endpoint_async(InputLocation=location, InferenceId=f"id-{model}", **named)
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert accepted["InferenceId"] == f"id-{model}"
     output = simulation.s3 / accepted["OutputLocation"].removeprefix("s3://")
     wait_until(output.exists, "an output in S3")
-    whole = predictions(invoke(simulation, model, body, kind)["Body"].read())
     assert str(predictions(output.read_bytes()))[:200] == str(whole)[:200]
 
 
@@ -116,7 +98,7 @@ def test_an_asynchronous_call_that_fails_leaves_the_reason(simulation: Simulatio
     accepted = simulation.client.invoke_endpoint_async(EndpointName="desk", InputLocation="s3://bucket/absent")
     failure = simulation.s3 / accepted["FailureLocation"].removeprefix("s3://")
     wait_until(failure.exists, "a failure in S3")
-    assert "There is no object s3://bucket/absent" in failure.read_text()
+    assert "s3://bucket/absent" in failure.read_text()
     accepted = simulation.client.invoke_endpoint_async(
         EndpointName="desk", Body=b"text", ContentType="text/plain", CustomAttributes="model_name=no-such"
     )
@@ -130,10 +112,6 @@ def test_the_reason_of_an_error_reaches_the_caller(simulation: Simulation) -> No
         invoke(simulation, "no-such", b"text", "text/plain")
     assert caught.value.response["OriginalStatusCode"] == 404
     assert json.loads(caught.value.response["OriginalMessage"])["code"] == "model_not_found"
-    with pytest.raises(ClientError, match="not a multi-model endpoint"):
-        invoke(simulation, "bert", b"text", "text/plain", TargetModel="a.tar.gz")
-    with pytest.raises(ClientError, match="Variant B was not found"):
-        invoke(simulation, "bert", b"text", "text/plain", TargetVariant="B")
 
 
 def test_a_session_is_opened_continued_and_closed(simulation: Simulation) -> None:
@@ -147,7 +125,7 @@ def test_a_session_is_opened_continued_and_closed(simulation: Simulation) -> Non
     last = add(10, session, sequence_end=True)
     assert last["ClosedSessionId"] == session
     assert 11.0 in [output["data"][0] for output in json.loads(last["Body"].read())["outputs"]]
-    with pytest.raises(ClientError, match="does not exist or has expired"):
+    with pytest.raises(simulation.client.exceptions.ValidationError):
         add(1, session)
     assert simulation.journal.complaints["session"] == 0
 

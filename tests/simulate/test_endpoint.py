@@ -60,23 +60,24 @@ def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(simulation
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        ({"InferenceId": "x" * 65}, "at 'inferenceId' failed to satisfy constraint: Member must have length less than"),
-        ({"SessionId": "a b"}, "at 'sessionId' failed to satisfy constraint: Member must satisfy regular expression"),
-        ({"SessionId": "unknown"}, "Session unknown does not exist or has expired"),
-        ({"TargetContainerHostname": "other"}, "has one container"),
-        ({"InferenceComponentName": "part"}, "no components"),
-        ({"EndpointName": "any", "TargetModel": "a"}, "Endpoint any is not a multi-model endpoint"),
+        ({"InferenceId": "x" * 65}, "'inferenceId'"),
+        ({"SessionId": "a b"}, "'sessionId'"),
+        ({"SessionId": "unknown"}, "unknown"),
+        ({"TargetContainerHostname": "other"}, "container"),
+        ({"InferenceComponentName": "part"}, "components"),
+        ({"TargetVariant": "B"}, "B"),
+        ({"EndpointName": "any", "TargetModel": "a"}, "any"),
     ],
 )
 def test_mistakes_of_the_caller_are_validation_errors(
-    simulation: Simulation, arguments: dict[str, str], said: str
+    simulation: Simulation, arguments: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ClientError) as caught:
         simulation.client.invoke_endpoint(**{"EndpointName": "any", "Body": b"", **arguments})
     assert caught.value.response["Error"]["Code"] == "ValidationError"
-    assert said in caught.value.response["Error"]["Message"]
+    assert named in caught.value.response["Error"]["Message"]
 
 
 def test_a_session_lives_until_it_is_closed_or_its_container_ends(simulation: Simulation) -> None:
@@ -84,10 +85,10 @@ def test_a_session_lives_until_it_is_closed_or_its_container_ends(simulation: Si
     for session in (first, second):
         simulation.invoke(SessionId=session)
     assert simulation.invoke(b"close", SessionId=first)["ClosedSessionId"] == first
-    with pytest.raises(ClientError, match="ValidationError"):
+    with pytest.raises(simulation.client.exceptions.ValidationError):
         simulation.invoke(SessionId=first)
     simulation.kill()
     wait_until(lambda: str(simulation.lines).count("in service after") == 2, "another container is in service")
-    with pytest.raises(ClientError, match="ValidationError"):
+    with pytest.raises(simulation.client.exceptions.ValidationError):
         simulation.invoke(SessionId=second)
     assert simulation.journal.complaints.total() == 0, simulation.lines

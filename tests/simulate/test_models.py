@@ -103,17 +103,13 @@ def test_a_model_that_never_fits_is_a_model_error(store: Path) -> None:
         assert (response["OriginalStatusCode"], response["OriginalMessage"]) == (507, "no room")
 
 
-@pytest.mark.parametrize("target", ["absent.tar.gz", "../store.tar.gz", "/etc/passwd", "team"])
-def test_a_model_that_is_not_in_the_folder_is_a_mistake_of_the_caller(store: Path, target: str) -> None:
-    with Simulation(models=store) as simulation, pytest.raises(ClientError) as caught:
-        plain(simulation, target)
-    assert caught.value.response["Error"]["Code"] == "ValidationError"
-    assert "Failed to download model data" in caught.value.response["Error"]["Message"]
-
-
-def test_a_call_without_a_model_is_a_mistake(store: Path) -> None:
-    with Simulation(models=store) as simulation, pytest.raises(ClientError, match="a TargetModel is needed"):
-        simulation.invoke()
+def test_a_model_that_is_not_in_the_folder_or_none_is_a_mistake_of_the_caller(store: Path) -> None:
+    with Simulation(models=store) as simulation:
+        targets = ("absent.tar.gz", "../store.tar.gz", "/etc/passwd", "team")
+        for named in ({}, *({"TargetModel": target} for target in targets)):
+            with pytest.raises(ClientError) as caught:
+                simulation.invoke(b"", **named)
+            assert caught.value.response["Error"]["Code"] == "ValidationError"
 
 
 def test_an_archive_is_unpacked_for_the_container_and_removed_with_its_model(store: Path) -> None:

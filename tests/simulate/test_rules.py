@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from simulate.container import Container
 from simulate.models import BadArchive
-from simulate.rules import RULES, TABLE, with_limits
+from simulate.rules import TABLE
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, Simulation, make_tar
 from tests.support.harness import PATIENCE, ROOT, wait_until
 
@@ -320,10 +320,3 @@ def test_a_model_that_the_container_has_lost_is_loaded_again(store: Path) -> Non
         assert simulation.invoke(TargetModel="a.tar.gz")["Body"].read() == b"a.tar.gz"
         assert simulation.complained("lost-model")
         assert simulation.journal.counts["loads"] == 2
-
-
-def test_other_limits_are_taken_by_the_rules_names_only() -> None:
-    assert with_limits({"time": 5})["time"].limit == 5
-    assert RULES["time"].limit == 60
-    with pytest.raises(KeyError):
-        with_limits({"no-such": 5})
