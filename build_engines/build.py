@@ -46,7 +46,7 @@ from build_engines.weights import sources
 from serving.host.machine import has_gpu
 from serving.inference.registry import family
 from serving.named_value import unknown
-from serving.repository.engines import AUTO, PARAMETER
+from serving.repository.engines import AUTO, OPENVINO, PARAMETER
 
 
 def _yolov5(request: Request, path: Path | None, folder: Path) -> ModelSpec:
@@ -70,6 +70,7 @@ OWN_WEIGHTS: dict[str, Callable[[Request, Path], ModelSpec]] = {
 }
 # Clients of models that answer as well in BF16, by comparison.py's limits: with AMX, `serve` takes OpenVINO for them.
 ANY_CPU_ENGINE = {"resnet", "yolov5", "bert"}
+PRECISION = "INFERENCE_PRECISION_HINT"  # OpenVINO's; others compute in FP32 unless --set names it
 ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # by target
     "cpu": onnx_runtime.for_cpu,
     "openvino": onnx_runtime.for_openvino,
@@ -218,7 +219,9 @@ def write_configs(folder: Path, model_spec: ModelSpec, engine: Engine, request: 
         model_spec, platform=model_spec.platform, kind="KIND_CPU", count=model_spec.cpu_instances, request=request
     )
     open_to_all = {PARAMETER: AUTO} if model_spec.client in ANY_CPU_ENGINE and model_spec.platform == ONNX else {}
-    for name, value in (open_to_all | dict(engine.cpu_parameters) | dict(model_spec.settings)).items():
+    by_openvino = engine.cpu_parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32"
+    in_fp32 = {PRECISION: "f32"} if by_openvino and not open_to_all else {}
+    for name, value in (open_to_all | dict(engine.cpu_parameters) | in_fp32 | dict(model_spec.settings)).items():
         cpu.parameters[name].string_value = value
     if engine.cpu_only:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))

@@ -13,7 +13,19 @@ from PIL import Image
 
 from clients._boxes import Letterbox, nms
 from clients._drawing import draw
-from clients._heads import AUTO, COLUMNS, FINAL, ROWS, Candidates, Head, candidates, head_of, without_batch
+from clients._heads import (
+    AUTO,
+    COLUMNS,
+    DETECTION,
+    FINAL,
+    ROWS,
+    Candidates,
+    Head,
+    candidates,
+    head_of,
+    refused,
+    without_batch,
+)
 from clients._image import DEFAULT_LABELS, EXAMPLE
 from clients._masks import outlines, runs
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
@@ -212,6 +224,8 @@ class Client(ModelClient):
 
     def _head(self, shape: Sequence[int]) -> Head:
         """That of an output with this shape; raises InvalidRequest."""
+        if len(shape) >= len(self.input.shape):
+            raise refused(shape, "is no table of boxes: it has as many dimensions as the image", DETECTION)
         others = [spec.shape for spec in self.model.outputs[1:]]
         return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
 

@@ -146,6 +146,7 @@ def test_without_a_label_file_class_ids_are_the_labels(tmp_path: Path) -> None:
         {"output_shape": (25200, 85)},
         {"output_shape": (84, 8400)},
         {"output_shape": (-1, 5)},
+        {"output_shape": (1, -1, -1)},
         {"input_shape": (1, 640, 640)},
         {"datatype": "INT64"},
     ],

@@ -49,7 +49,9 @@ def test_a_model_for_openvino_is_verified_by_openvino(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
     assert main(["build", "scale", "--weights", str(file), "--out", str(models), "--for", "openvino"]) == 0
-    assert read_config(models / "scale", "cpu").parameters["cpu_engine"].string_value == "openvino"
+    parameters = read_config(models / "scale", "cpu").parameters
+    assert parameters["cpu_engine"].string_value == "openvino"
+    assert parameters["INFERENCE_PRECISION_HINT"].string_value == "f32"  # nothing says that BF16 answers as well
     assert all(score.passed for score in verify(open_model("scale", models, "cpu"), file, None, 0))
 
 
