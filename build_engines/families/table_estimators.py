@@ -99,7 +99,10 @@ def _compared(
             warnings.simplefilter("ignore")
             model = _CONVERTERS.get(library, _sklearn)(estimator, columns)
     except Exception as err:  # the converters' errors have no common base class
-        raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {brief(err)}") from err
+        unknown = re.search(r"shape calculator for type '<class '[\w.]*\.(\w+)'>", str(err))
+        reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
+        instead = table_graph.INSTEAD
+        raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}; {instead}") from err
     cells = next(iter(rows.values()))
     classes = table_graph.mend(model, feed(model, cells, columns))
     known = np.asarray(getattr(estimator, "classes_", ()))

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from build_engines.errors import BuildError, UsageError, brief
 
 ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
+INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
 ROWS = (2, 3)  # of the runs that tell which dimensions vary
 Class = int | str
 Feed = Mapping[str, Any]
@@ -90,6 +91,10 @@ def _set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
     one, other = (_outputs(model, count, rows) for count in ROWS)
     for value, small, large in zip(model.graph.output, one, other, strict=True):
         if isinstance(small, np.ndarray):
+            if (small.shape, large.shape) == tuple((1, count) for count in ROWS):  # of a discriminant analysis
+                _rename(model.graph, value.name, f"{value.name}_row")
+                model.graph.node.append(helper.make_node("Transpose", [f"{value.name}_row"], [value.name]))
+                small, large = small.T, large.T
             dims = [a if a == b else None for a, b in zip(small.shape, large.shape, strict=True)]
             text = small.dtype.kind in "OSU"
             kind = TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(small.dtype)
@@ -102,10 +107,11 @@ def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[
             return run(model, {name: array[:count] for name, array in rows.items()})
         return run(model, {value.name: _blank(value, count) for value in model.graph.input})
     except Exception as err:  # ONNX Runtime's exceptions have no common base class
-        known = "rows like those it was trained on" if rows is not None else "rows of zeros and empty strings"
+        if rows is not None:
+            raise UsageError(f"its ONNX file does not run: {brief(err)}; {INSTEAD}") from err
         raise UsageError(
-            f"the ONNX file does not run on {count} {known} ({brief(err)}); export it for any number of rows: "
-            "FloatTensorType([None, columns]), and encoders with handle_unknown='ignore'"
+            f"the ONNX file does not run on {count} rows of zeros and empty strings ({brief(err)}); export it for any "
+            "number of rows: FloatTensorType([None, columns]), and encoders with handle_unknown='ignore'"
         ) from err
 
 

@@ -16,15 +16,18 @@ import pytest
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 from sklearn.compose import ColumnTransformer
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     VotingClassifier,
 )
+from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.multioutput import MultiOutputClassifier
+from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
@@ -239,8 +242,9 @@ def as_json(rows: Any) -> list[list[Any]]:
             KIND,
         ),
         (RandomForestClassifier(5), NUMBERS, KIND == "a"),
+        (QuadraticDiscriminantAnalysis(), NUMBERS, KIND),
     ],
-    ids=["missing", "nan", "every category", "ordinal", "imputer", "bins", "seconds", "vote", "booleans"],
+    ids=["missing", "nan", "every category", "ordinal", "imputer", "bins", "seconds", "vote", "booleans", "quadratic"],
 )
 def test_a_classifier_answers_as_scikit_learn_does(model: Any, rows: Any, classes: Any, tmp_path: Path) -> None:
     model.fit(rows, classes)
@@ -285,6 +289,8 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
         (MultiOutputClassifier(LogisticRegression()), NUMBERS, NUMBERS > 0, "MultiOutputClassifier"),
         (RandomForestClassifier(5), NUMBERS, NUMBERS > 0, "RandomForestClassifier"),
         (MLPClassifier((4,), max_iter=20), NUMBERS, NUMBERS > 0, "MLPClassifier"),
+        (make_pipeline(StandardScaler(), NearestCentroid()), NUMBERS, KIND, "know NearestCentroid"),
+        (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (HistGradientBoostingRegressor(max_iter=20), AROUND, (AROUND.a - 1e9) / 10, "FP32"),
         (make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()), GAPS, KIND, "add_indicator"),
         (
@@ -294,7 +300,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
             "SimpleImputer",
         ),
     ],
-    ids=["outputs", "forest", "network", "near 1e9", "indicator", "texts"],
+    ids=["outputs", "forest", "network", "unknown", "operator", "near 1e9", "indicator", "texts"],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_what_cannot_be_converted_is_refused_in_one_short_line(
