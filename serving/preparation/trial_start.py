@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -42,7 +43,7 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
-ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend
+ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
 
 
 def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -148,10 +149,10 @@ def _end(process: "subprocess.Popen[bytes]", prefix: str, began: float) -> None:
     process.wait()
     for path in Path("/dev/shm").glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
-    empty = glob.glob(ENVIRONMENTS)  # noqa: PTH207
-    if empty and runs("tritonserver"):  # nobody can tell which are that one's
+    folders = glob.glob(ENVIRONMENTS)  # noqa: PTH207
+    if folders and runs("tritonserver"):  # nobody can tell which are that one's
         return
-    for folder in map(Path, empty):
+    for folder in map(Path, folders):
         with suppress(OSError):
             if folder.stat().st_uid == os.geteuid() and folder.stat().st_mtime >= began:
-                folder.rmdir()
+                shutil.rmtree(folder)

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
@@ -158,14 +159,14 @@ class LinuxSystem:
         for leftover in chain.from_iterable(map(glob.glob, ended.process.leftovers)):
             with contextlib.suppress(OSError):
                 Path(leftover).unlink()
-        empty = glob.glob(ended.process.empty_leftovers)  # noqa: PTH207
-        if empty and runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
+        folders = glob.glob(ended.process.leftover_folders)  # noqa: PTH207
+        if folders and runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
             return
-        for folder in map(Path, empty):
+        for folder in map(Path, folders):
             with contextlib.suppress(OSError):
                 made = folder.stat()
                 if made.st_uid == os.geteuid() and made.st_mtime >= ended.started:
-                    folder.rmdir()
+                    shutil.rmtree(folder)
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         if pid in self._running:

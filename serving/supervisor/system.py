@@ -24,8 +24,8 @@ class Process:
     noise: tuple[str, ...] = ()  # regular expressions of lines that are not logged
     leftovers: tuple[str, ...] = ()  # glob patterns of what a killed one leaves: shared memory, sockets
     # Glob pattern of folders that it makes, and that others of our user may make too. They are removed when they are
-    # empty and not older than the process.
-    empty_leftovers: str = ""
+    # not older than the process, and no other process of its name runs.
+    leftover_folders: str = ""
     # File in which others ask for a restart: the number of the start that they mean, a space, the reason in one line.
     restart_request: Path | None = None
     optional: bool = False  # serving goes on without it: it is not waited for, and too many deaths end only itself

@@ -28,7 +28,7 @@ THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,0
 # OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
 # want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
 SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
-ENVIRONMENTS = "/tmp/python_env_??????"  # a folder of each python backend, which takes no other place than /tmp
+ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
 # Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
 # socket; without a GPU, that none is found.
 TRITON_NOISE = (
@@ -80,7 +80,7 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
         HERE,
         noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
         leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
-        empty_leftovers=ENVIRONMENTS,
+        leftover_folders=ENVIRONMENTS,
         restart_request=settings.triton_restart_request,
         answers_at=(sockets.http, "/v2/health/live"),
     )

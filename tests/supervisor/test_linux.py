@@ -44,7 +44,7 @@ table = [
         folder,
         noise=("harmless",),
         leftovers=(f"{folder}/left-*",),
-        empty_leftovers=f"{folder}/empty-*",
+        leftover_folders=f"{folder}/made-*",
     )
     for name, command in commands.items()
 ]
@@ -202,16 +202,16 @@ def test_what_a_killed_process_left_behind_is_removed(supervise: Start) -> None:
     assert not list(running.folder.glob("left-*"))
 
 
-def test_only_empty_folders_made_since_its_start_are_removed(supervise: Start, tmp_path: Path) -> None:
-    (tmp_path / "empty-before").mkdir()
-    os.utime(tmp_path / "empty-before", (0, 0))
-    running = supervise({"one": "mkdir empty-$$ empty-full; touch empty-full/file; exec sleep 100"})
-    wait_until((tmp_path / "empty-full" / "file").exists, "it makes them")
+def test_only_folders_made_since_its_start_are_removed(supervise: Start, tmp_path: Path) -> None:
+    (tmp_path / "made-before").mkdir()
+    os.utime(tmp_path / "made-before", (0, 0))
+    running = supervise({"one": "mkdir made-$$; touch made-$$/file; exec sleep 100"})
     first = running.pid("one")
+    wait_until((tmp_path / f"made-{first}" / "file").exists, "it makes it")
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not (tmp_path / f"empty-{first}").exists(), "its own is removed")
+    wait_until(lambda: not (tmp_path / f"made-{first}").exists(), "its own is removed")
     running.stop()
-    assert (tmp_path / "empty-before").is_dir() and (tmp_path / "empty-full").is_dir()
+    assert (tmp_path / "made-before").is_dir()
 
 
 def test_no_folder_is_removed_while_another_process_of_that_name_runs(supervise: Start, tmp_path: Path) -> None:
@@ -220,12 +220,12 @@ def test_no_folder_is_removed_while_another_process_of_that_name_runs(supervise:
     shutil.copy("/bin/sleep", tmp_path / name)
     other = subprocess.Popen([tmp_path / name, "100"])
     ends_with(lambda: kill(other))
-    running = supervise({name: "mkdir empty-$$; exec sleep 100"})
+    running = supervise({name: "mkdir made-$$; exec sleep 100"})
     first = running.pid(name)
-    wait_until((tmp_path / f"empty-{first}").is_dir, "it makes it")
+    wait_until((tmp_path / f"made-{first}").is_dir, "it makes it")
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: running.pid(name) not in (first, 0), "another is started")
-    assert (tmp_path / f"empty-{first}").is_dir()
+    assert (tmp_path / f"made-{first}").is_dir()
     kill(other)
     running.stop()
 
