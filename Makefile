@@ -11,7 +11,7 @@ MODELS := $(BUNDLED:%=model_repository/%/1/model.onnx)
 # Keep bytecode whatever the shell says: torch and the tests take 10 s of each process that may not.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run setup models dev test packages check unit fuzz bench faults soak image release lint format lock clean
+.PHONY: run setup models dev test packages check unit fuzz bench soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
@@ -50,12 +50,9 @@ bench: setup models dev
 	@$(DEBIAN) wrk
 	@$(BIN)/python -m bench $(BENCH)
 
-# Write docs/reliability.md, as root: MINUTES of faults in random order, or of an even load.
-faults: setup models dev
-	@$(BIN)/python -m tests.faults --minutes $(or $(MINUTES),10)
-
+# Print whether memory or descriptors grow under an even load of MINUTES (docs/reliability.md).
 soak: setup models dev
-	@$(BIN)/python -m tests.faults --soak $(or $(MINUTES),60)
+	@$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60)
 
 # IMAGE, TAG and ENGINE (docker, podman or buildah) choose the name and the builder, TARGET=gpu the image for NVIDIA GPUs.
 image:

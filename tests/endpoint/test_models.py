@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from build_engines.__main__ import main
 from clients.bert import TASKS
 from serving.codecs import encode_image
 from tests.clients.vision_models import assert_detections, images, pipeline
 from tests.endpoint.own_models import FOLDER, MAKERS, make
+from tests.page.browser import chromium, opened
 from tests.support.harness import PATIENCE, ROOT, Server
 from tests.support.readme import CUT, commands
 
@@ -57,9 +59,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     for model, command in {row.model: row.command for row in ROWS}.items():
         make(model, folder / model)
-        with contextlib.chdir(folder / model):
-            assert main([*shlex.split(command), "--for", "cpu", "--out", str(folder / "repository")]) == 0, command
-    started = Server(folder, folder / "repository", SERVE_WORKERS="1").wait_ready()
+        with contextlib.chdir(folder / model):  # this server loads them
+            words = [*shlex.split(command), "--for", "cpu", "--no-load", "--out", str(folder / "repository")]
+            assert main(words) == 0, command
+    question = '{"question": "who sat", "context": "the cat sat"}'  # the client's own is too long for this network
+    (folder / "repository/answers/example.json").write_text(question)
+    started = Server(folder, folder / "repository", SERVE_PAGE="true", SERVE_WORKERS="1").wait_ready()
     yield started
     started.kill_all()
 
@@ -114,6 +119,26 @@ def test_an_image_that_is_too_narrow_for_its_proportions_is_told_with_its_place(
     answer = server.post("/invocations?model_name=animals", json={"instances": instances})
     assert answer.status_code == 400
     assert "instance 1" in answer.json()["error"] and "900×9" in answer.json()["error"]
+
+
+def test_every_get_route_answers_for_every_model(server: Server) -> None:
+    clients = {model["name"]: model["client"] for model in server.get("/models").json()["models"]}
+    assert clients.keys() == MAKERS.keys()
+    paths = [path for path, methods in server.get("/openapi.json").json()["paths"].items() if "get" in methods]
+    assert {"/models", "/ping", "/metrics", "/examples/{name}"} <= set(paths)
+    for path in paths:
+        for name in clients if "{name}" in path else [""]:
+            has_example = clients.get(name) or path != "/examples/{name}"
+            status = server.get(path.format(name=name, version=1)).status_code
+            assert status == (200 if has_example else 400), (path, name)
+
+
+def test_the_page_runs_the_example_of_each_text_task(server: Server) -> None:
+    with chromium() as browser, opened(browser, server.url) as page:
+        for model in {row.model for row in TEXTS}:
+            page.locator(f'.model input[value="{model}"]').check(force=True)
+            page.get_by_role("button", name="Run").click()
+            expect(page.locator("#json pre")).to_contain_text(f'"model_name": "{model}"', timeout=1000 * PATIENCE)
 
 
 def test_the_readme_builds_a_row_of_the_page() -> None:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.support.harness import Server, wait_until
+from tests.support.harness import Server
 
 SHM_MB, RUN_DIR_MB = 128, 64
 SECONDS_FULL = 5.0
@@ -50,12 +48,10 @@ Condition = Callable[[], bool]
 @dataclass(frozen=True)
 class Fault:
     """`strike` returns a condition that is true once the fault is over, healed by us or noticed by the server. `cuts`
-    is whether connections may end without an answer; `works` whether no process hangs. Of `of` no more than five
-    deaths in a minute are borne."""
+    is whether connections may end without an answer; `works` whether no process hangs."""
 
     name: str
     strike: Callable[[Confined], Condition]
-    of: str = ""
     cuts: bool = False
     works: bool = False
 
@@ -139,14 +135,6 @@ def pause(server: Confined) -> Condition:
     return over
 
 
-def busy(server: Confined) -> Condition:
-    """Other programs take the processors, four for each, for longer than a hang may last."""
-    seconds = hang_timeout(server) + 5
-    command = ["timeout", f"{seconds:g}", sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(command) for _ in range(4 * (os.cpu_count() or 1))]
-    return lambda: all(other.poll() is not None for other in others)
-
-
 def hang_timeout(server: Server) -> float:
     environ = psutil.Process(server.process.pid).environ()
     return float(environ.get("SERVE_HANG_TIMEOUT", "15"))
@@ -174,15 +162,16 @@ def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
     """To each kind of process."""
     for name in ("tritonserver", "gunicorn", "nginx"):
         whole, cuts = (name, False) if name == "tritonserver" else (f"{name}'s master", True)
-        yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), of=name, cuts=cuts)
+        yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), cuts=cuts)
         if name != "tritonserver":
             yield Fault(f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=cuts)
 
 
-SHORT = [
+FAULTS = [
     *_signals(signal.SIGKILL, "killed"),
+    *_signals(signal.SIGTERM, "asked to end"),
     Fault("a model's process killed (SIGKILL)", send(signal.SIGKILL, stub)),
-    Fault("tritonserver stopped (SIGSTOP)", send(signal.SIGSTOP, master("tritonserver")), of="tritonserver"),
+    Fault("tritonserver stopped (SIGSTOP)", send(signal.SIGSTOP, master("tritonserver"))),
     Fault("a worker of gunicorn stopped (SIGSTOP)", send(signal.SIGSTOP, worker("gunicorn")), cuts=True),
     Fault("a model ends its process in execute", model_exits),
     Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),
@@ -191,12 +180,3 @@ SHORT = [
     Fault("the whole container paused for longer than a hang may last", pause, cuts=True, works=True),
     Fault("two executes of one model, each longer than a hang may last", slow_executes, works=True),
 ]
-FAULTS = [
-    *SHORT,
-    *_signals(signal.SIGTERM, "asked to end"),
-    Fault("other programs take the processors, four for each", busy, works=True),
-]
-
-
-def wait_over(over: Condition, fault: Fault) -> None:
-    wait_until(over, f"{fault.name}: it is over")

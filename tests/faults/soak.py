@@ -1,5 +1,7 @@
-"""An hour at 70 % of the most that it can, with a load or an unload a minute: does anything grow?"""
+"""`python -m tests.faults.soak --minutes 60`: an even load at 70 % of the most that the machine can, with a load or an
+unload a minute. Does anything grow?"""
 
+import argparse
 import itertools
 import statistics
 import tempfile
@@ -69,7 +71,7 @@ class Sample:
 
 
 def soak(minutes: float) -> str:
-    """Runs it; the page's text."""
+    """Run the load; return the figures as Markdown."""
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         for number in range(1, ARCHIVES + 1):
@@ -125,3 +127,9 @@ def _describe(load: Steady, samples: list[Sample], minutes: float, most: float) 
         named = "memory in /dev/shm" if what == "shared" else what
         lines.append(f"| {named} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    print(soak(parser.parse_args().minutes))

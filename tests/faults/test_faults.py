@@ -1,7 +1,4 @@
-"""Each fault alone, under constant mixed load: every request gets one answer, right or an honest error, in time.
-
-`make faults` takes more time: hangs of the default length, then random order, and writes docs/reliability.md.
-"""
+"""Each fault alone, under constant mixed load: every request gets one answer, right or an honest error, in time."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +7,7 @@ import pytest
 
 from tests.faults import trial
 from tests.faults.calls import learn, make_models
-from tests.faults.faults import SHORT, Confined, Fault
+from tests.faults.faults import FAULTS, Confined, Fault
 from tests.faults.load import CUT, RIGHT, Callers
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root")]
@@ -38,7 +35,7 @@ def callers(server: Confined) -> Iterator[Callers]:
         yield running
 
 
-@pytest.mark.parametrize("fault", SHORT, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_costs_no_answer(fault: Fault, server: Confined, callers: Callers) -> None:
     found = trial.run(fault, server, callers)
     assert found.mistakes == ()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.faults import Confined, Fault, wait_over
+from tests.faults.faults import Confined, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
 from tests.support.harness import wait_until
 
@@ -17,11 +17,8 @@ SETTLED = 1.5  # seconds of right answers, after which a fault is over for its c
 
 @dataclass(frozen=True)
 class Trial:
-    """`seconds` until every kind of request was answered rightly again, counted from the fault; 0: all were always."""
-
     fault: Fault
     verdicts: Counter[str]
-    seconds: float
     mistakes: tuple[str, ...]
 
 
@@ -32,14 +29,14 @@ def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
     with callers.hurried():
         struck = time.monotonic()
         over = fault.strike(server)
-    wait_over(over, fault)
+    wait_until(over, f"{fault.name}: it is over")
     server.wait_ready()
     wait_until(lambda: is_well(callers, struck), lambda: f"{fault.name}: right answers; {_last(callers)}")
     answers = callers.since(struck)
     mistakes = [*mistakes_in(fault, answers)]
     if fault.works and before != _said_to_hang(server):
         mistakes.append("a process was said to hang")
-    return Trial(fault, Counter(answer.verdict for answer in answers), outage(answers, struck), tuple(mistakes))
+    return Trial(fault, Counter(answer.verdict for answer in answers), tuple(mistakes))
 
 
 def _said_to_hang(server: Confined) -> int:
@@ -62,18 +59,6 @@ def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
     for answer in answers:
         if answer.verdict.startswith(WRONG) or answer.verdict in never:
             yield f"{answer.id} ({answer.kind}): {answer.verdict} after {answer.ended - answer.began:.1f} s"
-
-
-def outage(answers: Iterable[Answer], struck: float) -> float:
-    """Until the first right answer after the last other one of its kind, of the kind that was worst."""
-    ends = []
-    by_end = sorted(answers, key=lambda answer: answer.ended)
-    for kind in {answer.kind for answer in by_end}:
-        of_kind = [answer for answer in by_end if answer.kind == kind]
-        bad = [number for number, answer in enumerate(of_kind) if answer.verdict != RIGHT]
-        if bad and bad[-1] + 1 < len(of_kind):
-            ends.append(of_kind[bad[-1] + 1].ended - struck)
-    return max(ends, default=0.0)
 
 
 def logged_twice(log: Path, name: str) -> list[str]:
