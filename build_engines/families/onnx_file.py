@@ -28,6 +28,7 @@ MAX_BATCH_SIZE = 8
 LABELS = "labels.txt"
 ROWS, LENGTH, ALIKE = 3, 32, 0.01  # random rows that run together, their free sizes, how near they answer alone
 DETECTOR = "yolov5"
+FEW_BOXES, LEAST_PIXELS = 1000, 32
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
 # Clients, and tasks of texts, that make scores of logits -> whether they have the setting `activation`.
@@ -57,7 +58,25 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
             )
         whole = with_tensors(replace(request, max_batch_size=0), folder, spec)
     spec = _with_size(request, whole, onnx_files.size_of(model))
+    if spec.client == DETECTOR:
+        _check_boxes(folder / "1" / "model.onnx", spec)
     return _with_scores(request, folder, model, spec)
+
+
+def _check_boxes(file: Path, spec: ModelSpec) -> None:
+    """Raise BuildError if the boxes of a random image are not in pixels: YOLOX's are offsets in cells of a grid. A file
+    that does not run, or whose few boxes may be those of found objects alone, is not judged."""
+    model = Model("", file.parent, spec.inputs, spec.outputs, spec.max_batch_size, {})
+    try:
+        found = onnx_runner(file)(example_feed(model, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
+    except Exception:  # ONNX Runtime's exceptions have no common base class
+        return
+    boxes = np.abs(found[:, :4] if len(found) > found.shape[1] else found[:4].T)
+    if len(boxes) > FEW_BOXES and 0 < boxes.max() < LEAST_PIXELS:
+        raise BuildError(
+            f"the boxes in '{spec.outputs[0].name}' are not in pixels (at most {boxes.max():.1f}), as YOLOX's and "
+            "normalized ones are: build it without --client, and decode them in a client of your own (docs/models.md)"
+        )
 
 
 def _mixes_rows(file: Path, spec: ModelSpec) -> bool:

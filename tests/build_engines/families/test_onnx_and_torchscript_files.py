@@ -165,6 +165,21 @@ def test_a_detection_head_is_served_with_the_labels_of_its_file(
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
+@pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
+def test_boxes_that_are_not_in_pixels_are_refused(
+    shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path
+) -> None:
+    file = save_constants(
+        tmp_path / "net.onnx", {"output0": np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)}
+    )
+    if is_built:
+        assert made(tmp_path, file, client="yolov5").client()
+    else:
+        with pytest.raises(BuildError, match="pixels"):
+            made(tmp_path, file, client="yolov5")
+
+
 def test_a_pose_file_says_its_keypoints(tmp_path: Path) -> None:
     file = save_ports(tmp_path / "net.onnx", {"output0": (56, 8400)}, "{0: 'person'}")
     model = onnx.load(file)
