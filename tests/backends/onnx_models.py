@@ -105,6 +105,12 @@ def tensors(side: str, **dims: str) -> str:
     return f"{side} [{', '.join(entries)}]\n"
 
 
+def parameters(**values: str) -> str:
+    """Return parameters as config.pbtxt has them."""
+    lines = (f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in values.items())
+    return "".join(lines)
+
+
 def xy(dims: str) -> str:
     return tensors("input", x=dims) + tensors("output", y=dims)
 
@@ -121,13 +127,8 @@ WARM_UP = (
 
 
 LOOKUP = tensors("input", index="INT64 1") + tensors("output", value="FP32 1", double="INT64 1")
-THREADS = """parameters { key: "intra_op_thread_count" value: { string_value: "3" } }
-parameters { key: "execution_mode" value: { string_value: "1" } }
-optimization { graph { level: -1 } }
-"""
-AT_ONCE = """parameters { key: "intra_op_thread_count" value: { string_value: "2" } }
-parameters { key: "separate_runs" value: { string_value: "true" } }
-"""
+THREADS = parameters(intra_op_thread_count="3", execution_mode="1") + "optimization { graph { level: -1 } }\n"
+AT_ONCE = parameters(intra_op_thread_count="2", separate_runs="true")
 
 # Name -> (ONNX file, config.pbtxt, None for none at all).
 SERVED: dict[str, tuple[bytes, str | None]] = {

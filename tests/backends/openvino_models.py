@@ -22,6 +22,7 @@ from tests.backends.onnx_models import (
     identity,
     lookup,
     model,
+    parameters,
     tensors,
     write_model,
     xy,
@@ -42,12 +43,6 @@ for port in model.outputs:
     port.get_tensor().set_names(port.names | {name + "_too" for name in port.names})
 openvino.save_model(model, sys.argv[2], compress_to_fp16=False)
 """
-
-
-def parameters(**values: str) -> str:
-    """Return parameters as config.pbtxt has them."""
-    lines = (f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in values.items())
-    return "".join(lines)
 
 
 def fixed_inside() -> bytes:

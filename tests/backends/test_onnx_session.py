@@ -41,8 +41,9 @@ def test_the_variable_decides_and_the_cpu_affinity_bounds_without_it(monkeypatch
 
 
 def test_a_library_that_is_not_installed_is_named_with_what_to_do() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"'no_such'.*install Y"), needs("the backend x needs Y", "install Y"):
+    with pytest.raises(ModuleNotFoundError) as raised, needs("the backend x needs Y", "install Y"):
         __import__("no_such")
+    assert "'no_such'" in str(raised.value) and "install Y" in str(raised.value)
 
 
 def test_what_was_freed_below_what_is_in_use_goes_back_to_the_system() -> None:
@@ -63,6 +64,7 @@ def test_the_options_are_those_of_the_configuration() -> None:
         "enable_mem_arena": "0",
         "enable_mem_pattern": "False",
         "session.intra_op.allow_spinning": "1",
+        "session.intra_op.spin_duration_us": "5",
     }
     parameters = {name: {"string_value": value} for name, value in given.items()}
     options = SessionSettings.from_config({"parameters": parameters}).options()
@@ -71,22 +73,9 @@ def test_the_options_are_those_of_the_configuration() -> None:
     assert not options.enable_mem_pattern
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
     assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
-    assert "PARALLEL" in str(options.execution_mode)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("execution_mode", "2"), ("intra_op_thread_count", "two"), ("enable_mem_arena", "on")]
-)
-def test_a_wrong_parameter_is_named_with_its_value(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}'.*'{value}'"):
-        SessionSettings.from_config({"parameters": {name: {"string_value": value}}})
-
-
-def test_threads_spin_briefly_unless_the_configuration_says_otherwise() -> None:
-    name = "session.intra_op.spin_duration_us"
-    for given, found in (({}, "20"), ({name: {"string_value": "5"}}, "5")):
-        options = SessionSettings.from_config({"parameters": given}).options()
-        assert options.get_session_config_entry(name) == found
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "5"
+    usual = SessionSettings.from_config({}).options()
+    assert usual.get_session_config_entry("session.intra_op.spin_duration_us") == "20"
 
 
 LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]

@@ -40,37 +40,10 @@ def test_a_parameter_becomes_openvinos_property(
     assert settings(**given).properties(WITH_BF16).items() >= found.items()
 
 
-def test_the_precision_is_openvinos_choice_unless_it_is_named() -> None:
-    assert "INFERENCE_PRECISION_HINT" not in settings().properties(WITH_BF16)
-
-
 @pytest.mark.parametrize("parameters", [{"HINT_BF16": "YES"}, {"INFERENCE_PRECISION_HINT": "f16"}])
 def test_a_precision_that_the_processor_lacks_is_f32(parameters: dict[str, str]) -> None:
     assert settings(**parameters).lacks(WITHOUT)
     assert settings(**parameters).properties(WITHOUT)["INFERENCE_PRECISION_HINT"] == "f32"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PERFORMANCE_HINT", "FAST"),
-        ("NUM_STREAMS", "0"),
-        ("INFERENCE_NUM_THREADS", "-1"),
-        ("HINT_BF16", "NO"),
-        ("INFERENCE_PRECISION_HINT", "int8"),
-        ("RESHAPE_IO_LAYERS", "maybe"),
-        ("ENABLE_BATCH_PADDING", "2"),
-    ],
-)
-def test_a_wrong_parameter_is_named_with_its_value(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}'.*'{value}'"):
-        settings(**{name: value})
-
-
-def test_a_fixed_batch_needs_a_batch() -> None:
-    assert settings(SKIP_OV_DYNAMIC_BATCHSIZE="YES").fixed_batch
-    skip = {"SKIP_OV_DYNAMIC_BATCHSIZE": {"string_value": "YES"}}
-    assert not OpenvinoSettings.from_config({"max_batch_size": 0, "parameters": skip}).fixed_batch
 
 
 def test_the_parameters_of_clients_and_of_triton_are_not_reported() -> None:

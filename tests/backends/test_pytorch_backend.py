@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -102,17 +103,18 @@ def test_instances_share_the_pages_of_their_weights_and_answer_alike(client: Cli
 
 def mapped(server: Server) -> list[str]:
     """The files that each child of the server has mapped into its memory."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(status.read_text().rpartition(")")[2].split()[1]) == server.process.pid:
-                found.append((status.parent / "maps").read_text())
-        except OSError:  # ended meanwhile
-            continue
-    return found
+    return [Path(f"/proc/{child.pid}/maps").read_text() for child in psutil.Process(server.process.pid).children()]
 
 
-NAMED = {"bad_file": "bad_file/1/model.pt", "bad_config": "config.pbtxt"}
+NAMED = {
+    "bad_file": "bad_file/1/model.pt",
+    "bad_config": "config.pbtxt",
+    "bad_names": "INPUT__0, INPUT__2",
+    "bad_count": "minuend, subtrahend",
+    "bad_datatype": "'INPUT__0'",
+    "bad_strings": "'INPUT__0'",
+    "bad_parameter": "'INFERENCE_MODE'",
+}
 
 
 @pytest.mark.parametrize("model", sorted(NAMED))

@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tests.backends.onnx_models import MERGED, ONE, parameters, tensors
+
 
 class Weighted(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     """y = x W, z = x + 1; a megabyte of weights, so that what is shared can be told from what is not."""
@@ -49,85 +51,71 @@ class Texts(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         return [text + "!" for text in texts]
 
 
-ONE = "instance_group { count: 1 kind: KIND_CPU }\n"
-MERGED = "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
 BATCHES = f'platform: "pytorch_libtorch"\nmax_batch_size: 8\n{MERGED}'
-
-
-def port(side: str, name: str, datatype: str = "FP32", dims: str = "-1") -> str:
-    return f'{side} {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {dims} ] }}\n'
-
-
-def parameter(name: str, value: str) -> str:
-    return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}\n'
 
 
 # What TorchScript calls a, b, c and d.
 FOUR = ("BOOL", "FP16", "INT64", "UINT8")
 TEXT = '{} {{ name: "{}" data_type: TYPE_STRING dims: [ 1 ] reshape {{ shape: [ ] }} }}\n'
-SHARING = "".join(
-    parameter(*pair)
-    for pair in (
-        ("ENABLE_WEIGHT_SHARING", "true"),
-        ("INTRA_OP_THREAD_COUNT", "3"),
-        ("INTER_OP_THREAD_COUNT", "2"),
-        ("ENABLE_JIT_EXECUTOR", "false"),
-        ("ENABLE_JIT_PROFILING", "0"),
-        ("ENABLE_TENSOR_FUSER", "False"),
-        ("DISABLE_OPTIMIZED_EXECUTION", "TRUE"),
-        ("ENABLE_CACHE_CLEANING", "1"),
-    )
+SHARING = parameters(
+    ENABLE_WEIGHT_SHARING="true",
+    INTRA_OP_THREAD_COUNT="3",
+    INTER_OP_THREAD_COUNT="2",
+    ENABLE_JIT_EXECUTOR="false",
+    ENABLE_JIT_PROFILING="0",
+    ENABLE_TENSOR_FUSER="False",
+    DISABLE_OPTIMIZED_EXECUTION="TRUE",
+    ENABLE_CACHE_CLEANING="1",
 )
+
+ALONE = BATCHES + ONE
+RESULT = tensors("output", result="FP32 -1")
 
 # Name -> (module, config.pbtxt)
 SERVED: dict[str, tuple[nn.Module, str]] = {
     "weighted": (
         Weighted(),
-        BATCHES
-        + ONE
-        + port("input", "INPUT__0", dims="512")
-        + port("output", "OUTPUT__1", dims="512")
-        + port("output", "OUTPUT__0", dims="512"),
+        ALONE + tensors("input", INPUT__0="FP32 512") + tensors("output", OUTPUT__1="FP32 512", OUTPUT__0="FP32 512"),
     ),
     "weighted_shared": (
         Weighted(),
         BATCHES
         + "instance_group { count: 2 kind: KIND_CPU }\n"
         + SHARING
-        + port("input", "x", dims="512")
-        + port("output", "OUTPUT__0", dims="512"),
+        + tensors("input", x="FP32 512")
+        + tensors("output", OUTPUT__0="FP32 512"),
     ),
-    "by_argument": (
-        Difference(),
-        BATCHES + ONE + port("input", "subtrahend") + port("input", "minuend") + port("output", "result"),
-    ),
+    "by_argument": (Difference(), ALONE + tensors("input", subtrahend="FP32 -1", minuend="FP32 -1") + RESULT),
     "by_dictionary": (
         OfDictionary(),
         'backend: "pytorch"\n'
         + ONE
         + 'default_model_filename: "other.pt"\n'
-        + port("input", "subtrahend")
-        + port("input", "minuend")
-        + port("output", "result"),
+        + tensors("input", subtrahend="FP32 -1", minuend="FP32 -1")
+        + RESULT,
     ),
-    "lookup": (
-        Lookup(),
-        BATCHES + ONE + port("input", "INPUT__0", "INT64", "1") + port("output", "OUTPUT__0", dims="1"),
-    ),
+    "lookup": (Lookup(), ALONE + tensors("input", INPUT__0="INT64 1") + tensors("output", OUTPUT__0="FP32 1")),
     "datatypes": (
         Datatypes(),
-        BATCHES
-        + ONE
-        + "".join(port("input", f"in_{name}", name) for name in FOUR)
-        + "".join(port("output", f"out_{name}", name) for name in FOUR),
+        ALONE
+        + tensors("input", **{f"in_{name}": f"{name} -1" for name in FOUR})
+        + tensors("output", **{f"out_{name}": f"{name} -1" for name in FOUR}),
     ),
-    "texts": (Texts(), BATCHES + ONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0")),
+    "texts": (Texts(), ALONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0")),
 }
 
 # Name -> (module, None for a file that is no TorchScript, config.pbtxt) of models that must not load.
 REFUSED: dict[str, tuple[nn.Module | None, str]] = {
-    "bad_file": (None, BATCHES + ONE + port("input", "INPUT__0") + port("output", "OUTPUT__0")),
-    "bad_config": (Difference(), BATCHES + ONE),
+    "bad_file": (None, ALONE + tensors("input", INPUT__0="FP32 -1") + tensors("output", OUTPUT__0="FP32 -1")),
+    "bad_config": (Difference(), ALONE),
+    "bad_names": (Difference(), ALONE + tensors("input", INPUT__0="FP32 -1", INPUT__2="FP32 -1") + RESULT),
+    "bad_count": (Difference(), ALONE + tensors("input", minuend="FP32 -1") + RESULT),
+    "bad_datatype": (Texts(), ALONE + tensors("input", INPUT__0="UINT32 1") + RESULT),
+    "bad_strings": (Texts(), ALONE + tensors("input", INPUT__0="STRING 1") + RESULT),
+    "bad_parameter": (
+        Difference(),
+        ALONE + tensors("input", a="FP32 -1", b="FP32 -1") + RESULT + parameters(INFERENCE_MODE="maybe"),
+    ),
 }
 
 
