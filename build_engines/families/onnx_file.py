@@ -69,9 +69,9 @@ def _check_boxes(file: Path, spec: ModelSpec) -> None:
     model = Model("", file.parent, spec.inputs, spec.outputs, spec.max_batch_size, {})
     try:
         found = onnx_runner(file)(example_feed(model, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
+        boxes = np.abs(found[:, :4] if len(found) > found.shape[1] else found[:4].T)
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return
-    boxes = np.abs(found[:, :4] if len(found) > found.shape[1] else found[:4].T)
     if len(boxes) > FEW_BOXES and 0 < boxes.max() < LEAST_PIXELS:
         raise BuildError(
             f"the boxes in '{spec.outputs[0].name}' are not in pixels (at most {boxes.max():.1f}), as YOLOX's and "
