@@ -32,6 +32,8 @@ def test_the_python_backend_and_ours_lie_there_as_copies(tmp_path: Path) -> None
 
 def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
     install(tmp_path)
+    (tmp_path / "tensorrt").mkdir()  # of somebody else
+    (tmp_path / "tensorrt" / "libtriton_tensorrt.so").touch()
     before = files(tmp_path)
     assert install(tmp_path) == []
     assert files(tmp_path) == before
@@ -54,24 +56,6 @@ def test_a_backend_that_is_not_as_it_should_be_is_made_again(tmp_path: Path, dam
     assert install(tmp_path) == ["onnxruntime"]
     assert install(tmp_path) == []
     assert not model.is_symlink()
-
-
-def test_a_link_in_place_of_a_backend_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "mine").touch()
-    (tmp_path / "backends").mkdir()
-    (tmp_path / "backends" / "onnxruntime").symlink_to(target)
-    install(tmp_path / "backends")
-    assert not (tmp_path / "backends" / "onnxruntime").is_symlink()
-    assert (target / "mine").is_file()
-
-
-def test_backends_of_others_stay(tmp_path: Path) -> None:
-    (tmp_path / "tensorrt").mkdir()
-    (tmp_path / "tensorrt" / "libtriton_tensorrt.so").touch()
-    install(tmp_path)
-    assert (tmp_path / "tensorrt" / "libtriton_tensorrt.so").is_file()
 
 
 def test_a_python_without_a_stub_is_named_with_those_that_have_one(

@@ -1,8 +1,7 @@
 # mypy: allow-subclassing-any
 """A stand-in for YOLOv5's release, with its published layers and names, and checkpoints of it.
 
-The release's packages are AGPL and not used here. `Release` repeats their published structure as a list of layers
-that is walked, unlike our own network.
+The release's packages are AGPL and not used here. `Release` repeats their published structure.
 """
 
 import sys
@@ -59,87 +58,61 @@ class SPPF(nn.Module):
         return self.cv2(torch.cat([x, *(functional.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13))], 1))
 
 
-class Up(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.interpolate(x, scale_factor=2.0)
-
-
-class Join(nn.Module):
-    def __init__(self, other: int) -> None:
-        super().__init__()
-        self.other = other
-
-
-class Detect(nn.Module):
-    """Decodes cell by cell, in loops."""
-
-    def __init__(self, classes: int, channels: list[int]) -> None:
-        super().__init__()
-        self.m = nn.ModuleList(nn.Conv2d(c, 3 * (5 + classes), 1) for c in channels)
-        strides = torch.tensor([8.0, 16.0, 32.0])
-        self.register_buffer("anchors", torch.tensor(ANCHORS).float() / strides.view(3, 1, 1))
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        rows = []
-        for head, x, anchors, stride in zip(self.m, maps, self.anchors, (8, 16, 32), strict=True):
-            y = head(x).sigmoid()
-            n, _, height, width = y.shape
-            for a in range(3):
-                part = y[:, a * y.shape[1] // 3 : (a + 1) * y.shape[1] // 3]
-                for j in range(height):
-                    for i in range(width):
-                        v = part[:, :, j, i]
-                        xy = (v[:, :2] * 2 - 0.5 + torch.tensor([i, j])) * stride
-                        wh = (v[:, 2:4] * 2) ** 2 * anchors[a] * stride
-                        rows.append(torch.cat([xy, wh, v[:, 4:]], 1).view(n, 1, -1))
-        return torch.cat(rows, 1)
-
-
 class Release(nn.Module):
-    """The network of size n. `model` is numbered like the release's; a layer takes the output of the previous one."""
+    """The network of size n. `model` is numbered like the release's, with nothing at the layers without weights."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.model = nn.Sequential(
-            Conv(3, 16, 6, 2, 2),
-            Conv(16, 32, 3, 2),
-            C3(32, 32, 1),
-            Conv(32, 64, 3, 2),
-            C3(64, 64, 2),
-            Conv(64, 128, 3, 2),
-            C3(128, 128, 3),
-            Conv(128, 256, 3, 2),
-            C3(256, 256, 1),
-            SPPF(256),
-            Conv(256, 128),
-            Up(),
-            Join(6),
-            C3(256, 128, 1, False),
-            Conv(128, 64),
-            Up(),
-            Join(4),
-            C3(128, 64, 1, False),
-            Conv(64, 64, 3, 2),
-            Join(14),
-            C3(128, 128, 1, False),
-            Conv(128, 128, 3, 2),
-            Join(10),
-            C3(256, 256, 1, False),
-            Detect(classes, [64, 128, 256]),
-        )
+        layers = {
+            0: Conv(3, 16, 6, 2, 2),
+            1: Conv(16, 32, 3, 2),
+            2: C3(32, 32, 1),
+            3: Conv(32, 64, 3, 2),
+            4: C3(64, 64, 2),
+            5: Conv(64, 128, 3, 2),
+            6: C3(128, 128, 3),
+            7: Conv(128, 256, 3, 2),
+            8: C3(256, 256, 1),
+            9: SPPF(256),
+            10: Conv(256, 128),
+            13: C3(256, 128, 1, False),
+            14: Conv(128, 64),
+            17: C3(128, 64, 1, False),
+            18: Conv(64, 64, 3, 2),
+            20: C3(128, 128, 1, False),
+            21: Conv(128, 128, 3, 2),
+            23: C3(256, 256, 1, False),
+            24: nn.Module(),
+        }
+        self.model = nn.Sequential(*(layers.get(number, nn.Identity()) for number in range(25)))
+        strides = torch.tensor([8.0, 16.0, 32.0])
+        self.model[24].m = nn.ModuleList(nn.Conv2d(c, 3 * (5 + classes), 1) for c in (64, 128, 256))
+        self.model[24].register_buffer("anchors", torch.tensor(ANCHORS).float() / strides.view(3, 1, 1))
         self.names: Any = [f"thing {number}" for number in range(classes)]
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: list[Tensor] = []
-        for layer in self.model:
-            if isinstance(layer, Join):
-                x = torch.cat([x, outputs[layer.other]], 1)
-            elif isinstance(layer, Detect):
-                x = layer([outputs[17], outputs[20], outputs[23]])
-            else:
-                x = layer(x)
-            outputs.append(x)
-        return x
+        layer = self.model
+        third = layer[:5](x)
+        fourth = layer[5:7](third)
+        fifth = layer[7:11](fourth)
+        middle = layer[13:15](torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1))
+        small = layer[17](torch.cat([functional.interpolate(middle, scale_factor=2.0), third], 1))
+        medium = layer[20](torch.cat([layer[18](small), middle], 1))
+        large = layer[23](torch.cat([layer[21](medium), fifth], 1))
+        maps = zip(layer[24].m, (small, medium, large), layer[24].anchors, (8, 16, 32), strict=True)
+        return torch.cat([rows(head(x).sigmoid(), anchors, stride) for head, x, anchors, stride in maps], 1)
+
+
+def rows(maps: Tensor, anchors: Tensor, stride: int) -> Tensor:
+    """Decode cell by cell, in loops."""
+    found = []
+    for part, anchor in zip(maps.chunk(3, 1), anchors, strict=True):
+        for j in range(maps.shape[2]):
+            for i in range(maps.shape[3]):
+                v = part[:, :, j, i]
+                xy = (v[:, :2] * 2 - 0.5 + torch.tensor([i, j])) * stride
+                found.append(torch.cat([xy, (v[:, 2:4] * 2) ** 2 * anchor * stride, v[:, 4:]], 1))
+    return torch.stack(found, 1)
 
 
 @contextmanager
@@ -147,7 +120,7 @@ def importable() -> Iterator[types.ModuleType]:
     """Make a module with the stand-in's classes importable, because a checkpoint names its classes by it."""
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
-    classes = [Conv, Bottleneck, C3, SPPF, Up, Join, Detect, Release]
+    classes = [Conv, Bottleneck, C3, SPPF, Release]
     homes = {each: each.__module__ for each in classes}
     for each in classes:
         setattr(module, each.__name__, each)

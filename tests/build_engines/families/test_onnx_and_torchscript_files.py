@@ -350,6 +350,7 @@ def test_torchscripts_outputs_are_found_by_running_it(tmp_path: Path) -> None:
     assert stored.config.platform == "pytorch_libtorch"
     assert stored.model.inputs == (TensorSpec("INPUT__0", "FP32", (-1,)), TensorSpec("INPUT__1", "FP32", (3,)))
     assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1,)), TensorSpec("OUTPUT__1", "FP32", (1,)))
+    assert [output.HasField("reshape") for output in stored.config.output] == [False, True]  # a scalar is [1] outside
 
 
 def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
