@@ -51,7 +51,7 @@ def test_a_slow_answer_leaves_the_second_question_what_nginx_still_waits(monkeyp
 
 
 def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TritonUnavailable, match="hangs or is overloaded"):
+    with pytest.raises(TritonUnavailable):
         health(Slow(NGINX_WAITS, monkeypatch)).check()
 
 

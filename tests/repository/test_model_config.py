@@ -39,14 +39,14 @@ def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: 
     assert backend_of(parse_config(config)) == backend
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2 : Message type"), (b"\xff", "'utf-8' codec")]
-)
-def test_what_cannot_be_read_is_told_with_file_and_place(text: bytes, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")])
+def test_a_configuration_that_cannot_be_read_is_named_with_line_and_column(
+    text: bytes, reason: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.pbtxt").write_bytes(text)
     with pytest.raises(Unreadable) as caught:
         read_config(tmp_path, "gpu")
-    assert str(caught.value).startswith(f"{tmp_path}/config.pbtxt cannot be used: {reason}")
+    assert f"{tmp_path}/config.pbtxt" in str(caught.value) and reason in str(caught.value)
 
 
 def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second() -> None:

@@ -1,6 +1,8 @@
-"""Choose the models that are served: layouts of a model.tar.gz, several repositories, the default model, mistakes."""
+"""Choose the models that are served: layouts of a model.tar.gz, several repositories, mistakes.
 
-import shutil
+tests/conformance has the default model, over HTTP.
+"""
+
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,9 @@ def make_model(repository: Path, name: str, config: str = "", version: str = "1"
     (folder / "config.pbtxt").write_text(config or 'backend: "python"')
 
 
-def make_ensemble(repository: Path, name: str = "sixfold") -> None:
-    """`sixfold`: twice `scale`, its versions 1 and 2."""
-    make_model(repository, name, ENSEMBLE)
+def make_ensemble(repository: Path) -> None:
+    """Make `sixfold`: twice `scale`, its versions 1 and 2."""
+    make_model(repository, "sixfold", ENSEMBLE)
 
 
 @pytest.fixture
@@ -58,23 +60,6 @@ def mistake(*folders: Path, default: str = "", load: tuple[str, ...] = ()) -> st
 
 def names(line: str, *words: object) -> bool:
     return all(str(word) in line for word in words)
-
-
-def test_without_a_default_all_models_are_loaded(repository: Path) -> None:
-    found = served([repository])
-    assert (found.folders, loaded(found), found.default, found.warnings) == ((repository,), ("a", "b"), "", ())
-
-
-def test_the_only_model_is_the_default_and_the_log_says_so(repository: Path) -> None:
-    shutil.rmtree(repository / "b")
-    found = served([repository])
-    assert (loaded(found), found.default) == (("a",), "a")
-    assert names(found.warnings[0], "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "'a'")
-
-
-def test_a_named_default_is_loaded_alone(repository: Path) -> None:
-    assert loaded(served([repository], "b")) == ("b",)
-    assert served([repository], "b").warnings == ()
 
 
 def test_the_parts_of_an_ensemble_are_loaded_with_it_however_deep(repository: Path) -> None:
@@ -118,13 +103,7 @@ def test_folders_that_are_no_models_are_left_alone(repository: Path) -> None:
     assert names(*found.warnings, repository / "code")
 
 
-def test_repositories_lie_over_one_another(tmp_path: Path, repository: Path) -> None:
-    make_model(tmp_path / "more", "c")
-    found = served([repository, tmp_path / "more"])
-    assert (found.folders, loaded(found)) == ((repository, tmp_path / "more"), ("a", "b", "c"))
-
-
-def test_a_name_in_two_repositories_is_a_mistake(tmp_path: Path, repository: Path) -> None:
+def test_a_name_in_two_repositories_is_refused(tmp_path: Path, repository: Path) -> None:
     make_model(tmp_path / "more", "b")
     assert names(mistake(repository, tmp_path / "more"), repository / "b", tmp_path / "more/b")
 
@@ -156,6 +135,10 @@ def test_a_model_without_a_version_is_a_mistake_if_it_is_loaded(repository: Path
     (repository / "b/model.onnx").touch()
     assert names(mistake(repository), "'b'", "model.onnx")
     assert loaded(served([repository], "a")) == ("a",)
+    (repository / "a/1").rmdir()
+    with pytest.raises(LayoutError) as caught:
+        served([repository])
+    assert [line.split("'")[1] for line in caught.value.mistakes[:2]] == ["a", "b"]
 
 
 def test_an_ensemble_without_a_version_or_without_a_part_is_a_mistake(repository: Path) -> None:
@@ -164,14 +147,6 @@ def test_an_ensemble_without_a_version_or_without_a_part_is_a_mistake(repository
     make_model(repository, "scale")
     (repository / "sixfold/1").rmdir()
     assert names(mistake(repository), "'sixfold'")
-
-
-def test_mistakes_of_several_models_are_reported_together(repository: Path) -> None:
-    for name in ("a", "b"):
-        (repository / name / "1").rmdir()
-    with pytest.raises(LayoutError) as caught:
-        served([repository])
-    assert [line.split("'")[1] for line in caught.value.mistakes[:2]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -185,16 +160,13 @@ def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(tm
     assert final_folders([AUTO], tmp_path) == (tmp_path,)
 
 
-def test_what_was_not_meant_for_triton_is_passed_over(tmp_path: Path) -> None:
+def test_what_was_not_meant_for_triton_is_passed_over_and_a_named_repository_is_taken(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/inference.py").touch()
     assert not holds_models(tmp_path)
-    assert final_folders([AUTO], tmp_path) == (BUILT_IN_MODELS,)
-    assert final_folders([AUTO], tmp_path / "absent") == (BUILT_IN_MODELS,)
-
-
-def test_a_repository_that_is_named_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert final_folders([tmp_path / "named", AUTO], tmp_path / "absent") == (tmp_path / "named", BUILT_IN_MODELS)
+    for found in (tmp_path, tmp_path / "absent"):
+        assert final_folders([AUTO], found) == (BUILT_IN_MODELS,)
+        assert final_folders([tmp_path / "named", AUTO], found) == (tmp_path / "named", BUILT_IN_MODELS)
 
 
 def test_a_configuration_that_cannot_be_read_stops_the_start_with_its_place(repository: Path) -> None:
