@@ -34,9 +34,9 @@ def onnx_runner(path: Path) -> Runner:
     except (ValueError, FileNotFoundError) as err:
         raise BuildError(first_line(err)) from err
     inputs = {node.name for node in session.get_inputs()}
-    names = [node.name for node in session.get_outputs()]
+    names, run_options = [node.name for node in session.get_outputs()], onnx_session.run_options()
     return lambda feed: dict(
-        zip(names, session.run(names, {k: v for k, v in feed.items() if k in inputs}), strict=True)
+        zip(names, session.run(names, {k: v for k, v in feed.items() if k in inputs}, run_options), strict=True)
     )
 
 

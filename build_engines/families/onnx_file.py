@@ -5,7 +5,8 @@ The tensors of an ONNX file are read from it. Those of a TorchScript file come f
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,20 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families.text_folder import EXAMPLES, copy_tokenizer, write_example
 from build_engines.model_folder import TORCHSCRIPT, ModelSpec, full_shape, write_labels
 from build_engines.request import REPOSITORY, Request
-from build_engines.runners import example_feed, onnx_runner
+from build_engines.runners import Runner, example_feed, onnx_runner
 from build_engines.weights import onnx_files
-from clients.base import Model, TensorSpec
+from clients.base import Model, Tensors, TensorSpec
 from serving.errors import InvalidRequest
 from serving.inference.registry import families, family, make_client
 from serving.triton.tensors import numpy_dtype
 
 MAX_BATCH_SIZE = 8
 LABELS = "labels.txt"
-ROWS, LENGTH, ALIKE = 3, 32, 0.01  # random rows that run together, their free sizes, how near they answer alone
+ROWS, LENGTHS, ALIKE = (
+    3,
+    (32, 1024),
+    0.01,
+)  # random rows that run together, their free sizes, how near they answer alone
 DETECTOR = "yolov5"
 FEW_BOXES, LEAST_PIXELS = 1000, 32
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
@@ -51,7 +56,7 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     if spec.client == DETECTOR and (keypoints := onnx_files.keypoints_of(model)):
         spec = replace(spec, settings={**spec.settings, "keypoints": keypoints})
     whole = with_tensors(request, folder, spec)
-    if whole.max_batch_size and _mixes_rows(folder / "1" / "model.onnx", whole):
+    if whole.max_batch_size and _mixes_rows(lambda: onnx_runner(folder / "1" / "model.onnx"), whole):
         if request.max_batch_size > 0:
             raise UsageError(
                 f"--max-batch-size {request.max_batch_size}: rows that run together answer as none does alone"
@@ -79,21 +84,26 @@ def _check_boxes(file: Path, spec: ModelSpec) -> None:
         )
 
 
-def _mixes_rows(file: Path, spec: ModelSpec) -> bool:
+def _mixes_rows(load: Callable[[], Runner], spec: ModelSpec) -> bool:
     """Return whether random rows answer otherwise together than alone: then the first dimension, though it varies, is
-    no batch, but time, say. A file that does not run on them is not judged."""
-    try:
-        feed = example_feed(Model("", file.parent, spec.inputs, spec.outputs, spec.max_batch_size, {}), ROWS, LENGTH)
-        run = onnx_runner(file)
-        together = run(feed)
-        alone = [run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(ROWS)]
-    except Exception:  # ONNX Runtime's exceptions have no common base class
-        return False
-    pairs = [(array, np.concatenate([row[name] for row in alone])) for name, array in together.items()]
-    return not all(
-        a.shape == b.shape and (a.dtype.kind != "f" or np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0)))
-        for a, b in pairs
-    )
+    no batch, but time, say. What does not run on them is not judged."""
+    for length in LENGTHS:
+        with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
+            feed = example_feed(Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {}), ROWS, length)
+            run = load()
+            together = run(feed)
+            alone = [run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(ROWS)]
+            return not all(
+                _alike(each, np.concatenate([row[name] for row in alone])) for name, each in together.items()
+            )
+    return False
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two arrays are the same, up to rounding."""
+    if a.shape != b.shape or a.dtype.kind != "f":
+        return bool(a.shape == b.shape)
+    return np.allclose(a, b, rtol=0, atol=ALIKE * np.abs(b).max(initial=0))
 
 
 def _with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
@@ -211,7 +221,21 @@ def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
     shutil.copyfile(path, folder / "1" / "model.pt")
     model_spec = spec_of_flags(request, folder)
     spec = replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
+    if batch and _mixes_rows(lambda: lambda feed: _torch_outputs(module, feed), spec):
+        raise BuildError(
+            f"{path}: rows that run together answer as none does alone, so the first dimension is no batch: build it "
+            "with --max-batch-size 0, and with all dimensions in --input"
+        )
     return _with_size(request, spec)
+
+
+def _torch_outputs(module: Any, feed: Tensors) -> Tensors:
+    import torch
+
+    with torch.inference_mode():
+        outputs = module(*map(torch.from_numpy, feed.values()))
+    tensors = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    return {str(number): tensor.numpy() for number, tensor in enumerate(tensors)}
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:

@@ -363,6 +363,21 @@ def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
         made(tmp_path, file, inputs=("FP32:3", "FP32:3"), precision="int8")
 
 
+class Summed(torch.nn.Module):
+    """[time, n] -> the sums of what came before, [time, n]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0)
+
+
+def test_a_torchscript_file_whose_first_dimension_is_no_batch_takes_none(tmp_path: Path) -> None:
+    torch.jit.script(Summed()).save(str(tmp_path / "summed.pt"))
+    with pytest.raises(BuildError, match="--max-batch-size 0"):
+        made(tmp_path, tmp_path / "summed.pt", inputs=("FP32:2",))
+    stored = made(tmp_path, tmp_path / "summed.pt", inputs=("FP32:-1,2",), max_batch_size=0)
+    assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1, 2)),)
+
+
 class Rated(torch.nn.Module):
     """A network of sounds, which takes their rate as a number."""
 
