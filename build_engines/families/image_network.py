@@ -3,14 +3,13 @@ The only module that loads these networks and their image processors."""
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -24,7 +23,7 @@ from transformers import (
 )
 
 from build_engines.errors import BuildError, UsageError, first_line
-from build_engines.families.torch_export import check_whole, export_onnx
+from build_engines.families.torch_export import OFFLINE, Arrays, check_answers, export_onnx, load
 from build_engines.request import Request
 from clients._image import INTERPOLATIONS, KEEP_RATIO, ImageClient
 from clients.base import Model, TensorSpec
@@ -35,9 +34,8 @@ from serving.errors import InvalidRequest
 INPUT = "input"
 OUTPUT = "logits"
 CLOSE = 1e-3
+FREE = {"batch": 2, "height": 96, "width": 160}  # dimensions that may be free, and what they are while it is traced
 STRANGE_BOXES = 0.05  # the share of a detector's boxes that may be others
-Arrays = Sequence[NDArray[np.float32]]
-OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))  # widths and heights that processor and client are compared on
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))  # the same where each image keeps its proportions
 FIXED = 'to serve it at one size set "size": {"height": 640, "width": 640} in preprocessor_config.json'
@@ -52,14 +50,14 @@ class Head:
     loader: Any
     outputs: tuple[str, ...]
     read: Callable[[Any, torch.Tensor], tuple[torch.Tensor, ...]]
-    same: Callable[[Arrays, Arrays], bool]
+    same: Callable[..., bool]
 
 
-def _equal(found: Arrays, wanted: Arrays) -> bool:
+def _equal(found: Arrays, wanted: Arrays, *_: Any) -> bool:
     return all(np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(found, wanted, strict=True))
 
 
-def _equal_sets(found: Arrays, wanted: Arrays) -> bool:
+def _equal_sets(found: Arrays, wanted: Arrays, *_: Any) -> bool:
     """Boxes have no order, and of equally good ones a network may choose others."""
     for ours, theirs in zip(np.concatenate(found, 2), np.concatenate(wanted, 2), strict=True):
         nearest = np.abs(ours[:, None] - theirs).max(2).min(0)
@@ -95,39 +93,31 @@ HEADS = {
 }
 
 
-def load(checkpoint: Path, head: Head) -> Any:
-    """The network of a folder; BuildError where it is not all there."""
-    named = (json.loads((checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures") or [""])[0]
-    loader = CLIPVisionModelWithProjection if named == CLIPVisionModelWithProjection.__name__ else head.loader
-    try:
-        network, found = loader.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **OFFLINE
-        )
-    except Exception as err:  # each network raises its own
-        told = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)  # it names the package
-        raise BuildError(f"{checkpoint} cannot be loaded as a {named or 'network'}: {told}") from err
-    check_whole(checkpoint, found)
-    return network.eval()
-
-
 def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dict[str, str]:
     """input UINT8 [N,3,height,width] -> what the client `kind` reads, and that client's settings; BuildError. Where
     each image keeps its proportions, height and width are free."""
     processor = _processor(checkpoint)
     settings = settings_of(processor)
     check_same(processor, client_of(processor, settings))
-    client, network = client_of(processor, {**settings, **request.settings}), load(checkpoint, HEADS[kind])
+    client = client_of(processor, {**settings, **request.settings})
+    named = (json.loads((checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures") or [""])[0]
+    is_tower = named == CLIPVisionModelWithProjection.__name__
+    loader = CLIPVisionModelWithProjection if is_tower else HEADS[kind].loader
+    network = load(loader, checkpoint, f"as a {named or 'network'}")
     if client.keeps_ratio and request.max_batch_size > 1:
         raise UsageError(f"--max-batch-size {request.max_batch_size}: images of different sizes make no batch; {FIXED}")
     module = Pixels(network, client, HEADS[kind])
-    try:
-        names = (INPUT, *HEADS[kind].outputs)
-        export_onnx(module, client.input.shape, path, names, request.max_batch_size != 0, torch.uint8)
-    except BuildError:
-        raise
-    except Exception as err:  # the tracer raises many kinds
-        raise BuildError(f"{type(network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
-    _try(module, client, path, batches=(1, 3) if request.max_batch_size and not client.keeps_ratio else (1,))
+    height, width = client.input.shape[1:]
+    sides = ("height", "width") if height == -1 else (height, width)  # both are free, or none
+    shape = ("batch" if request.max_batch_size else 1, 3, *sides)
+    example = torch.zeros([side if isinstance(side, int) else FREE[side] for side in shape], dtype=torch.uint8)
+    export_onnx(module, {INPUT: example}, {INPUT: shape}, HEADS[kind].outputs, path)
+    rng = np.random.default_rng(0)
+    sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
+    batches = (1, 3) if request.max_batch_size and not client.keeps_ratio else (1,)
+    pixels = (rng.integers(0, 256, (batch, 3, *size), np.uint8) for batch, size in itertools.product(batches, sizes))
+    examples = ({INPUT: torch.from_numpy(each)} for each in pixels)
+    check_answers(module, path, examples, HEADS[kind].same, f"; or, {FIXED}" if len(sizes) > 1 else "")
     return settings | (_scores(processor) if kind == "detr" else {})
 
 
@@ -258,29 +248,3 @@ class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.head.read(self.network, pixels.float() * self.gain + self.offset)
-
-
-def _try(module: Pixels, client: ImageClient, path: Path, batches: tuple[int, ...]) -> None:
-    """BuildError where the file gives other values than the network, at each size that it gets."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
-    for batch, (height, width) in itertools.product(batches, sizes):
-        pixels = rng.integers(0, 256, (batch, 3, height, width), dtype=np.uint8)
-        if not _is_same(module, session, pixels):
-            raise BuildError(
-                f"the ONNX file that torch makes of {type(module.network).__name__} does not compute what the network "
-                f"does ({batch} images of {width}×{height} pixels): export it by other means and build the ONNX file"
-                + (f"; or, {FIXED}" if len(sizes) > 1 else "")
-            )
-
-
-def _is_same(module: Pixels, session: Any, pixels: NDArray[np.uint8]) -> bool:
-    try:
-        with torch.inference_mode():
-            wanted = [tensor.numpy() for tensor in module(torch.from_numpy(pixels))]
-        found = session.run(None, {INPUT: pixels})
-    except Exception:  # each network raises its own, and ONNX Runtime's have no base
-        return False
-    shapes = [[array.shape for array in arrays] for arrays in (found, wanted)]
-    return shapes[0] == shapes[1] and module.head.same(found, wanted)

@@ -1,26 +1,19 @@
-"""Any encoder of transformers as ONNX, exported by torch. The only module that loads these networks.
-
-What the tracer writes is compared with the network on other shapes than those it saw.
-"""
+"""Any encoder of transformers as ONNX, exported by torch. The only module that loads these networks."""
 
 import inspect
-import re
-import warnings
-from collections.abc import Mapping, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from build_engines.errors import BuildError, first_line
+from build_engines.errors import BuildError
 from build_engines.families.text_folder import MODULES, read_json
-from build_engines.families.torch_export import OPSET, Shape, name_shapes
+from build_engines.families.torch_export import NEVER, Arrays, Example, Shape, check_answers, export_onnx, load
 from clients._text.fill_mask import POSITIONS
 
 LOADERS = {
@@ -34,7 +27,7 @@ LOADERS = {
 }
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")  # of texts: their embedding is projected
 # What first trainings leave in a checkpoint beside the network that is asked for.
-SPARE = re.compile(
+SPARE = (
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
     r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
 )
@@ -45,58 +38,27 @@ LARGEST = 2**31 - 2**24  # bytes: protobuf's limit, less the graph
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
-    """The folder's network as an ONNX file: input_ids, attention_mask and, where the network has kinds of tokens,
-    token_type_ids; for fill-mask masked_lm_positions too. BuildError where the folder is not that network, or not all
-    of it."""
+    """Write the folder's network as an ONNX file: input_ids, attention_mask and, where the network has kinds of tokens,
+    token_type_ids; for fill-mask masked_lm_positions too. Raise BuildError if the folder is not that network, or not
+    all of it."""
     network = _Exported(_load(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))).eval()
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter(
-            "ignore"
-        )  # the tracer warns of every size that it takes for a constant: it is tried below
-        shapes = _export(network, path)
-    axes: dict[str, Shape] = {name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names}
-    second = {"fill-mask": "masks"}.get(task, "sequence")
-    for name, shape in zip(network.outputs, shapes, strict=True):
-        axes[name] = ("batch", *((second,) if len(shape) == 3 else ()), shape[-1])
-    name_shapes(path, axes)
-    _try(network, path)
+    shapes: dict[str, Shape] = {name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names}
+    second = "masks" if task == "fill-mask" else "sequence"
+    export_onnx(network, network.example(2, 9), shapes, network.outputs, path, second)
+    check_answers(network, path, (network.example(*each) for each in TRIED), _same)
+    _check_padding(network)
 
 
 def _load(checkpoint: Path, task: str) -> Any:
     named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
     loader = named if named in TOWERS or named.endswith("EncoderModel") else LOADERS[task]
-    try:
-        network, found = getattr(transformers, loader).from_pretrained(
-            checkpoint,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told, and refused below
-        )
-    except Exception as err:  # each network raises its own
-        raise BuildError(f"{checkpoint} cannot be loaded for {task}: {first_line(err)}") from err
+    unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
+    network = load(getattr(transformers, loader), checkpoint, f"for {task}", unused, SPARE)
     if hasattr(network, "get_text_features") and named not in TOWERS:
         raise BuildError(f"{checkpoint} is a {named}, and of networks of texts and images CLIP's text tower is served")
-    _check_whole(checkpoint, task, found)
     if (size := 4 * sum(each.numel() for each in network.parameters())) > LARGEST:
         raise BuildError(f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2")
     return network
-
-
-def _check_whole(checkpoint: Path, task: str, found: Mapping[str, Any]) -> None:
-    """BuildError where a weight is missing, which transformers would make up, or left over."""
-    unused = re.compile(r"(\w+\.)*pooler\.") if task == "embedding" else None
-    missing = [name for name in found["missing_keys"] if not (unused and unused.match(name))]
-    left = [name for name in found["unexpected_keys"] if not SPARE.match(name)]
-    wrong = [each[0] if isinstance(each, tuple) else each for each in found.get("mismatched_keys", ())]
-    for names, what in ((missing, "lacks"), (left, "also has"), (wrong, "has another shape of")):
-        if names := sorted(map(str, names)):
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise BuildError(
-                f"for {task} {checkpoint} {what} {', '.join(names[:3])}{more}; was it saved for another task?"
-            )
 
 
 class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -143,7 +105,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         made.last_hidden_state = states.gather(1, self.positions[..., None].expand(-1, -1, states.shape[-1]))
         return made
 
-    def example(self, rows: int, length: int) -> list[torch.Tensor]:
+    def example(self, rows: int, length: int) -> dict[str, torch.Tensor]:
         """Random tokens; the last row ends early."""
         config = self.network.config.get_text_config()
         padding = 0 if config.pad_token_id is None else config.pad_token_id
@@ -156,7 +118,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             "token_type_ids": torch.zeros_like(mask),
             POSITIONS: torch.arange(2).repeat(rows, 1),
         }
-        return [every[name] for name in self.names]
+        return {name: every[name] for name in self.names}
 
 
 class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -199,56 +161,20 @@ def _matrices(checkpoint: Path) -> list[Path]:
     return [checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")]
 
 
-def _export(network: _Exported, path: Path) -> list[tuple[int, ...]]:
-    """Returns the shapes of what it gives out for the example."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    example = network.example(2, 9)
-    free = {name: {0: "batch", 1: "masks" if name == POSITIONS else "sequence"} for name in network.names}
-    try:
-        made = network(*example)
-        second = {
-            name: {0: "batch"} | ({1: "second"} if each.ndim == 3 else {})
-            for name, each in zip(network.outputs, made, strict=True)
-        }
-        torch.onnx.export(
-            network,
-            tuple(example),
-            str(path),
-            input_names=network.names,
-            output_names=network.outputs,
-            dynamic_axes=free | second,
-            opset_version=OPSET,
-            dynamo=False,
-        )
-    except Exception as err:  # the tracer raises many kinds
-        raise BuildError(f"{type(network.network).__name__} cannot be exported to ONNX: {first_line(err)}") from err
-    return [tuple(each.shape) for each in made]
+def _same(found: Arrays, wanted: Arrays, example: Example) -> bool:
+    """Whether they are the same, of [rows, tokens, …] at the tokens: what is computed at padding is nobody's."""
+    at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
+    return all(_close(one, other, at) for one, other in zip(found, wanted, strict=True))
 
 
-def _try(network: _Exported, path: Path) -> None:
-    """BuildError where the file gives other values than the network, or the network others to a text with padding."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+def _check_padding(network: _Exported) -> None:
+    """Raise BuildError if the network gives other values to a text with padding."""
     for rows, length in TRIED:
         example = network.example(rows, length)
-        with torch.inference_mode():
-            wanted = [each.numpy() for each in network(*example)]
-        feed = {name: each.numpy() for name, each in zip(network.names, example, strict=True)}
-        at = None if POSITIONS in feed else feed["attention_mask"] > 0  # what stands at padding is nobody's
-        try:
-            found = session.run(None, feed)
-        except Exception:  # ONNX Runtime's exceptions have no common base class
-            found = []
-        if len(found) != len(wanted) or not all(map(_close, found, wanted, repeat(at))):
-            raise BuildError(
-                f"the ONNX file that torch makes of {type(network.network).__name__} does not compute what the network "
-                f"does ({rows} texts of {length} tokens): export it by other means and build the ONNX file"
-            )
         end = (length + 1) // 2  # of the last row, whose other tokens are padding
-        cut = [
-            each[-1:, : None if name == POSITIONS else end] for name, each in zip(network.names, example, strict=True)
-        ]
+        cut = [each[-1:, : None if name == POSITIONS else end] for name, each in example.items()]
         with torch.inference_mode():
-            alone = [each.numpy() for each in network(*cut)]
+            wanted, alone = ([each.numpy() for each in network(*given)] for given in (example.values(), cut))
         if not all(_close(one, each[-1:, : one.shape[1]], None) for one, each in zip(alone, wanted, strict=True)):
             raise BuildError(
                 f"the answers of a {type(network.network).__name__} depend on the padding behind a text, and texts "

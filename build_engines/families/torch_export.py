@@ -1,82 +1,131 @@
-"""A torch network -> one ONNX file, in opset 17, which Triton 24.10 reads."""
+"""A network of torch -> one ONNX file, in opset 17, which Triton 24.10 reads; and networks of transformers' folders.
 
+The tracer takes some sizes and values for constants, so what it writes is compared with the network on other shapes.
+"""
+
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import torch
+from numpy.typing import NDArray
 
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, first_line
 
 OPSET = 17
+OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+NEVER = "(?!)"  # a pattern that nothing matches
 Shape = tuple[int | str, ...]  # a dimension with a name is free
-FREE = {"batch": 2, "height": 96, "width": 160}  # dimensions that may be free, and what they are while it is traced
+Arrays = Sequence[NDArray[Any]]
+Example = Mapping[str, torch.Tensor]  # the inputs by name
+
+
+def load(loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER) -> Any:
+    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing, which transformers would make
+    up, unless `unused` matches its name, or is left over, unless `spare` does. `purpose` is for the message."""
+    try:
+        network, found = loader.from_pretrained(
+            checkpoint,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told, and refused below
+            **OFFLINE,
+        )
+    except Exception as err:  # each network raises its own
+        told = " ".join(str(err).split()) if isinstance(err, ImportError) else first_line(err)  # it names the package
+        raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {told}") from err
+    wrong = [each[0] if isinstance(each, tuple) else each for each in found.get("mismatched_keys", ())]
+    for what, names in (
+        ("lacks", [name for name in found["missing_keys"] if not re.match(unused, name)]),
+        ("has what the network does not take:", [n for n in found["unexpected_keys"] if not re.match(spare, n)]),
+        ("has another shape of", wrong),
+    ):
+        if names := sorted(map(str, names)):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise BuildError(
+                f"{checkpoint} {what} {', '.join(names[:3])}{more}; was it saved for another task or network than "
+                f"{purpose}?"
+            )
+    return network.eval()
 
 
 def export_onnx(
     module: torch.nn.Module,
-    image: tuple[int, ...],
+    example: Example,
+    shapes: Mapping[str, Shape],
+    outputs: Sequence[str],
     path: Path,
-    names: tuple[str, ...],
-    batching: bool,
-    dtype: torch.dtype = torch.float32,
+    second: str = "",
 ) -> None:
-    """`module` of one image input as `path`; the batch dimension is free when `batching`, else 1.
+    """Write `module` as `path`. `shapes` are those of the inputs; the outputs' first dimension is the inputs'.
 
-    `image` is the input's shape without the batch, with a height and a width of -1 where they are free; `names` are the
-    input's and the outputs'; the shapes that the exporter leaves open are written into the file.
+    `second` names the second dimension of outputs that have three. Raise BuildError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    sides = (name if side == -1 else side for name, side in zip(("height", "width"), image[1:], strict=True))
-    shape = ("batch" if batching else 1, image[0], *sides)
-    example = torch.zeros([side if isinstance(side, int) else FREE[side] for side in shape], dtype=dtype)
+    every, first = dict(shapes), next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter(
-            "ignore", torch.jit.TracerWarning
-        )  # the exporter warns that sizes and anchors become constants, as they should
-        warnings.simplefilter("ignore", UserWarning)  # of operators that fit some values only: what is made is compared
-        warnings.simplefilter("ignore", DeprecationWarning)  # the older exporter: same graph, smaller, faster
-        made = module.eval()(example)
-        outputs = zip(names[1:], made if isinstance(made, tuple) else (made,), strict=True)
-        shapes = {names[0]: shape} | {name: (shape[0], *tensor.shape[1:]) for name, tensor in outputs}
-        _trace(module, example, path, shapes)
-    name_shapes(path, shapes)
-
-
-def _trace(module: torch.nn.Module, example: torch.Tensor, path: Path, shapes: Mapping[str, Shape]) -> None:
-    inputs, *outputs = shapes
-    torch.onnx.export(
-        module,
-        (example,),
-        str(path),
-        input_names=[inputs],
-        output_names=outputs,
-        dynamic_axes={
-            name: {at: side for at, side in enumerate(shape) if isinstance(side, str)} for name, shape in shapes.items()
-        },
-        opset_version=OPSET,
-        dynamo=False,
-    )
-
-
-def name_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
-    """Writes each tensor's dimensions into the file."""
+        warnings.simplefilter("ignore")  # of what becomes a constant, and of this exporter, which is the older one
+        try:
+            made = module.eval()(*example.values())
+            for name, tensor in zip(outputs, made if isinstance(made, tuple) else (made,), strict=True):
+                sizes = tuple(map(int, tensor.shape[1:]))
+                every[name] = (first, second, *sizes[1:]) if second and len(sizes) == 2 else (first, *sizes)
+            torch.onnx.export(
+                module,
+                tuple(example.values()),
+                str(path),
+                input_names=list(example),
+                output_names=list(outputs),
+                dynamic_axes={
+                    name: {at: side for at, side in enumerate(shape) if isinstance(side, str)}
+                    for name, shape in every.items()
+                },
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        except BuildError:
+            raise
+        except Exception as err:  # the tracer raises many kinds
+            raise BuildError(f"{_name(module)} cannot be exported to ONNX: {first_line(err)}") from err
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape
         del dimensions.dim[:]
-        for size in shapes[value.name]:
+        for size in every[value.name]:
             dimensions.dim.add(**({"dim_param": size} if isinstance(size, str) else {"dim_value": size}))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
 
 
-def check_whole(folder: Path, loading: Mapping[str, Any]) -> None:
-    """`loading` is what from_pretrained says with output_loading_info; BuildError where a weight of the network is not
-    in the folder, which transformers would make up, or one of the folder is not in the network."""
-    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has what the network does not take:")):
-        if names := sorted(loading[kind]):
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise BuildError(f"{folder} {what} {', '.join(names[:3])}{more}; was it saved for another task or network?")
+def check_answers(
+    module: torch.nn.Module,
+    path: Path,
+    examples: Iterable[Example],
+    same: Callable[[Arrays, Arrays, Example], bool],
+    remedy: str = "",
+) -> None:
+    """Raise BuildError if the file gives other values than the network for one of the examples."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for example in examples:
+        try:
+            with torch.inference_mode():
+                wanted = [tensor.numpy() for tensor in module(*example.values())]
+            found = session.run(None, {name: tensor.numpy() for name, tensor in example.items()})
+            is_same = [each.shape for each in found] == [each.shape for each in wanted] and same(found, wanted, example)
+        except Exception:  # each network raises its own, and ONNX Runtime's have no base
+            is_same = False
+        if not is_same:
+            name, tensor = next(iter(example.items()))
+            raise BuildError(
+                f"the ONNX file that torch makes of {_name(module)} does not compute what the network does ({name} "
+                f"{list(tensor.shape)}): export it by other means and build the ONNX file{remedy}"
+            )
+
+
+def _name(module: torch.nn.Module) -> str:
+    return type(getattr(module, "network", module)).__name__

@@ -37,7 +37,9 @@ def export(request: Request, path: Path | None, folder: Path) -> ModelSpec:
         raise BuildError("a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it")
     network, labels = read(path)
     model = folder / "1" / "model.onnx"
-    export_onnx(network, (3, side, side), model, ("images", "output0"), request.max_batch_size != 0, torch.uint8)
+    shape = ("batch" if request.max_batch_size else 1, 3, side, side)
+    example = torch.zeros((2 if request.max_batch_size else 1, 3, side, side), dtype=torch.uint8)
+    export_onnx(network, {"images": example}, {"images": shape}, ["output0"], model)
     shutil.copyfile(EXAMPLE, folder / "example.jpg")
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
     lengths = (STRIDES[-1], SIDE, 2 * SIDE)
