@@ -36,7 +36,7 @@ Ask = Callable[[Side], str]
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Row:
     """One row. `improvement` says why our answer differs; without it both must be the same."""
 
     section: str
@@ -49,7 +49,7 @@ class Behaviour:
 class Observed:
     """A behaviour and what the two servers answered."""
 
-    behaviour: Behaviour
+    behaviour: Row
     native: str
     ours: str
 

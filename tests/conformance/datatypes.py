@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.behaviours import BINARY, Ask, Behaviour, binary, post, tensor
+from tests.conformance.behaviours import BINARY, Ask, Row, binary, post, tensor
 from tests.support.harness import IDENTITY_VALUES
 
 MISTAKE = "400, as the caller can mend it; native says 500"
@@ -49,9 +49,9 @@ def _reason(name: str) -> str:
 
 
 ROWS = [
-    *(Behaviour("2", f"{name} as JSON", _asked(name, True, False), _reason(name)) for name in IDENTITY_VALUES),
-    *(Behaviour("3", f"{name} as bytes", _asked(name, False, True)) for name in IDENTITY_VALUES),
-    Behaviour(
+    *(Row("2", f"{name} as JSON", _asked(name, True, False), _reason(name)) for name in IDENTITY_VALUES),
+    *(Row("3", f"{name} as bytes", _asked(name, False, True)) for name in IDENTITY_VALUES),
+    Row(
         "3",
         "Two outputs as bytes, one as JSON",
         binary(
@@ -66,13 +66,13 @@ ROWS = [
             b"".join(RAW[n] for n in IDENTITY_VALUES),
         ),
     ),
-    Behaviour("5", "A number too large for INT8", _with("INT8", [1, 300]), "400; native takes another number, 44"),
-    Behaviour("5", "A negative number for UINT8", _with("UINT8", [1, -1]), MISTAKE),
-    Behaviour("5", "A fraction for INT32", _with("INT32", [1.5, 2]), MISTAKE),
-    Behaviour("5", "A number for BOOL", _with("BOOL", [1, 0]), MISTAKE),
-    Behaviour("5", "A number for BYTES", _with("BYTES", [1, "a"]), MISTAKE),
-    Behaviour("5", "An integer for FP64", _with("FP64", [1, 2])),
-    Behaviour("3", "N=0 of a model with many inputs", post(b"1234", {"Content-Type": f"{BINARY};json-header-size=0"})),
+    Row("5", "A number too large for INT8", _with("INT8", [1, 300]), "400; native takes another number, 44"),
+    Row("5", "A negative number for UINT8", _with("UINT8", [1, -1]), MISTAKE),
+    Row("5", "A fraction for INT32", _with("INT32", [1.5, 2]), MISTAKE),
+    Row("5", "A number for BOOL", _with("BOOL", [1, 0]), MISTAKE),
+    Row("5", "A number for BYTES", _with("BYTES", [1, "a"]), MISTAKE),
+    Row("5", "An integer for FP64", _with("FP64", [1, 2])),
+    Row("3", "N=0 of a model with many inputs", post(b"1234", {"Content-Type": f"{BINARY};json-header-size=0"})),
 ]
 
 
@@ -82,19 +82,19 @@ def say(text: str) -> Ask:
 
 
 ENSEMBLE_ROWS = [
-    Behaviour("2", "A text goes through both parts", say('Grüße, "quoted" \\ \u0001')),
-    Behaviour("5", "A part fails", say("fail with these words")),
-    Behaviour("5", "A part raises", say("raise these words")),
-    Behaviour("5", "A wrong shape for a part", post({"inputs": [tensor("text_input", "BYTES", [2], ["a", "b"])]})),
-    Behaviour(
+    Row("2", "A text goes through both parts", say('Grüße, "quoted" \\ \u0001')),
+    Row("5", "A part fails", say("fail with these words")),
+    Row("5", "A part raises", say("raise these words")),
+    Row("5", "A wrong shape for a part", post({"inputs": [tensor("text_input", "BYTES", [2], ["a", "b"])]})),
+    Row(
         "3",
         "A text as bytes",
         binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\1\0\0\0a"),
     ),
-    Behaviour(
+    Row(
         "3",
         "A text's length past its bytes",
         binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\xff\0\0\0a"),
     ),
-    Behaviour("3", "N=0 of a text", post(b"\1\0\0\0a", {"Content-Type": f"{BINARY};json-header-size=0"})),
+    Row("3", "N=0 of a text", post(b"\1\0\0\0a", {"Content-Type": f"{BINARY};json-header-size=0"})),
 ]

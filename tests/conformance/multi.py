@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.conformance import wire
-from tests.conformance.behaviours import Ask, Behaviour, Side, compact, shown, tensor
+from tests.conformance.behaviours import Ask, Row, Side, compact, shown, tensor
 from tests.conformance.models import make_broken, make_ensemble, make_talker
 from tests.conformance.probes import echo_of, status
 from tests.conformance.wire import Answer, Headers
@@ -89,8 +89,8 @@ def invoke(name: str, text: str = "hello", target: str = "", see: See = shown) -
     return call("POST", f"/models/{name}/invoke", body, headers, see)
 
 
-def row(title: str, ask: Ask, improvement: str = "", section: str = "6") -> Behaviour:
-    return Behaviour(section, title, ask, improvement)
+def row(title: str, ask: Ask, improvement: str = "", section: str = "6") -> Row:
+    return Row(section, title, ask, improvement)
 
 
 BEFORE = [

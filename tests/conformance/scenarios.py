@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.conformance import datatypes, generate, multi, native, single, startup
-from tests.conformance.behaviours import Behaviour, Side
+from tests.conformance.behaviours import Row, Side
 from tests.conformance.models import make_single_repository
 from tests.conformance.multi import make_archives
 from tests.conformance.native import PLATFORM
@@ -21,7 +21,7 @@ class Scenario:
 
     name: str
     title: str
-    rows: Sequence[Behaviour]
+    rows: Sequence[Row]
     start: Callable[[Path], Iterator[tuple[Side, Side]]]
     seconds: int = 8
 

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conformance.behaviours import Ask, Behaviour, Side
+from tests.conformance.behaviours import Ask, Row, Side
 from tests.conformance.models import make_broken, make_talker
 from tests.support.harness import Server, wait_until
 
@@ -74,21 +74,17 @@ DEFAULT = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 KIND = "SAGEMAKER_TRITON_INFERENCE_TYPE"
 WARNS = "starts, and warns; loaded: one"
 ROWS = [
-    Behaviour("8", "config.pbtxt at the repository's root", start(make_talker, STOPS, ("config.pbtxt",))),
-    Behaviour("8", "A default model without a folder", start(_one, STOPS, ("absent",), **{DEFAULT: "absent"})),
-    Behaviour("8", "No model", start(_nothing, STOPS, ("model",))),
-    Behaviour("8", "One model and no name", start(_one, WARNS, ("warning", "one"))),
-    Behaviour("8", "Two models and no name", start(_two, STOPS, ()), MANY),
-    Behaviour(
-        "8", "Two models and a name: only that is loaded", start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})
-    ),
-    Behaviour(
-        "8", "A default model that cannot be loaded", start(_broken, STOPS, ("these words",), **{DEFAULT: "one"})
-    ),
+    Row("8", "config.pbtxt at the repository's root", start(make_talker, STOPS, ("config.pbtxt",))),
+    Row("8", "A default model without a folder", start(_one, STOPS, ("absent",), **{DEFAULT: "absent"})),
+    Row("8", "No model", start(_nothing, STOPS, ("model",))),
+    Row("8", "One model and no name", start(_one, WARNS, ("warning", "one"))),
+    Row("8", "Two models and no name", start(_two, STOPS, ()), MANY),
+    Row("8", "Two models and a name: only that is loaded", start(_two, "starts; loaded: one", (), **{DEFAULT: "one"})),
+    Row("8", "A default model that cannot be loaded", start(_broken, STOPS, ("these words",), **{DEFAULT: "one"})),
 ]
 VARIABLES = [
-    Behaviour("4", "SAGEMAKER_TRITON_INFERENCE_TYPE=guess", start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"})),
-    Behaviour(
+    Row("4", "SAGEMAKER_TRITON_INFERENCE_TYPE=guess", start(_one, STOPS, (KIND, "guess"), **{KIND: "guess"})),
+    Row(
         "8",
         "A port outside of SAGEMAKER_SAFE_PORT_RANGE",
         start(

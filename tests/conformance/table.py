@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.conformance.behaviours import BUG, IMPROVEMENT, SAME, Behaviour, Observed, Side
+from tests.conformance.behaviours import BUG, IMPROVEMENT, SAME, Observed, Row, Side
 from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.harness import ROOT
 
@@ -48,7 +48,7 @@ def _run(scenario: Scenario, folder: Path) -> list[Observed]:
         return [Observed(row, *pool.map(partial(_answer, row), (native, ours))) for row in scenario.rows]
 
 
-def _answer(row: Behaviour, side: Side) -> str:
+def _answer(row: Row, side: Side) -> str:
     answer = row.ask(side)
     if "hangs up" in answer or "the next request: 5" in answer:
         side.revive()
