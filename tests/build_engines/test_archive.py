@@ -7,16 +7,15 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from build_engines.archive import archive, renamed
 from build_engines.errors import BuildError
 from serving.repository.model_config import parse_config
 from tests.build_engines.models import save_scale
-from tests.support.harness import ROOT, Server
+from tests.support.harness import ROOT
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.unit
 
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }\noutput { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
 MODEL = f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{TENSORS}instance_group {{ kind: KIND_CPU count: 1 }}\n'
@@ -110,26 +109,3 @@ def test_an_incomplete_model_is_not_archived(break_it: object, named: str, repos
         archive("twice", repository, tmp_path / "out")
     assert named in str(raised.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_archives_are_loaded_and_answer_in_multi_model_mode(repository: Path, tmp_path: Path) -> None:
-    root = tmp_path / "models_root"
-    paths = [*archive("twice", repository, tmp_path / "out", 2), *archive("resnet", repository, tmp_path / "out")]
-    for number, path in enumerate(paths):
-        with tarfile.open(path) as tar:
-            tar.extractall(root / f"id{number}" / "model", filter="data")
-    server = Server(tmp_path, tmp_path, SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(root)).wait_ready()
-    try:
-        for number, path in enumerate(paths):
-            call = {"model_name": path.name, "url": f"{root}/id{number}/model"}
-            reply = server.post("/models", json=call)
-            assert reply.status_code == 200, reply.text
-        tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": np.arange(4.0).tolist()}
-        for name in ("twice-0.tar.gz", "twice-1.tar.gz"):
-            reply = server.post(f"/models/{name}/invoke", json={"inputs": [tensor]})
-            assert reply.json()["outputs"][0]["data"] == [0, 4, 8, 12], reply.text
-        example = (ROOT / "model_repository/resnet/example.png").read_bytes()
-        reply = server.post("/models/resnet.tar.gz/invoke", data=example, headers={"Content-Type": "image/png"})
-        assert reply.json()["predictions"][0]["classes"][0]["label"] == "6", reply.text
-    finally:
-        assert server.stop() == 0

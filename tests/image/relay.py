@@ -3,59 +3,49 @@
 It listens on 127.0.0.1:PORT of this machine and connects to 127.0.0.1:8080 in the network namespace of process PID.
 """
 
-import contextlib
+import asyncio
 import ctypes
 import os
 import socket
 import sys
-import threading
+from contextlib import suppress
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 CONTAINER = ("127.0.0.1", 8080)
 
 
-def enter_network_of(pid: int) -> None:
-    """What this process connects to from now on is there; OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path(f"/proc/{pid}/ns/net").open() as namespace:
-        if libc.setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def serve(listener: socket.socket) -> None:
-    while True:
-        caller, _ = listener.accept()
-        threading.Thread(target=connect, args=(caller,), daemon=True).start()
-
-
-def connect(caller: socket.socket) -> None:
-    """Closes a caller's connection when nothing listens in the container."""
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close a caller's connection if nothing listens in the container."""
     try:
-        callee = socket.create_connection(CONTAINER, timeout=5)
+        callee, to_callee = await asyncio.open_connection(*CONTAINER)
     except OSError:
-        caller.close()
+        writer.close()
         return
-    callee.settimeout(None)
-    back = threading.Thread(target=pump, args=(callee, caller), daemon=True)
-    back.start()
-    pump(caller, callee)
-    back.join()
-    caller.close()
-    callee.close()
+    await asyncio.gather(pump(reader, to_callee), pump(callee, writer))
+    for each in (writer, to_callee):
+        each.close()
 
 
-def pump(source: socket.socket, target: socket.socket) -> None:
-    """All that comes, and then the end."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Pass on all that comes, and then the end."""
+    with suppress(OSError):
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+    with suppress(OSError):
+        target.write_eof()
+
+
+async def main(port: int, pid: int) -> None:
+    with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with Path(f"/proc/{pid}/ns/net").open() as namespace:  # what is connected from now on is connected there
+            if libc.setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        async with await asyncio.start_server(answer, sock=listener) as server:
+            await server.serve_forever()
 
 
 if __name__ == "__main__":
-    port, process = map(int, sys.argv[1:])
-    with socket.create_server(("127.0.0.1", port), backlog=128) as server:
-        enter_network_of(process)
-        serve(server)
+    asyncio.run(main(*map(int, sys.argv[1:])))

@@ -23,7 +23,7 @@ from tests.conftest import BUNDLED
 from tests.image.container import BUILD_SECONDS, SUDO, Container, build_image, podman, podman_environment
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of
-from tests.support.harness import ROOT, make_sleeper, wait_until
+from tests.support.harness import ROOT, wait_until
 from tests.support.readme import commands
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_SECONDS)]  # the first test waits for the build
@@ -128,16 +128,10 @@ def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
     assert run["User"] == "10001:10001"
     assert run["StopSignal"] == "SIGTERM"
     assert run["ExposedPorts"] == {"8080/tcp": {}}
-    assert config["HealthCheck" if "HealthCheck" in config else "Healthcheck"]["Test"] == [
-        "CMD",
-        "/opt/program/serve",
-        "--ping",
-    ]
-
-
-def test_its_variables_are_no_settings(config: Any) -> None:
-    names = {entry.partition("=")[0] for entry in config["Config"]["Env"]}
-    assert not names & {name for row in TABLE for name in row.variables}
+    variables = {entry.partition("=")[0] for entry in run["Env"]}
+    assert not variables & {name for row in TABLE for name in row.variables}  # else a setting would be set
+    check = config["HealthCheck" if "HealthCheck" in config else "Healthcheck"]
+    assert check["Test"] == ["CMD", "/opt/program/serve", "--ping"]
 
 
 def test_its_labels_say_what_sagemaker_may_do_and_what_it_is(config: Any) -> None:
@@ -279,17 +273,6 @@ def built_as_the_readme_says(folder: Path) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return name
-
-
-def test_a_stop_waits_for_the_request_in_flight(start: Start, tmp_path: Path) -> None:
-    make_sleeper(tmp_path / "models")
-    (tmp_path / "models").chmod(0o755)
-    container = start("--volume", f"{tmp_path}/models:/opt/ml/model:ro").wait_ready()
-    with ThreadPoolExecutor(1) as threads:
-        slow = threads.submit(container.post, json={"instances": [3]})
-        wait_until(lambda: container.in_work() == 1, "the request is in flight")
-        assert container.stop() == 0
-        assert slow.result().json()["predictions"] == [3.0]
 
 
 def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(start: Start) -> None:
