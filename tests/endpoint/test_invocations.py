@@ -125,6 +125,19 @@ def test_the_answer_is_that_of_onnx_runtime_in_this_process(server: Server, digi
 
 
 @pytest.mark.parametrize(
+    "array", [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)]
+)
+def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(server: Server, array: NDArray[Any]) -> None:
+    body, kind = io.BytesIO(), "application/x-npy"
+    np.save(body, array)
+    call: dict[str, Any] = {"params": {"model_name": "scale"}, "data": body.getvalue()}
+    result = np.load(io.BytesIO(server.post(**call, headers={"Content-Type": kind, "Accept": kind}).content))
+    assert (result.dtype, result.tolist()) == (np.float32, [[3, 6]])
+    (output,) = server.post(**call, headers={"Content-Type": kind}).json()["outputs"]
+    assert output == {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [3, 6]}
+
+
+@pytest.mark.parametrize(
     "place",
     [
         {"headers": {ATTRIBUTES: "model_name=bert;model_version=1"}},

@@ -1,4 +1,7 @@
-"""The keeper's policy, with models that only say that they are loaded."""
+"""When a model whose process died is loaded again, with models that only say that they are loaded.
+
+tests/endpoint/test_crashes has the rest, over HTTP.
+"""
 
 import os
 import threading
@@ -84,29 +87,10 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:
-    world.crashes.report(["m"], DIED, NOW)
-    assert isinstance(world.crashes.error(["m"]), ModelRestarting)
-    world.die()
-    assert (world.models.reloads, world.counted) == (["m"], ["m"])
-    assert world.crashes.error(["m"]) is None
-
-
 def test_a_call_that_began_before_the_last_reload_says_nothing_new(world: World) -> None:
     world.die()
     world.die(began=1.0)
     assert world.models.reloads == ["m"]
-
-
-def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World) -> None:
-    for _ in range(CRASHES_ALLOWED + 1):
-        world.die()
-    error = world.crashes.error(["m"])
-    assert isinstance(error, ModelRefused)
-    assert "'m'" in str(error) and "'m_0_0'" in str(error)
-    assert world.models.dropped == ["m"]
-    assert world.crashes.error(["other"]) is None
-    assert isinstance(world.crashes.error(["chain", "m"]), ModelRefused), "a part of it"
 
 
 def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(world: World) -> None:
@@ -119,7 +103,7 @@ def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(w
     assert (world.models.dropped, world.crashes.error(["m"])) == (["m"], None)
 
 
-def test_no_call_comes_between_the_report_and_its_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reported_model_takes_no_call_before_its_reload_begins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     world.crashes.report(["m"], DIED, NOW)
     world.keeper.step()
@@ -127,33 +111,27 @@ def test_no_call_comes_between_the_report_and_its_answer(world: World, monkeypat
     assert isinstance(world.crashes.error(["m"]), ModelRestarting)
 
 
-def test_a_call_that_finds_it_unloaded_by_the_reload_comes_again(world: World) -> None:
+def test_a_call_that_meets_a_reload_is_told_to_repeat(world: World) -> None:
     with pytest.raises(ModelRestarting), world.crashes.watch(lambda: ["m"]):
         world.crashes.set(Trouble("m", "it died"))
         raise ModelNotReady("Request for unknown model: 'm' is not ready")
 
 
-def test_of_an_ensemble_the_part_is_started_again_whose_process_died(world: World) -> None:
-    world.crashes.report(["chain", "other", "m"], DIED, NOW)
-    world.step_until(lambda: world.models.reloads, "something is loaded")
-    assert world.models.reloads == ["m"]
-
-
-def test_a_report_that_names_no_process_starts_nothing_again_that_lives(world: World) -> None:
+def test_a_report_that_names_no_process_reloads_no_model_that_lives(world: World) -> None:
     world.crashes.report(["chain", "other", "m"], BackendDied("Failed to obtain the health mutex"), NOW)
     world.step_until(lambda: not list(world.crashes.reports()), "the report is answered")
     assert (world.models.reloads, world.counted) == ([], [])
     assert world.crashes.error(["chain", "other", "m"]) is None
 
 
-def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
+def test_a_model_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
     world.models.error = InvalidRequest("no such weights")
     world.die()
     assert isinstance(world.crashes.error(["m"]), ModelRefused)
     assert "no such weights" in str(world.crashes.error(["m"]))
 
 
-def test_when_triton_does_not_load_it_in_time_a_restart_of_this_start_is_asked_for(world: World) -> None:
+def test_a_reload_that_times_out_requests_a_restart_of_this_tritonserver(world: World) -> None:
     world.runs_as(7)
     world.models.error = TritonTimeout("late")
     world.crashes.report(["m"], DIED, NOW)
@@ -161,7 +139,7 @@ def test_when_triton_does_not_load_it_in_time_a_restart_of_this_start_is_asked_f
     assert world.request.read_text().startswith("7 model 'm' cannot be started again")
 
 
-def test_after_many_reloads_tritonserver_is_restarted_for_what_it_keeps_of_the_dead(world: World) -> None:
+def test_after_many_reloads_tritonserver_is_restarted(world: World) -> None:
     for number in range(MOST_RELOADS):
         world.die(f"m{number}")
     assert not world.request.exists()
@@ -169,7 +147,7 @@ def test_after_many_reloads_tritonserver_is_restarted_for_what_it_keeps_of_the_d
     assert f"{MOST_RELOADS} times" in world.request.read_text()
 
 
-def test_a_new_tritonserver_has_all_models_anew(world: World) -> None:
+def test_a_new_tritonserver_lifts_every_refusal(world: World) -> None:
     for _ in range(CRASHES_ALLOWED + 1):
         world.die()
     world.runs_as(2, pid=os.getppid())

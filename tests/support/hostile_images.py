@@ -83,38 +83,35 @@ def ico() -> bytes:
 
 
 REFUSED: dict[str, tuple[Maker, str]] = {
-    "a picture inside an ICO": (ico, "not an image in a known format"),
-    "PostScript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image in a known format"),
-    "a run-length encoded BMP": (run_length_bmp, "run-length encoded"),
+    "a picture inside an ICO": (ico, "known format"),
+    "PostScript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "known format"),
+    "a run-length encoded BMP": (run_length_bmp, "run-length"),
     "a WebP of 9 million pixels in 34 bytes": (
         lambda: encoded(Image.new("RGBA", (SIDE, SIDE)), "WEBP", lossless=True, method=0, quality=0),
-        "takes 180000000 bytes, more than the limit of 72000000",
+        "180000000",
     ),
-    "a progressive JPEG with a thousand scans": (lambda: jpeg_of_scans(1000), "1010 scans"),
-    "a JPEG of comments": (lambda: jpeg_with(b"\xff\xfe\0\2" * 100_000), "too much metadata"),
-    "a JPEG of small EXIF parts": (lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000), "too much metadata"),
-    "a JPEG of large EXIF parts": (
-        lambda: jpeg_with((b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 200),
-        "too much metadata",
-    ),
-    "a JPEG with a megabyte of junk": (lambda: jpeg_with(b"\xff\xfe\0\2" + b"a" * 2**20), "too much metadata"),
-    "a PNG of empty chunks": (lambda: png(2, 24, chunk(b"abCd", b"") * 100_000, side=8), "too much metadata"),
+    "a progressive JPEG with a thousand scans": (lambda: jpeg_of_scans(1000), "1010"),
+    "a JPEG of comments": (lambda: jpeg_with(b"\xff\xfe\0\2" * 100_000), "metadata"),
+    "a JPEG of small EXIF parts": (lambda: jpeg_with(b"\xff\xe1\0\x09Exif\0\0X" * 100_000), "metadata"),
+    "a JPEG of large EXIF parts": (lambda: jpeg_with((b"\xff\xe1\xff\xffExif\0\0" + bytes(65527)) * 200), "metadata"),
+    "a JPEG with a megabyte of junk": (lambda: jpeg_with(b"\xff\xfe\0\2" + b"a" * 2**20), "metadata"),
+    "a PNG of empty chunks": (lambda: png(2, 24, chunk(b"abCd", b"") * 100_000, side=8), "metadata"),
     "a PNG with 64 MB of text": (
         lambda: png(2, 24, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**20 - 1))) * 64, side=8),
-        "Too much memory used in text",
+        "text",
     ),
     "a PNG with a profile of 64 MB": (
         lambda: png(2, 24, chunk(b"iCCP", b"k\0\0" + zlib.compress(bytes(2**26))), side=8),
-        "too large",
+        "large",
     ),
-    "a GIF of many blocks": (gif_of_many_blocks, "too much metadata"),
-    "a TIFF of 40,000 directories": (lambda: tiff(SMALL, directories=40_000), "more than one frame"),
-    "a TIFF of 3,000,000 strips": (tiff_of_many_strips, "too much metadata"),
+    "a GIF of many blocks": (gif_of_many_blocks, "metadata"),
+    "a TIFF of 40,000 directories": (lambda: tiff(SMALL, directories=40_000), "frame"),
+    "a TIFF of 3,000,000 strips": (tiff_of_many_strips, "metadata"),
     "a TIFF of 65,535 tags at one place": (
         lambda: tiff([(tag, 1, 400_000, 8) for tag in range(65_535)], bytes(2**16)),
-        "too much metadata",
+        "metadata",
     ),
-    "a TIFF of one tile of 64 MB": (tiff_of_a_huge_tile, "takes 268436480 bytes"),
+    "a TIFF of one tile of 64 MB": (tiff_of_a_huge_tile, "268436480"),
 }
 
 LARGEST: dict[str, Maker] = {
