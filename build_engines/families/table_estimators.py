@@ -17,6 +17,7 @@ from build_engines.families import table_graph
 from build_engines.families.table_comparison import (
     AGREEING,
     PREDICTIONS,
+    PROBABILITIES,
     agreement,
     answers,
     feed,
@@ -111,9 +112,10 @@ def _compared(
         classes = []
     elif not classes:
         classes = known.tolist()
-    if not _has_probabilities(estimator):
+    shares = {which: agreement(estimator, model, columns, each) for which, each in rows.items()}
+    if PROBABILITIES not in answers(estimator, cells, columns):  # skl2onnx calls all scores of classes probabilities
         table_graph.rename_output(model, "prob", "scores")
-    return model, tuple(classes), {which: agreement(estimator, model, columns, each) for which, each in rows.items()}
+    return model, tuple(classes), shares
 
 
 def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
@@ -207,6 +209,9 @@ def _check_kind(estimator: Any, library: str) -> None:
             "the model has categorical columns, which its converter does not know: train it on codes or on columns "
             "of scikit-learn's OneHotEncoder, in a pipeline"
         )
+    for inner in map(booster_of, _steps(estimator)):
+        if hasattr(inner, "num_feature") and (inner.trees_to_dataframe().missing_type == "Zero").any():
+            raise UsageError("the model takes 0 as missing, which its converter does not know: train it on empty cells")
 
 
 def _best(estimator: Any) -> Any:
@@ -293,11 +298,6 @@ _CONVERTERS: Mapping[str, Callable[[Any, Sequence[Column]], onnx.ModelProto]] = 
     "xgboost": _booster,
     "lightgbm": _booster,
 }
-
-
-def _has_probabilities(estimator: Any) -> bool:
-    """skl2onnx calls the scores of a classifier without predict_proba probabilities too."""
-    return hasattr(estimator, "predict_proba") or not hasattr(estimator, "__sklearn_tags__")  # the second is a Booster
 
 
 def columns_of(estimator: Any) -> list[Column]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+import lightgbm
 import numpy as np
 import onnx
 import onnxruntime
 import pandas as pd
 import pytest
+import xgboost
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
 from sklearn.compose import ColumnTransformer
@@ -291,6 +293,12 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
         (MLPClassifier((4,), max_iter=20), NUMBERS, NUMBERS > 0, "MLPClassifier"),
         (make_pipeline(StandardScaler(), NearestCentroid()), NUMBERS, KIND, "know NearestCentroid"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
+        (
+            lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1),
+            NUMBERS.round(),
+            KIND,
+            "0 as missing",
+        ),
         (HistGradientBoostingRegressor(max_iter=20), AROUND, (AROUND.a - 1e9) / 10, "FP32"),
         (make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()), GAPS, KIND, "add_indicator"),
         (
@@ -300,7 +308,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
             "SimpleImputer",
         ),
     ],
-    ids=["outputs", "forest", "network", "unknown", "operator", "near 1e9", "indicator", "texts"],
+    ids=["outputs", "forest", "network", "unknown", "operator", "zeros", "near 1e9", "indicator", "texts"],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_what_cannot_be_converted_is_refused_in_one_short_line(
@@ -310,6 +318,17 @@ def test_what_cannot_be_converted_is_refused_in_one_short_line(
         made(tmp_path, dumped(tmp_path, model.fit(rows, answers)))
     assert len(str(caught.value)) < 300
     assert not (tmp_path / "models").exists()
+
+
+def test_the_margins_of_a_booster_s_classes_are_no_probabilities(tmp_path: Path) -> None:
+    model = xgboost.XGBClassifier(objective="multi:softmax", n_estimators=3)
+    model.fit(NUMBERS, np.digitize(NUMBERS[:, 0], [-0.5, 0.5]))
+    model.save_model(tmp_path / "model.json")
+    found = answered(made(tmp_path, tmp_path / "model.json"), as_json(NUMBERS))
+    assert [each["prediction"] for each in found] == model.predict(NUMBERS).tolist()
+    margins = model.predict(NUMBERS, output_margin=True)
+    np.testing.assert_allclose([list(each["scores"]) for each in found], margins, atol=1e-5)
+    assert "probabilities" not in found[0]
 
 
 def test_an_example_is_a_row_that_the_model_knows(tmp_path: Path) -> None:
