@@ -1,6 +1,5 @@
 """The log: one JSON line per request with its model, code and stages, by level, and nothing of a body in it."""
 
-import io
 import json
 import logging
 import re
@@ -8,16 +7,14 @@ import select
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
-from predictor import create_app
 from serving.front.logs import JsonFormatter, TextFormatter
-from serving.settings.table import Settings
 from tests.endpoint.test_metrics import path_with_agent
 from tests.support.harness import (
     Server,
@@ -222,7 +219,7 @@ def marked_requests() -> list[dict[str, Any]]:
     ]
 
 
-def test_nothing_of_a_body_stands_in_the_log_whatever_becomes_of_it(server: Server) -> None:
+def test_no_part_of_a_body_is_in_the_log(server: Server) -> None:
     ids = [send(server, **request)[1] for request in marked_requests()]
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{MARK}".encode())
@@ -265,7 +262,7 @@ def record(error: Exception) -> logging.LogRecord:
 
 
 @pytest.mark.parametrize("messages", [False, True])
-def test_a_record_with_an_exception_is_one_line_and_tells_its_message_when_debugging_only(messages: bool) -> None:
+def test_an_exception_is_one_line_and_has_its_message_only_when_debugging(messages: bool) -> None:
     text = JsonFormatter(messages).format(record(ValueError(f"not a number: {MARK}\nsecond line")))
     assert "\n" not in text
     line = json.loads(text)
@@ -290,26 +287,3 @@ def test_a_terminal_gets_text_without_what_a_caller_could_write_into_it() -> Non
     assert first.endswith(r" gunicorn | ERROR: \u001b[31mred\nserve | ready")
     assert all(line.startswith("    ") for line in trace)
     assert "\x1b" not in first + "".join(trace)
-
-
-def logged(say: Callable[[logging.Logger], None]) -> list[dict[str, Any]]:
-    output = io.StringIO()
-    handler = logging.StreamHandler(output)
-    handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("tests.ids")
-    logger.addHandler(handler)
-    say(logger)
-    logger.removeHandler(handler)
-    return [json.loads(line) for line in output.getvalue().splitlines()]
-
-
-def test_a_line_has_the_id_of_the_request_that_its_thread_answers() -> None:
-    app = create_app(Settings.from_env({}))
-
-    def say(logger: logging.Logger) -> None:
-        with app.test_request_context(headers={"X-Request-Id": "id-1"}):
-            logger.warning("within")
-        logger.warning("without")
-        logger.warning("of a stream, whose request Flask has forgotten", extra={"request_id": "id-2"})
-
-    assert [line.get("request_id") for line in logged(say)] == ["id-1", None, "id-2"]

@@ -181,7 +181,9 @@ def test_an_error_in_the_middle_is_an_event(server: Server) -> None:
     (first, _), (last, error) = events(reply)
     assert (first, last) == ("message", "error")
     assert error.keys() == {"error", "code", "request_id"}
-    assert (error["code"], error["request_id"]) == ("inference_failed", reply.headers["X-Request-Id"])
+    request_id = reply.headers["X-Request-Id"]
+    assert (error["code"], error["request_id"]) == ("inference_failed", request_id)
+    wait_until(lambda: server.entries("gunicorn", request_id=request_id), "the log explains it")
 
 
 def test_an_error_in_the_middle_is_a_json_line(server: Server) -> None:

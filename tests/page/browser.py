@@ -71,16 +71,21 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, width: int = WIDE, height: int = 900, scheme: str = "light") -> Iterator[Page]:
-    """Open the page and wait for its models; its Content-Security-Policy may refuse nothing that it does."""
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+def opened(
+    browser: Browser, url: str, width: int = WIDE, scheme: str = "light", path: str = "/", awaited: str = ".model"
+) -> Iterator[Page]:
+    """Open a page and wait for its models. It may ask no other server, and its Content-Security-Policy may refuse
+    nothing that it does."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     wrong: list[str] = []
+    own = (f"{url}/", f"blob:{url}/", "data:")
+    page.on("request", lambda request: wrong.extend([] if request.url.startswith(own) else [request.url]))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.extend([message.text] if "Content Security" in message.text else []))
-    page.goto(url)
-    page.wait_for_selector(".model")
+    page.goto(url + path)
+    page.wait_for_selector(awaited)
     yield page
     context.close()
     assert wrong == []
