@@ -99,9 +99,11 @@ def test_for_gpu_the_onnx_file_is_served_through_the_tensorrt_provider_with_its_
 
 def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidia) -> None:
     other = Nvidia(tmp_path / "other", gpu="Stand-in A10G")
-    assert "built" in build(tmp_path / "models", nvidia.environ, "resnet").stdout
-    assert "is up to date" in build(tmp_path / "models", nvidia.environ, "resnet").stdout
-    assert "for Stand-in A10G" in build(tmp_path / "models", other.environ, "resnet").stdout
+    build(tmp_path / "models", nvidia.environ, "resnet")
+    build(tmp_path / "models", nvidia.environ, "resnet")
+    assert (len(nvidia.runs()), other.runs()) == (1, [])
+    build(tmp_path / "models", other.environ, "resnet")
+    assert len(other.runs()) == 1
     record = json.loads((tmp_path / "models/resnet/build.json").read_text())
     assert record["engine"]["gpu"] == "Stand-in A10G"
 
@@ -229,7 +231,7 @@ def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to
         assert loaded.returncode == 0
     else:
         assert done.returncode == 1
-        assert "docker run --gpus all" in done.stderr
+        assert "docker run" in done.stderr
 
 
 def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_batch_size_is_the_flags(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     assert made(tmp_path, file, max_batch_size=64).model.max_batch_size == 64
     assert made(tmp_path, file, max_batch_size=0).model.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
-    with pytest.raises(UsageError, match="first dimension"):
+    with pytest.raises(UsageError, match="--max-batch-size 2"):
         made(tmp_path, save_scale(tmp_path / "fixed.onnx", (1, 4)), max_batch_size=2)
 
 
@@ -73,7 +73,7 @@ def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
 def test_weights_that_are_missing_or_lie_elsewhere_are_refused(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "source/scale.onnx", external=True)
     (tmp_path / "source/weights.bin").rename(tmp_path / "weights.bin")
-    with pytest.raises(BuildError, match="weights"):
+    with pytest.raises(BuildError, match=r"weights\.bin"):
         made(tmp_path, file)
     model = onnx.load(file, load_external_data=False)
     model.graph.initializer[0].external_data[0].value = "../weights.bin"
@@ -126,12 +126,12 @@ def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_p
 
 COCO = str({number: f"class {number}" for number in range(80)})
 HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
-    ({"output0": (116, 8400)}, COCO, "prototypes"),
-    ({"output0": (25200, 117)}, "", "32 mask coefficients"),
+    ({"output0": (116, 8400)}, COCO, "mask"),
+    ({"output0": (25200, 117)}, "", "mask"),
     ({"output0": (56, 8400)}, "{0: 'person'}", "keypoints"),
     ({"output0": (300, 38)}, COCO, "NMS"),
     ({"output0": (300, 57)}, "{0: 'person'}", "keypoints=17,3"),
-    ({"output0": (20, 21504)}, str(dict.fromkeys(range(15), "a")), "oriented box"),
+    ({"output0": (20, 21504)}, str(dict.fromkeys(range(15), "a")), "box"),
     ({"logits": (100, 92), "pred_boxes": (100, 4)}, "", "DETR"),
     ({"output0": (21, 512, 512)}, "", "512"),
 ]
@@ -357,7 +357,7 @@ def test_torchscript_says_which_flags_it_needs(tmp_path: Path) -> None:
     file = script(tmp_path / "twice.pt")
     with pytest.raises(UsageError, match="--input FP32:3,224,224"):
         made(tmp_path, file)
-    with pytest.raises(BuildError, match="zeros"):
+    with pytest.raises(BuildError, match="FP32:3"):
         made(tmp_path, file, inputs=("FP32:3",))
     with pytest.raises(UsageError, match="ONNX"):
         made(tmp_path, file, inputs=("FP32:3", "FP32:3"), precision="int8")
