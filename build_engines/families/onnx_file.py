@@ -197,8 +197,7 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
     """
     file = folder / "1" / "model.onnx"
     inputs, outputs = onnx_files.specs(onnx_files.read(file))
-    if any(spec.shape[:1] != (-1,) for spec in inputs):
-        outputs = onnx_files.computed(file, outputs)
+    outputs = onnx_files.computed(file, outputs)
     fixed = [spec for spec in (*inputs, *outputs) if spec.shape[:1] != (-1,)]
     if request.max_batch_size > 0 and fixed:
         raise UsageError(

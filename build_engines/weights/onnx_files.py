@@ -1,7 +1,7 @@
 """What an ONNX file says of its tensors, and which other files hold its weights."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,22 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def computed(path: Path, outputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The same outputs with the sizes that ONNX Runtime computes: a file may call fixed ones variable, and Triton takes
-    what is computed. The same where ONNX Runtime does not open the file; the load says why then."""
+    """Return the outputs with the sizes that ONNX Runtime computes in place of those that the file calls variable:
+    Triton takes what is computed. Return them unchanged if ONNX Runtime does not open the file; the load says why."""
     import onnxruntime
 
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception:
         return tuple(outputs)
-    found = {
-        each.name: tuple(size if isinstance(size, int) else -1 for size in each.shape) for each in session.get_outputs()
-    }
-    return tuple(replace(spec, shape=found[spec.name]) for spec in outputs)
+    found = {each.name: each.shape for each in session.get_outputs()}
+    return tuple(replace(spec, shape=_filled(spec.shape, found[spec.name])) for spec in outputs)
+
+
+def _filled(shape: tuple[int, ...], found: Sequence[object]) -> tuple[int, ...]:
+    if len(found) != len(shape):  # the file says what is not so
+        return shape
+    return tuple(size if own == -1 and isinstance(size, int) else own for own, size in zip(shape, found, strict=True))
 
 
 def without_batch(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -37,22 +37,27 @@ def test_an_output_called_variable_is_configured_as_what_is_computed(tmp_path: P
     assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
 
 
-def test_a_state_of_fixed_size_beside_a_sequence_of_any_length_is_configured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "first", "batch", "dims"), [("length", 1, 0, [[-1, 1], [1, 1, 2]]), ("batch", "batch", 8, [[1], [1, 2]])]
+)
+def test_a_state_beside_an_input_of_any_length_is_configured_as_what_is_computed(
+    length: str, first: int | str, batch: int, dims: list[list[int]], tmp_path: Path
+) -> None:
     graph = helper.make_graph(
         [helper.make_node("ReduceMax", ["x"], ["y"], axes=[1]), helper.make_node("Mul", ["h", "h"], ["hn"])],
         "state",
         [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["length", 4]),
-            helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 1, 2]),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [length, 4]),
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, [first, 1, 2]),
         ],
         [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", 1]),
-            helper.make_tensor_value_info("hn", TensorProto.FLOAT, [1, "state", 2]),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [length, 1]),
+            helper.make_tensor_value_info("hn", TensorProto.FLOAT, [first, "state", "size"]),
         ],
     )
     assert build(tmp_path, save(graph, tmp_path / "own.onnx")) == 0
     config = read_config(tmp_path / "models/own")
-    assert [list(each.dims) for each in config.output] == [[-1, 1], [1, 1, 2]]
+    assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
 
 
 def test_a_classifier_of_a_fixed_batch_is_served_as_it_is(tmp_path: Path) -> None:
