@@ -56,9 +56,9 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None
     rows = {"of the model": sample(estimator, columns)}
     if data:
         rows[f"of {data.name}"] = of_file(data, columns)
-    _check_answers(estimator, next(iter(rows.values())), columns)
     if reason := _unconvertible(estimator):
         raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}")
+    _check_answers(estimator, next(iter(rows.values())), columns)
     model, classes, shares = _compared(estimator, columns, rows)
     if min(shares.values()) < AGREEING and library not in _CONVERTERS and not inputs:
         wide = [replace(each, datatype="FP64") if each.datatype == "FP32" else each for each in columns]
@@ -153,6 +153,8 @@ def _reason(estimator: Any, columns: Sequence[Column], cells: Sequence[Array]) -
 def _unconvertible(estimator: Any) -> str:
     """Return what skl2onnx is known not to convert, "" if there is nothing."""
     for step in _steps(estimator):
+        if type(step).__name__ == "FunctionTransformer" and step.func is not None:
+            return f"skl2onnx does not convert FunctionTransformer({getattr(step.func, '__name__', step.func)})"
         indicator = getattr(step, "indicator_", None)
         if indicator is not None and len(indicator.features_):
             return f"skl2onnx does not convert {type(step).__name__}(add_indicator=True): train without add_indicator"

@@ -32,7 +32,7 @@ from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 
 from build_engines.__main__ import main
@@ -292,6 +292,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
         (RandomForestClassifier(5), NUMBERS, NUMBERS > 0, "RandomForestClassifier"),
         (MLPClassifier((4,), max_iter=20), NUMBERS, NUMBERS > 0, "MLPClassifier"),
         (make_pipeline(StandardScaler(), NearestCentroid()), NUMBERS, KIND, "know NearestCentroid"),
+        (make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()), np.exp(NUMBERS), KIND, "log1p"),
         (GaussianProcessClassifier(), NUMBERS, NUMBERS[:, 0] > 0, "Python backend"),
         (
             lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1),
@@ -308,7 +309,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
             "SimpleImputer",
         ),
     ],
-    ids=["outputs", "forest", "network", "unknown", "operator", "zeros", "near 1e9", "indicator", "texts"],
+    ids=["outputs", "forest", "network", "unknown", "function", "operator", "zeros", "near 1e9", "indicator", "texts"],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_what_cannot_be_converted_is_refused_in_one_short_line(
