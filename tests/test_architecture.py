@@ -1,68 +1,117 @@
-"""Imports point one way, each room knows what it may, and what a client needs is complete."""
+"""Packages import only those below them, each library has one place, and what a client needs is complete."""
 
+import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from clients.base import ModelClient
 from serving.inference.registry import families
-from tests.support.imports import ROOMS, ROOT, arrows, files, imported, room_of
 
 pytestmark = pytest.mark.unit
 
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ("errors", "headers", "budget", "sessions", "named_value")
+REQUEST = ("served_model", "decoding", "request")
+# The packages, the lowest first; a file belongs to the package in which it lies, so a new file is covered.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "host": ("serving/host/*.py",),
+    "shared": tuple(f"serving/{name}.py" for name in SHARED),
+    "codecs": ("serving/codecs/*.py",),
+    "settings": ("serving/settings/*.py",),
+    "repository": ("serving/repository/*.py",),
+    "supervisor": ("serving/supervisor/*.py", "serve"),
+    "triton": ("serving/triton/*.py",),
+    "clients": ("clients/*.py", "clients/_text/*.py"),
+    "request": tuple(f"serving/{name}.py" for name in REQUEST),
+    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "inference", "multimodel", "preparation", "reload")},
+    "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
+}
 STANDARD = set(sys.stdlib_module_names)
 FLASK = {"flask", "gunicorn", "prometheus_client"}
 TRITON = {"grpc", "tritonclient", "urllib3"}
+
+
+@cache
+def files(package: str) -> list[Path]:
+    return sorted(path for pattern in PACKAGES[package] for path in ROOT.glob(pattern))
+
+
+@cache
+def imported(path: Path) -> set[str]:
+    """Return the names of the modules in a file's import statements."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+@cache
+def package_of(module: str) -> str | None:
+    """Return the package of a module of this project; None for other modules and for packages themselves."""
+    path = ROOT / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return next((package for package in PACKAGES if file in files(package)), None)
+
+
+@cache
+def imports_between() -> set[tuple[str, str]]:
+    """Return pairs of the importing and the imported package."""
+    pairs = {(package, package_of(name)) for package in PACKAGES for path in files(package) for name in imported(path)}
+    return {(package, other) for package, other in pairs if other not in (package, None)}
 
 
 def tops(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
-def in_rooms(*rooms: str) -> list[Path]:
-    return [path for room in rooms for path in files(room)]
+def files_of(*packages: str) -> list[Path]:
+    return [path for package in packages for path in files(package)]
 
 
-def test_every_file_is_in_a_room() -> None:
+def test_every_file_is_in_a_package() -> None:
     modules = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "serving").rglob("*.py")]
     names = [str(module).replace("/", ".").removesuffix(".__init__") for module in modules]
-    assert [name for name in names if name != "serving" and room_of(name) is None] == []
+    assert [name for name in names if name != "serving" and package_of(name) is None] == []
 
 
-def test_no_room_imports_one_above_it() -> None:
-    floors = list(ROOMS)
-    assert [(room, other) for room, other in arrows() if floors.index(other) > floors.index(room)] == []
+def test_no_package_imports_one_above_it() -> None:
+    order = list(PACKAGES)
+    assert [pair for pair in imports_between() if order.index(pair[1]) > order.index(pair[0])] == []
 
 
-def test_pid_1_and_the_front_do_not_know_each_other() -> None:
-    known = {other for room, other in arrows() if room == "supervisor"}
-    assert known <= {"host", "words", "settings", "repository"}
-    assert [room for room, other in arrows() if other == "supervisor"] == []
+def test_the_supervisor_and_the_front_do_not_import_each_other() -> None:
+    known = {other for package, other in imports_between() if package == "supervisor"}
+    assert known <= {"host", "shared", "settings", "repository"}
+    assert [package for package, other in imports_between() if other == "supervisor"] == []
 
 
-@pytest.mark.parametrize("path", in_rooms("host", "settings", "supervisor"), ids=str)
-def test_pid_1_needs_the_standard_library_only(path: Path) -> None:
+@pytest.mark.parametrize("path", files_of("host", "settings", "supervisor"), ids=str)
+def test_the_supervisor_needs_the_standard_library_only(path: Path) -> None:
     assert tops(path) - STANDARD <= {"serving"}
 
 
-@pytest.mark.parametrize("path", in_rooms(*ROOMS), ids=str)
-def test_only_the_front_knows_the_web_and_only_the_gateway_grpc(path: Path) -> None:
-    room = next(room for room in ROOMS if path in files(room))
-    assert room == "front" or not tops(path) & FLASK
-    assert room == "triton" or not tops(path) & TRITON
+@pytest.mark.parametrize("path", files_of(*PACKAGES), ids=str)
+def test_only_the_front_imports_flask_and_only_the_gateway_grpc(path: Path) -> None:
+    package = next(package for package in PACKAGES if path in files(package))
+    assert package == "front" or not tops(path) & FLASK
+    assert package == "triton" or not tops(path) & TRITON
 
 
-@pytest.mark.parametrize("path", in_rooms("clients"), ids=str)
-def test_clients_know_nothing_of_triton_and_need_no_torch(path: Path) -> None:
+@pytest.mark.parametrize("path", files_of("clients"), ids=str)
+def test_clients_import_neither_the_app_nor_torch(path: Path) -> None:
     assert not tops(path) & {"predictor", "wsgi", "torch", "werkzeug"}
 
 
 @pytest.mark.parametrize("family", families())
 def test_every_client_is_complete(family: str) -> None:
-    """A class, a test, a place on the page of calls; one whose example is not made of the model, a model folder with
-    it."""
+    """A client has a test, a row in docs/calling.md and, unless its example depends on the model, a model folder."""
     client = __import__(f"clients.{family}", fromlist=["Client"]).Client
     assert issubclass(client, ModelClient)
     tests = "".join(path.read_text() for path in (ROOT / "tests/clients").glob("*.py"))

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.unit
 
 FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"
 LABELS = ["cat", "dog", "7"]
-Detections = list[dict[str, Any]]
 
 
 def client_of(

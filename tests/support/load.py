@@ -32,12 +32,6 @@ class Load:
             thread.start()
         return self
 
-    def begin_anew(self) -> Counter[str]:
-        """Returns the counts so far and starts new ones, which leave out the calls that are running now."""
-        with self._lock:
-            before, self.answers = self.answers, Counter()
-        return before
-
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
@@ -45,7 +39,6 @@ class Load:
 
     def _call(self, number: int) -> None:
         while not self._stop.is_set():
-            answers = self.answers
             try:
                 reply = self.request(number)
             except requests.ConnectionError:
@@ -58,7 +51,7 @@ class Load:
                     self.cut += 1
                 continue
             with self._lock:
-                answers[_name(reply)] += 1
+                self.answers[_name(reply)] += 1
             number += self.callers
 
 

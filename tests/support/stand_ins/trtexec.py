@@ -13,28 +13,14 @@ from pathlib import Path
 from typing import Any
 
 COMMON = {
-    "help",
-    "onnx",
-    "saveEngine",
-    "minShapes",
-    "optShapes",
-    "maxShapes",
-    "fp16",
-    "int8",
-    "calib",
-    "verbose",
-    "loadEngine",
-    "shapes",
-    "loadInputs",
-    "exportOutput",
-    "iterations",
-    "warmUp",
-    "duration",
+    *("help", "onnx", "saveEngine", "minShapes", "optShapes", "maxShapes", "verbose", "loadEngine", "shapes"),
+    *("loadInputs", "exportOutput", "iterations", "warmUp", "duration", "memPoolSize", "skipInference"),
+    "timingCacheFile",
 }
 OPTIONS = {  # by version as NvInferVersion.h packs it
-    8601: COMMON | {"workspace", "memPoolSize", "skipInference", "timingCacheFile"},
-    100800: COMMON | {"memPoolSize", "skipInference", "timingCacheFile", "stronglyTyped"},
-    110000: (COMMON - {"fp16", "int8", "calib"}) | {"memPoolSize", "skipInference", "timingCacheFile"},
+    8601: COMMON | {"fp16", "int8", "calib", "workspace"},
+    100800: COMMON | {"fp16", "int8", "calib", "stronglyTyped"},
+    110000: COMMON,
 }
 CODE = int(os.environ.get("STAND_IN_TENSORRT", "100800"))
 MARK = "built by the stand-in for trtexec"
