@@ -58,7 +58,8 @@ QUEUE_POLICY = re.compile(BEFORE + r"(Exceeds maximum queue size|Request timeout
 WRONG_SIZES = re.compile(
     r"onnx runtime error 2: "  # INVALID_ARGUMENT
     r"|Non-zero status code returned while running .* node\..*"
-    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match|should not be greater)"
+    r"(?: was false\.|cannot be reshaped|dimension mismatch|mismatched dimensions|must match|should not be greater"
+    r"|Unknown Category)"
     r"|failed in the TorchScript interpreter\..*RuntimeError: (?:The size of tensor |index out of range in self"
     r"|shape '.*' is invalid for|mat1 and mat2 |Calculated padded input size |Given .* expected input)",
     re.DOTALL,

@@ -185,6 +185,11 @@ def test_a_mistake_is_told_by_row_and_column(model: str, body: Any, names: tuple
     assert not [name for name in names if name not in reply.json()["error"]], reply.text
 
 
+def test_a_category_that_the_model_was_not_trained_with_is_the_callers_mistake(server: Server) -> None:
+    reply = ask(server, "mixed", {"instances": [[40, "cook", 50.0, "Bern", 9]]})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+
+
 def test_more_cells_and_rows_than_one_request_may_have_are_refused(server: Server) -> None:
     assert ask(server, "odd", "," * 200_000).status_code == 413
     assert ask(server, "odd", "1\n" * 100_001).status_code == 413
