@@ -206,8 +206,8 @@ def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) 
         if min(shape) > 0:
             return shape
         raise InvalidRequest(
-            f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size', or 'resize' to "
-            f"{KEEP_RATIO}"
+            f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size' (--set "
+            f"size=224, or height and width: --set size=48,192), or 'resize' to {KEEP_RATIO}"
         )
     if len(given) > 2 or any(not side.is_integer() for side in given):
         raise InvalidRequest(f"parameter 'size': {given} must be one or two whole numbers (height, width)")
