@@ -30,8 +30,8 @@ from serving.repository.model_config import backend_of, is_complete, parse_confi
 from serving.request import Body, Request, Target
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing, Session
-from serving.triton.gateway import TritonGateway
-from serving.triton.tensors import InferReply, InferRequest, Tensor
+from serving.triton.tensors import InferRequest, Tensor
+from tests.bodies.hostile import Echo
 from tests.fuzz.seeds import SEEDS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -42,32 +42,14 @@ REFUSALS = {400, 403, 404, 405, 406, 409, 410, 413, 415}
 TEXT = "latin-1"  # as headers are
 
 
-class Back:
-    """A call that is answered with what it sends."""
-
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self._reply = InferReply("1", tuple(inputs))
-
-    def send(self) -> None:
-        pass
-
-    cancel = send
-
-    def result(self) -> InferReply:
-        return self._reply
-
-
-class Echo(TritonGateway):
-    """Makes the message that would go to Triton."""
-
-    def __init__(self) -> None:
-        super().__init__("127.0.0.1:1", 1.0)
+class Checked(Echo):
+    """Also makes the message that would go to Triton."""
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         request.message({}).SerializeToString()
         for tensor in request.inputs:
             _count(tensor)
-        return Back(request.inputs)
+        return super().infer(request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         request.message({}).SerializeToString()
@@ -116,7 +98,7 @@ MODELS = (
     _served(None, TensorSpec("x", "BYTES", (-1,)), batch=8),
     _served(None, X, TensorSpec("y", "INT64", (2,), optional=True)),
 )
-INFERENCE = Inference(Echo(), Decoder(LIMITS))
+INFERENCE = Inference(Checked(), Decoder(LIMITS))
 APP = flask.Flask("fuzz")
 APP.request_class = Incoming
 APP.config["MAX_CONTENT_LENGTH"] = MOST_BYTES

@@ -20,8 +20,8 @@ from serving.errors import DecodingError, InvalidRequest, TooLate
 from serving.inference.service import Inference
 from serving.request import Request
 from serving.served_model import ServedModel
-from serving.triton.gateway import TritonGateway
-from serving.triton.tensors import InferReply, InferRequest, Tensor
+from serving.triton.tensors import InferRequest
+from tests.bodies.hostile import Echo
 from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit
@@ -43,11 +43,11 @@ class Brightness(ModelClient):
         return [float(row[0]) for row in outputs["x"]]
 
 
-class Echo(TritonGateway):
+class Recorder(Echo):
     """Gives every call's inputs back, and remembers their batch sizes and how many were sent ahead."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:1", 1.0)
+        super().__init__()
         self.batches: list[int] = []
         self.sent: list[int] = []
         self.asked: list[tuple[str, ...]] = []
@@ -57,21 +57,9 @@ class Echo(TritonGateway):
         assert x.name == "x"
         self.asked.append(tuple(request.outputs))
         self.batches.append(x.shape[0])
-        return Answer(x, self.sent)
-
-
-class Answer:
-    def __init__(self, output: Tensor, sent: list[int]) -> None:
-        self._output, self._sent = output, sent
-
-    def send(self) -> None:
-        self._sent.append(self._output.shape[0])
-
-    def result(self) -> InferReply:
-        return InferReply("7", (self._output,))
-
-    def cancel(self) -> None:
-        pass
+        answer = super().infer(request, deadline)
+        answer.send = lambda: self.sent.append(x.shape[0])
+        return answer
 
 
 def item(level: int, side: int = 4) -> Item:
@@ -81,7 +69,7 @@ def item(level: int, side: int = 4) -> Item:
 
 
 def predict(
-    echo: Echo, served: ServedModel, items: list[Item], decoder: Decoder | None = None, deadline: Deadline = NEVER
+    echo: Recorder, served: ServedModel, items: list[Item], decoder: Decoder | None = None, deadline: Deadline = NEVER
 ) -> tuple[list[Any], str]:
     """Return the predictions and the version that answered."""
     request = Request("id", Instances(items), deadline=deadline)
@@ -90,8 +78,8 @@ def predict(
 
 
 @pytest.fixture
-def echo() -> Echo:
-    return Echo()
+def echo() -> Recorder:
+    return Recorder()
 
 
 def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> ServedModel:
@@ -100,19 +88,19 @@ def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> Se
     return ServedModel(model, client(model))
 
 
-def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Echo) -> None:
-    assert predict(echo, client_of(4), [item(n) for n in range(10)]) == ([float(n) for n in range(10)], "7")
+def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Recorder) -> None:
+    assert predict(echo, client_of(4), [item(n) for n in range(10)]) == ([float(n) for n in range(10)], "1")
     assert echo.batches == [4, 4, 2]
 
 
-def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_meanwhile(echo: Echo) -> None:
+def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_meanwhile(echo: Recorder) -> None:
     predict(echo, client_of(4), [item(n) for n in range(4)])
     assert echo.sent == []
     predict(echo, client_of(4), [item(n) for n in range(6)])
     assert echo.sent == [4, 2]
 
 
-def test_large_images_make_smaller_batches(echo: Echo) -> None:
+def test_large_images_make_smaller_batches(echo: Recorder) -> None:
     """16 pixels each, and 40 are allowed: a batch ends before the image that goes beyond the bound."""
     decoder = Decoder(Limits(max_image_pixels=40))
     predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
@@ -126,13 +114,13 @@ class OneOutput(Brightness):
 
 @pytest.mark.parametrize(("client", "asked"), [(Brightness, ()), (OneOutput, ("x",))])
 def test_triton_is_asked_for_the_outputs_that_the_client_reads(
-    client: type[ModelClient], asked: tuple[str, ...], echo: Echo
+    client: type[ModelClient], asked: tuple[str, ...], echo: Recorder
 ) -> None:
     predict(echo, client_of(4, client), [item(n) for n in range(6)])
     assert echo.asked == [asked, asked]
 
 
-def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
+def test_a_wrong_instance_is_counted_within_the_request(echo: Recorder) -> None:
     items = [item(0), item(1), Item("instances", raw=b"no image")]
     with pytest.raises(DecodingError) as raised:
         predict(echo, client_of(2), items)
@@ -140,7 +128,7 @@ def test_a_wrong_instance_is_counted_within_the_request(echo: Echo) -> None:
 
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
-def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Echo, what: str) -> None:
+def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Recorder, what: str) -> None:
     one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
@@ -165,14 +153,14 @@ class InPairs(Brightness):
     codec = Meeting()
 
 
-def test_images_of_a_request_are_loaded_at_once(echo: Echo) -> None:
+def test_images_of_a_request_are_loaded_at_once(echo: Recorder) -> None:
     served = client_of(4, InPairs)
     predictions, _ = predict(echo, served, [item(n) for n in range(4)], Decoder(Limits(), threads=2))
     assert predictions == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
-def test_the_first_of_several_wrong_instances_is_reported(echo: Echo, damaged: set[int]) -> None:
+def test_the_first_of_several_wrong_instances_is_reported(echo: Recorder, damaged: set[int]) -> None:
     """Some are no images, others end too early, which is found out later."""
     items = [item(n, side=64) for n in range(5)]
     for number in damaged:
@@ -184,7 +172,7 @@ def test_the_first_of_several_wrong_instances_is_reported(echo: Echo, damaged: s
     assert echo.batches == []
 
 
-def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Echo) -> None:
+def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Recorder) -> None:
     decoder = Decoder(Limits())
     with decoder.turn("image", NEVER), pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], decoder, Deadline.after(0.05))
@@ -205,7 +193,7 @@ class Length(ModelClient):
         return [float(row[0]) for row in outputs["x"]]
 
 
-def test_a_text_does_not_wait_behind_images(echo: Echo) -> None:
+def test_a_text_does_not_wait_behind_images(echo: Recorder) -> None:
     decoder = Decoder(Limits())
     with decoder.turn("image", NEVER):
         assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [4.0]
