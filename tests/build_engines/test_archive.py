@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.archive import archive, renamed
+from build_engines.archive import archive
 from build_engines.errors import BuildError
 from serving.repository.model_config import parse_config
 from tests.build_engines.models import save_scale
@@ -85,13 +85,15 @@ def test_copies_have_names_of_their_own_and_so_have_their_parts(repository: Path
     assert parse_config(texts["scale_1"]).name == "scale_1"
 
 
-def test_a_copy_keeps_the_client_that_its_name_meant() -> None:
-    config = parse_config(renamed("# a comment\nmax_batch_size: 1", "resnet", {"resnet": "resnet_0"}))
-    assert config.parameters["client"].string_value == "resnet"
-    assert "# a comment\n" in renamed("# a comment\nmax_batch_size: 1", "resnet", {"resnet": "resnet_0"})
-    named = renamed('parameters { key: "client" value: { string_value: "bert" } }', "resnet", {"resnet": "resnet_0"})
-    assert parse_config(named).parameters["client"].string_value == "bert"
-    assert not parse_config(renamed("max_batch_size: 1", "own", {"own": "own_0"})).parameters
+def test_a_copy_keeps_the_client_that_its_name_meant_and_the_comments(repository: Path, tmp_path: Path) -> None:
+    for name, client in (("resnet", ""), ("scale", "bert")):
+        text = f'parameters {{ key: "client" value: {{ string_value: "{client}" }} }}\n' if client else ""
+        (repository / name / "config.pbtxt").write_text(f"# a comment\nmax_batch_size: 1\n{text}")
+        (path,) = archive(name, repository, tmp_path, 1)
+        with tarfile.open(path) as tar:
+            found = tar.extractfile(f"{name}_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
+        assert parse_config(found).parameters["client"].string_value == (client or "resnet")
+        assert found.startswith("# a comment\n")
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def test_what_products_take_is_rounded_and_not_what_they_make_and_the_answers_st
     assert all(score.passed for score in scores), scores
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_what_it_does_not_make_is_refused(precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("target", "precision"), [("openvino", "fp16"), ("openvino", "int8"), ("cpu", "fp16")])
+def test_what_it_does_not_make_is_refused(target: str, precision: str, tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
-    out = ["--for", "openvino", "--out", str(tmp_path / "models")]
+    out = ["--for", target, "--out", str(tmp_path / "models")]
     assert main(["build", "scale", "--weights", str(file), *out, "--precision", precision]) != 0
     assert not (tmp_path / "models").exists()
 

@@ -1,6 +1,7 @@
 """Folders of image classifiers become models that answer as transformers' own pipeline does."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from build_engines.build import build
-from build_engines.errors import BuildError, UsageError
+from build_engines.errors import BuildError
 from build_engines.families.image_network import HEADS
 from build_engines.model_folder import open_model
 from build_engines.request import Request
@@ -65,49 +66,62 @@ def test_classes_that_do_not_exclude_each_other_have_scores_of_their_own(tmp_pat
     assert sum(ours.values()) != pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "told"),
-    [
-        ("mobilevit", {"size": {"shortest_edge": 20}}, "prepares images"),
-        ("vit", {"size": {"shortest_edge": 32}}, "ViTImageProcessor"),
-        ("vit", {"do_resize": False}, "ViTImageProcessor"),
-        ("vit", None, "preprocessor_config.json"),
-        ("vit", {"image_processor_type": "NobodysImageProcessor"}, "image processor"),
-    ],
-)
-def test_a_preparation_that_is_not_served_is_not_built(
-    name: str, changes: dict[str, Any] | None, told: str, tmp_path: Path
+def changed(name: str, **changes: Any) -> Callable[[Path], Any]:
+    """Return a function that changes a JSON file of a folder."""
+
+    def change(folder: Path) -> None:
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def other_weights(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def nothing(_: Path) -> None:
+    """Change nothing."""
+
+
+PROCESSOR = "preprocessor_config"
+TEXTS = changed("config", architectures=["RobertaForMaskedLM"])
+REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [  # folder, change, options, name
+    ("mobilevit", changed(PROCESSOR, size={"shortest_edge": 20}), {}, "MobileViT"),
+    ("vit", changed(PROCESSOR, size={"shortest_edge": 32}), {}, "ViTImageProcessor"),
+    ("vit", changed(PROCESSOR, do_resize=False), {}, "ViTImageProcessor"),
+    ("vit", changed(PROCESSOR, image_processor_type="NobodysImageProcessor"), {}, "image processor"),
+    ("vit", lambda folder: (folder / f"{PROCESSOR}.json").unlink(), {"client": "resnet"}, PROCESSOR),
+    ("vit", changed("config", architectures=["Mask2FormerForUniversalSegmentation"]), {}, "Mask2FormerForUniversal"),
+    ("vit", changed("config", architectures=["ViTForMaskedImageModeling"]), {}, "ViTForMaskedImageModeling"),
+    ("vit", changed("config", architectures=[]), {}, '"architectures"'),
+    ("vit", TEXTS, {"client": "resnet"}, "RobertaForMaskedLM"),
+    ("vit", nothing, {"client": "yolov5"}, "best.pt"),
+    ("vit-encoder", nothing, {"client": "resnet"}, "image_embedding"),
+    ("vit", nothing, {"size": 64}, "--size"),
+    ("vit-encoder", nothing, {"labels": Path("labels.txt")}, "labels.txt"),
+    ("segformer", nothing, {"client": "detr"}, "semantic_segmentation"),
+    ("deformable-detr", nothing, {}, PROCESSOR),
+    ("deformable-detr", nothing, {"max_batch_size": 4}, "--max-batch-size 4"),
+    ("resnet", other_weights(lambda tensors: tensors.pop("classifier.1.bias")), {}, "classifier.1.bias"),
+    ("resnet", other_weights(lambda tensors: tensors.update(more=torch.zeros(1))), {}, "more"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "options", "named"), REFUSED)
+def test_a_folder_that_is_not_served_as_it_is_is_refused(
+    name: str, change: Callable[[Path], Any], options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
-    file = checkpoint / "preprocessor_config.json"
-    if changes is None:
-        file.unlink()
-    else:
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    with pytest.raises(BuildError, match=told):
-        made(tmp_path, checkpoint, client="resnet")
-
-
-@pytest.mark.parametrize(
-    ("architectures", "name"),
-    [
-        (["Mask2FormerForUniversalSegmentation"], "Mask2FormerForUniversalSegmentation"),
-        (["ViTForMaskedImageModeling"], "ViTForMaskedImageModeling"),
-        ([], '"architectures"'),
-    ],
-)
-def test_other_networks_of_images_are_refused_before_they_are_loaded(
-    architectures: list[str], name: str, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "other", "architectures": architectures}))
-    (tmp_path / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(BuildError, match=name):
-        made(tmp_path, tmp_path)
-
-
-def test_a_folders_own_size_is_not_another(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="--size"):
-        made(tmp_path, save_vision(tmp_path / "checkpoint", "vit"), size=64)
+    change(checkpoint)
+    with pytest.raises(BuildError, match=named):
+        made(tmp_path, checkpoint, **options)
+    assert not (tmp_path / "models").exists()
 
 
 def test_boxes_are_compared_as_sets() -> None:
@@ -119,22 +133,6 @@ def test_boxes_are_compared_as_sets() -> None:
     other = scores.copy()
     other[0, 0] += 1  # one of forty
     assert same((other, boxes), (scores, boxes))
-
-
-def test_a_folder_of_another_kind_takes_no_other_client_and_no_labels_without_classes(tmp_path: Path) -> None:
-    checkpoint, encoder = save_vision(tmp_path / "segformer", "segformer"), save_vision(tmp_path / "vit", "vit-encoder")
-    with pytest.raises(BuildError, match="semantic_segmentation"):
-        made(tmp_path, checkpoint, client="detr")
-    with pytest.raises(UsageError, match="classes"):
-        made(tmp_path, encoder, labels=checkpoint / "config.json")
-
-
-def test_a_network_whose_export_is_right_at_one_size_only_says_how_to_fix_one(tmp_path: Path) -> None:
-    checkpoint = save_vision(tmp_path / "checkpoint", "deformable-detr")
-    with pytest.raises(BuildError, match="preprocessor_config"):
-        made(tmp_path, checkpoint)
-    with pytest.raises(UsageError, match="--max-batch-size 4"):
-        made(tmp_path, checkpoint, max_batch_size=4)
 
 
 def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino(tmp_path: Path) -> None:
@@ -149,42 +147,3 @@ def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
         wanted, found = onnx(feeds), openvino(feeds)
         assert all(np.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
-
-
-SMALL = {"embedding_size": 8, "hidden_sizes": (16, 24, 32, 40), "depths": (2, 1, 1, 1)}
-
-
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-OTHERS = [
-    (transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SHAPE, vocab_size=50), "RobertaForMaskedLM"),
-    (transformers.BertModel, transformers.BertConfig(**SHAPE, vocab_size=50), "BertModel"),
-    (transformers.ResNetModel, transformers.ResNetConfig(**SMALL), "ResNetModel"),
-]
-
-
-@pytest.mark.parametrize(("network", "config", "told"), OTHERS, ids=["roberta", "bert", "headless"])
-def test_the_architecture_in_config_json_decides_and_another_one_is_refused(
-    network: Any, config: Any, told: str, tmp_path: Path
-) -> None:
-    network(config).save_pretrained(tmp_path / "checkpoint")
-    with pytest.raises(BuildError, match=told):
-        build(Request("own", str(tmp_path / "checkpoint"), client="resnet", repository=tmp_path / "models"))
-    with pytest.raises(BuildError):
-        build(Request("own", str(tmp_path / "checkpoint"), client="yolov5", repository=tmp_path / "models"))
-    assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda tensors: tensors.pop("classifier.1.bias"), "classifier.1.bias"),
-        (lambda tensors: tensors.update(more=torch.zeros(1)), "more"),
-    ],
-)
-def test_a_weight_that_is_missing_or_left_over_ends_the_build(change: Any, told: str, tmp_path: Path) -> None:
-    save_vision(tmp_path, "resnet")
-    tensors = load_file(tmp_path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(BuildError, match=told):
-        build(Request("own", str(tmp_path), repository=tmp_path / "models"))
