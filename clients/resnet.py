@@ -27,7 +27,7 @@ class Client(ImageClient):
 
     | Setting | Default | Meaning |
     |---|---|---|
-    | `activation` | softmax | softmax when the model returns logits, sigmoid when classes do not exclude each other, none when it returns probabilities |
+    | `activation` | softmax | softmax when the model returns logits (of one logit the sigmoid), sigmoid when classes do not exclude each other, none when it returns probabilities |
     | `labels` | labels.txt | a file in the model's folder, one label per line; without it the class ids are the labels |
 
     Of several outputs the client uses the one with as many scores as there are labels, else the one named logits or
@@ -69,7 +69,10 @@ class Client(ImageClient):
         rows = self.finite(outputs, self.output.name).reshape(len(instances), -1)
         if mismatch := labels_mismatch(self.model, self.labels, self.output.name, rows.shape[1]):
             raise InferenceFailed(mismatch)
-        scores = ACTIVATIONS[self.options["activation"]](rows)
+        function = self.options["activation"]
+        if function == "softmax" and rows.shape[1] == 1:
+            function = "sigmoid"  # the softmax of one logit is always 1
+        scores = ACTIVATIONS[function](rows)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : parameters["top_k"]]
         ranked = np.take_along_axis(scores, best, axis=1)
         return [self._prediction(*row) for row in zip(best.tolist(), ranked.tolist(), strict=True)]

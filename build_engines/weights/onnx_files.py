@@ -14,7 +14,7 @@ from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
-SQUASHING = ("Softmax", "Sigmoid")  # operators that make scores of logits
+SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that make scores of logits
 PASSING = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Dropout"}
 PASSING |= {"QuantizeLinear", "DequantizeLinear"}
 DATATYPES = {

@@ -279,6 +279,12 @@ def test_softmax_sums_to_one_even_for_huge_logits() -> None:
     np.testing.assert_allclose(scores, [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
 
 
+@pytest.mark.parametrize(("activation", "score"), [("softmax", 0.8808), ("sigmoid", 0.8808), ("none", 2.0)])
+def test_one_logit_has_a_score_of_its_own(activation: str, score: float) -> None:
+    (prediction,) = predict(client_of(classes=(1,), activation=activation), [[2.0]])
+    assert [c["score"] for c in prediction["classes"]] == pytest.approx([score], abs=1e-4)
+
+
 def test_probabilities_are_left_alone_and_equal_scores_come_by_class_id() -> None:
     client = client_of(classes=(3,), activation="none")
     (prediction,) = predict(client, [[0.25, 0.5, 0.25]])

@@ -277,6 +277,11 @@ def test_powers_divided_by_their_sum_are_a_softmax(tmp_path: Path) -> None:
     assert made(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
 
 
+def test_a_hard_sigmoid_makes_scores_too(tmp_path: Path) -> None:
+    stored = made(tmp_path, save_with_ending(tmp_path / "c.onnx", "HardSigmoid"), client="resnet")
+    assert stored.model.parameters["activation"] == "none"
+
+
 def test_an_activation_that_is_named_is_kept(tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", "Softmax")
     stored = made(tmp_path, file, client="resnet", settings={"activation": "sigmoid"})
