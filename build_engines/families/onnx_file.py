@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ROWS, LENGTHS, ALIKE = (
     (32, 1024),
     0.01,
 )  # random rows that run together, their free sizes, how near they answer alone
-DETECTOR = "yolov5"
+DETECTOR, SIDE = "yolov5", 224  # pixels of a classifier's free sides
 FEW_BOXES, LEAST_PIXELS = 1000, 32
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 TEXTS = "bert"  # the client that reads a tokenizer
@@ -56,24 +57,25 @@ def export(request: Request, path: Path, folder: Path) -> ModelSpec:
     if spec.client == DETECTOR and (keypoints := onnx_files.keypoints_of(model)):
         spec = replace(spec, settings={**spec.settings, "keypoints": keypoints})
     whole = with_tensors(request, folder, spec)
-    if whole.max_batch_size and _mixes_rows(lambda: onnx_runner(folder / "1" / "model.onnx"), whole):
+    load = partial(onnx_runner, folder / "1" / "model.onnx")
+    if whole.max_batch_size and _mixes_rows(load, whole):
         if request.max_batch_size > 0:
             raise UsageError(
                 f"--max-batch-size {request.max_batch_size}: rows that run together answer as none does alone"
             )
         whole = with_tensors(replace(request, max_batch_size=0), folder, spec)
     spec = _with_size(request, whole, onnx_files.size_of(model))
-    if spec.client == DETECTOR:
-        _check_boxes(folder / "1" / "model.onnx", spec)
+    _check_boxes(load, spec)
     return _with_scores(request, folder, model, spec)
 
 
-def _check_boxes(file: Path, spec: ModelSpec) -> None:
+def _check_boxes(load: Callable[[], Runner], spec: ModelSpec) -> None:
     """Raise BuildError if the boxes of a random image are not in pixels: YOLOX's are offsets in cells of a grid. A file
     that does not run, or whose few boxes may be those of found objects alone, is not judged."""
-    model = Model("", file.parent, spec.inputs, spec.outputs, spec.max_batch_size, {})
+    if spec.client != DETECTOR:
+        return
     try:
-        found = onnx_runner(file)(example_feed(model, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
+        found = load()(_random_feed(spec, 1, int(spec.settings.get("size", 640))))[spec.outputs[0].name][0]
         boxes = np.abs(found[:, :4] if len(found) > found.shape[1] else found[:4].T)
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return
@@ -89,7 +91,7 @@ def _mixes_rows(load: Callable[[], Runner], spec: ModelSpec) -> bool:
     no batch, but time, say. What does not run on them is not judged."""
     for length in LENGTHS:
         with suppress(Exception):  # ONNX Runtime's and torch's have no common base class
-            feed = example_feed(Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {}), ROWS, length)
+            feed = _random_feed(spec, ROWS, length)
             run = load()
             together = run(feed)
             alone = [run({name: array[row : row + 1] for name, array in feed.items()}) for row in range(ROWS)]
@@ -220,12 +222,31 @@ def export_torchscript(request: Request, path: Path, folder: Path) -> ModelSpec:
     shutil.copyfile(path, folder / "1" / "model.pt")
     model_spec = spec_of_flags(request, folder)
     spec = replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
-    if batch and _mixes_rows(lambda: lambda feed: _torch_outputs(module, feed), spec):
+    run = partial(_torch_outputs, module)
+    if batch and _mixes_rows(lambda: run, spec):
         raise BuildError(
             f"{path}: rows that run together answer as none does alone, so the first dimension is no batch: build it "
             "with --max-batch-size 0, and with all dimensions in --input"
         )
-    return _with_size(request, spec)
+    spec = _with_size(request, spec)
+    _check_boxes(lambda: run, spec)
+    if spec.client == "resnet" and "activation" not in request.settings and _makes_scores(module, run, spec):
+        spec = replace(spec, settings={**spec.settings, "activation": "none"})
+    return spec
+
+
+def _makes_scores(module: Any, run: Runner, spec: ModelSpec) -> bool:
+    """Return whether a classifier's scores sum to 1 for random images, or its last step is a sigmoid."""
+    with suppress(Exception):  # torch's have no common base class
+        (scores, *_) = run(_random_feed(spec, ROWS, SIDE)).values()
+        if scores.min() >= 0 and np.allclose(scores.sum(-1), 1, atol=1e-3):
+            return True
+    graph = module.inlined_graph  # its nodes end with it
+    return str(next(graph.outputs()).node().kind()) == "aten::sigmoid"
+
+
+def _random_feed(spec: ModelSpec, rows: int, length: int) -> Tensors:
+    return example_feed(Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {}), rows, length)
 
 
 def _torch_outputs(module: Any, feed: Tensors) -> Tensors:
@@ -234,7 +255,7 @@ def _torch_outputs(module: Any, feed: Tensors) -> Tensors:
     with torch.inference_mode():
         outputs = module(*map(torch.from_numpy, feed.values()))
     tensors = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-    return {str(number): tensor.numpy() for number, tensor in enumerate(tensors)}
+    return {f"OUTPUT__{number}": tensor.numpy() for number, tensor in enumerate(tensors)}
 
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:

@@ -375,6 +375,19 @@ class Summed(torch.nn.Module):
         return x.cumsum(0)
 
 
+@pytest.mark.parametrize(
+    ("last", "activation"), [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)]
+)
+def test_scores_that_a_torchscript_file_computes_are_not_computed_again(
+    last: torch.nn.Module, activation: str | None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4), last)
+    torch.jit.script(network).save(str(tmp_path / "c.pt"))
+    stored = made(tmp_path, tmp_path / "c.pt", inputs=("FP32:3,8,8",), client="resnet")
+    assert stored.model.parameters.get("activation") == activation
+
+
 def test_a_torchscript_file_whose_first_dimension_is_no_batch_takes_none(tmp_path: Path) -> None:
     torch.jit.script(Summed()).save(str(tmp_path / "summed.pt"))
     with pytest.raises(BuildError, match="--max-batch-size 0"):
