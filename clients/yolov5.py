@@ -18,7 +18,6 @@ from clients._heads import (
     COLUMNS,
     DETECTION,
     FINAL,
-    MOST_FINAL,
     ROWS,
     Candidates,
     Head,
@@ -36,7 +35,6 @@ from serving.errors import InferenceFailed, InvalidRequest
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # of an image: each costs up to the area of the network's input, or of the image
 MASKS: dict[str, Callable[..., list[Any]]] = {"polygons": outlines, "rle": runs}  # `masks`, and the key of a detection
-CORNER = 8.0  # pixels from the image's first corner, within which the centres of a grid's boxes never all are
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
 
@@ -180,7 +178,8 @@ class Client(ModelClient):
         fit: Letterbox,
         parameters: Mapping[str, Any],
     ) -> dict[str, Any]:
-        self._check_final(table) if head.layout == FINAL else self._check_pixels(table, head)
+        if head.layout == FINAL:
+            self._check_final(table)
         found = candidates(table, head, parameters["confidence"])
         if parameters["classes"]:
             found = found.take(np.isin(found.classes, parameters["classes"]))
@@ -199,15 +198,6 @@ class Client(ModelClient):
             points = _points(found.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
             detections = [one | {"keypoints": each} for one, each in zip(detections, points, strict=True)]
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
-
-    def _check_pixels(self, table: NDArray[Any], head: Head) -> None:
-        """Boxes of a whole grid have centres all over the image, unless they are not decoded, or not in pixels."""
-        centres = table[:2] if head.layout == COLUMNS else table[:, :2]
-        if centres.size > 2 * MOST_FINAL and centres.max() < CORNER:
-            raise InferenceFailed(
-                f"the boxes in output '{self.output.name}' of model '{self.model.name}' are not in pixels of its "
-                "input, but offsets in a grid, as of YOLOX, or shares of the image: export it with decoded boxes"
-            )
 
     def _check_final(self, table: NDArray[Any]) -> None:
         """A shape of six columns is YOLOv5's of one class, too."""

@@ -156,21 +156,6 @@ def test_a_folder_that_does_not_fit_its_model_is_refused(labelled: Path, shapes:
         client_of(labelled, **shapes)
 
 
-@pytest.mark.parametrize("layout", ["yolov5", "yolov5u"])
-@pytest.mark.parametrize(("furthest", "refused"), [(7.9, True), (600.0, False)])
-def test_boxes_that_are_not_in_pixels_are_refused(labelled: Path, layout: str, furthest: float, refused: bool) -> None:
-    table = np.zeros((8400, 8), np.float32)
-    table[:, :2] = np.linspace(-1, furthest, 8400)[:, None]
-    if layout == "yolov5u":
-        table = np.ascontiguousarray(table[:, :7].T)
-    client = client_of(labelled, output_shape=table.shape, layout=layout)
-    if refused:
-        with pytest.raises(InferenceFailed, match="'out'"):
-            detect(client, [table], [WIDE])
-    else:
-        assert detect(client, [table], [WIDE])[0]["detections"] == []
-
-
 def test_an_output_that_is_not_finite_is_an_error_and_not_an_answer(client: Client) -> None:
     with pytest.raises(InferenceFailed, match="'out'"):
         detect(client, [rows_of((np.nan, *CAT[1:]))], [WIDE])
