@@ -43,9 +43,7 @@ COPY serving/__init__.py serving/
 COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
 COPY backends backends
 RUN .venv/bin/python -m backends.install .venv/triton/backends && \
-    for name in bind stub_wait; do \
-        tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/$name.so backends/$name.c || exit 1; \
-    done
+    tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/stub_wait.so backends/stub_wait.c
 
 FROM builder AS cpu-environment
 COPY requirements/serving.lock requirements/

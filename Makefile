@@ -17,7 +17,7 @@ run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
 	  exec $(BIN)/python serve
 
-setup: .venv/.serving .venv/triton/bind.so .venv/triton/stub_wait.so
+setup: .venv/.serving .venv/triton/stub_wait.so
 
 models: $(MODELS)
 

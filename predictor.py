@@ -21,6 +21,7 @@ from serving.errors import Forbidden, ServingError, TritonTimeout, TritonUnavail
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.kserve import KServeRoutes
 from serving.front.metrics import CONTENT_TYPE, Observer
+from serving.front.models import ModelRoutes
 from serving.front.openapi import openapi
 from serving.front.page import add_page
 from serving.front.replies import (
@@ -76,10 +77,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
         add_page(app)
     if settings.kserve != "false":
         KServeRoutes(answer).add_to(app)
-    if made.multi_model:
-        from serving.front.models import ModelRoutes  # as services() imports what is behind them
-
-        ModelRoutes(made.multi_model).add_to(app)
+    if settings.multi_model:
+        ModelRoutes(made.registry, settings).add_to(app)
         app.add_url_rule("/models/<path:name>/invoke", view_func=invoke, methods=["POST"])
     else:
         app.add_url_rule("/models", view_func=models, methods=["GET"])
@@ -90,9 +89,9 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 def ping() -> Response:
     """200 with an empty body when everything works, else 503 with the stage."""
     health = services().health
-    if services().ping_mode == "live":
+    if services().settings.ping_mode == "live":
         health.check_live()
-    elif services().multi_model:
+    elif services().settings.multi_model:
         health.check_ready()
     else:
         health.check()
@@ -103,8 +102,8 @@ def models() -> Response:
     """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version.
     `refused` has changes of model folders that are not served."""
     registry = services().registry
-    described = [_describe(registry, name, versions.values()) for name, versions in sorted(registry.index().items())]
-    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.refused()]
+    described = [_describe(registry, name, versions) for name, versions in sorted(registry.index().items())]
+    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().refused]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
 
@@ -119,7 +118,7 @@ def metrics() -> Response:
 
 def execution_parameters() -> Response:
     """How SageMaker's batch transform is to call: what the job's own settings leave open."""
-    return json_reply(services().execution_parameters)
+    return json_reply(services().settings.execution_parameters)
 
 
 def invocations() -> Response:
@@ -142,9 +141,8 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
     seconds = made.gateway.stream_timeout if form else made.gateway.timeout
     asked = read_request(source, seconds, made.budget, body, named)
     with ExitStack() as stack:
-        served = stack.enter_context(made.models.use(asked.target.name, asked.target.version))
+        served = stack.enter_context(made.registry.use(asked.target.name, asked.target.version))
         source.model = served.name
-        stack.enter_context(made.admission.model(served.name))
         response = _stream(served, asked, form) if form else http_reply(_once(served, asked))
         if response.is_streamed:
             response.call_on_close(stack.pop_all().close)
@@ -152,14 +150,14 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
 
 
 def _read_body() -> Body:
-    return read_invocation(incoming(), services().inference_type != "infer")
+    return read_invocation(incoming(), services().settings.inference_type != "infer")
 
 
 def _format(source: Incoming, body: Body) -> Format | None:
     """How the request is streamed; lines are answered one by one without being a stream."""
     if body.by_line(source.accept):
         return None
-    default = EVENTS if services().inference_type == "generate_stream" and isinstance(body, FlatBody) else None
+    default = EVENTS if services().settings.inference_type == "generate_stream" and isinstance(body, FlatBody) else None
     return wanted_format(source.accept) or default
 
 
@@ -170,7 +168,7 @@ def _once(served: ServedModel, asked: Request) -> Reply:
 
 
 def _stream(served: ServedModel, asked: Request, form: Format) -> Response:
-    report = partial(services().registry.crashes.report, served.names, began=monotonic())
+    report = partial(services().registry.report, served, began=monotonic())
     reply = StreamedReply(services().inference, served, asked, form, report)
     return stream_reply(incoming(), reply, form, services().hang_ups)
 
@@ -180,8 +178,6 @@ def _describe(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> d
         {"version": entry.version, "state": entry.state or "UNAVAILABLE", "reason": entry.reason} for entry in entries
     ]
     described: dict[str, Any] = {"name": name, "versions": versions}
-    if trouble := registry.trouble(name):
-        return described | {"error": str(trouble)}
     try:
         return described | registry.get(name).describe()
     except ServingError as err:

@@ -151,7 +151,7 @@ class TritonUnavailable(ServingError):
 
 class BackendDied(ServingError):
     """A process of a model has died, which Triton does not mend. `details` is what Triton said of it, in one line.
-    Callers see the ModelRestarting that it becomes (serving/inference/crashes.py)."""
+    Callers see the ModelRestarting that it becomes (serving/inference/registry.py)."""
 
     status = 503
     code = "model_restarting"
@@ -245,3 +245,11 @@ class OutOfMemory(ServingError):
 
     status = 507
     code = "out_of_memory"
+
+
+def by_code(code: str, text: str) -> ServingError:
+    """Return the error of that code, as another process of ours described it."""
+    kinds = {kind.code: kind for kind in ServingError.__subclasses__()}
+    error = Exception.__new__(kinds.get(code, ServingError), text)
+    error.args = (text,)
+    return error

@@ -16,9 +16,9 @@ class ServedModel:
 
     `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
     requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
-    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). Triton may know it by
-    another name, `loaded_as` (repository/live.py). `labels` has the class names of the outputs whose label_filename in
-    config.pbtxt names a file. `batched_parts` says that a part of an ensemble has a batch dimension.
+    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). `labels` has the
+    class names of the outputs whose label_filename in config.pbtxt names a file. `batched_parts` says that a part of
+    an ensemble has a batch dimension.
     """
 
     model: Model
@@ -28,7 +28,6 @@ class ServedModel:
     parts: tuple[str, ...] = ()
     engine: str = ""
     engine_reason: str = ""
-    loaded_as: str = ""
     labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     batched_parts: bool = False
 
@@ -37,13 +36,9 @@ class ServedModel:
         return self.model.name
 
     @property
-    def triton_name(self) -> str:
-        return self.loaded_as or self.name
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Triton's, and those of its parts."""
-        return (self.triton_name, *self.parts)
+        return (self.name, *self.parts)
 
     def require_client(self) -> ModelClient:
         """The client; raises ModelFailed, or InvalidRequest that says what to send instead."""

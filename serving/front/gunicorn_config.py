@@ -28,6 +28,7 @@ logger_class = JsonLogger
 
 
 def on_starting(server: Any) -> None:
+    _services(server).admission.clear()
     _services(server).gateway.shared_memory.remove_files()
 
 
@@ -70,7 +71,6 @@ def pre_request(_worker: Any, request: Any) -> None:
 def post_worker_init(worker: Any) -> None:
     reserve_files()
     _services(worker).idle_trim.start()
-    _services(worker).keeper.start()
 
 
 def child_exit(server: Any, worker: Any) -> None:

@@ -9,7 +9,6 @@ Triton; its success is written beside the sockets, so that every worker knows of
 
 import logging
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from serving.budget import NEVER, Deadline
@@ -17,6 +16,8 @@ from serving.errors import (
     BackendDied,
     ModelFailed,
     ModelNotReady,
+    ModelRefused,
+    ModelRestarting,
     ServingError,
     TooLate,
     TritonTimeout,
@@ -26,8 +27,8 @@ from serving.host.status import read_tritonserver
 from serving.inference.example import try_example
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
+from serving.models.table import Entry, Models
 from serving.served_model import ServedModel
-from serving.triton.gateway import IndexEntry
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +48,12 @@ class Health:
     def check(self) -> None:
         """Returns when all is well; raises ModelNotReady, ModelFailed or TritonUnavailable with the stage. Never waits
         long."""
-        generation, deadline = self._generation(), Deadline.after(ANSWER_SECONDS)
+        generation = self._generation()
         try:
-            if self._check_models():
-                self.check_ready(deadline)
+            self.check_live(Deadline.after(ANSWER_SECONDS))
         except (TritonTimeout, TooLate) as err:
             raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
+        self._check_models(self.registry.models())
         if self._has_passed(generation):
             return
         self._start_canary(generation)
@@ -60,9 +61,9 @@ class Health:
             raise failure.with_traceback(None)
         raise ModelNotReady("the canary inferences on the models' examples are running")
 
-    def check_live(self) -> None:
+    def check_live(self, deadline: Deadline = NEVER) -> None:
         """Whether Triton lives: in multi-model mode no models is a state as good as any."""
-        if not self.registry.gateway.is_live():
+        if not self.registry.gateway.is_live(deadline):
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def describe_triton(self) -> str:
@@ -73,30 +74,25 @@ class Health:
         last = f", after it {process.last_exit}" if process.last_exit else ""
         return f"tritonserver is {process.state} (start {process.starts}{last})"
 
-    def check_ready(self, deadline: Deadline = NEVER) -> None:
+    def check_ready(self) -> None:
         """Whether Triton says so, and no more."""
-        ready = self.registry.gateway.is_ready(deadline)
-        if not ready:
+        if not self.registry.gateway.is_ready():
             raise TritonUnavailable("tritonserver answers but is not ready: its models are being loaded")
 
-    def _check_models(self) -> bool:
-        """Whether all are served. Raises ModelNotReady, ModelFailed, ModelRestarting, ModelRefused."""
-        index = self.registry.index()
-        if not index:
-            raise ModelNotReady("no model is served: the model repository has none")
-        troubles = {name: error for name in index if (error := self.registry.trouble(name))}
-        if troubles and (len(troubles) == len(index) or not self._was_ready()):
+    def _check_models(self, models: Models) -> None:
+        """Raises ModelNotReady, ModelFailed, ModelRestarting, ModelRefused."""
+        entries = list(models.served.values())
+        if not entries:
+            refused = "; ".join(reason for each in models.refused for reason in each.reasons)
+            raise ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
+        errors = {entry.name: error for entry in entries if (error := models.error(entry))}
+        troubles = {name: err for name, err in errors.items() if isinstance(err, (ModelRestarting, ModelRefused))}
+        if troubles and (len(troubles) == len(entries) or not self._was_ready()):
             raise next(iter(troubles.values()))
-        unready = {name for name, versions in index.items() if not any(e.state == "READY" for e in versions.values())}
-
-        def rank(name: str) -> tuple[bool, int, str]:
-            # An ensemble has no reason of its own when a model that it calls has failed, so it comes after that model.
-            return not _has_failed(index[name]), len(unready.intersection(self.registry.names(name))), name
-
-        if left := unready - troubles.keys():
-            name = min(left, key=rank)
-            raise self.registry.why_not_ready(name, index[name].values())
-        return not troubles
+        if left := errors.keys() - troubles.keys():
+            # What has failed comes first; and a model before the ensembles that call it, which have no own reason.
+            ranked = sorted(left, key=lambda name: _rank(models, models.entries[name], errors[name]))
+            raise errors[ranked[0]]
 
     def _generation(self) -> int:
         return read_tritonserver(self.status_file).starts
@@ -122,8 +118,9 @@ class Health:
 
     def _canary(self, generation: int) -> None:
         try:
-            for name in self.registry.index():
-                if not (self._was_ready() and self.registry.trouble(name)):
+            models = self.registry.models()
+            for name, entry in models.served.items():
+                if not (self._was_ready() and models.error(entry)):
                     with self.registry.use(name) as served:
                         self._try_example(served)
             self._passed = generation
@@ -151,5 +148,5 @@ class Health:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err
 
 
-def _has_failed(versions: Mapping[str, IndexEntry]) -> bool:
-    return any(entry.has_failed for entry in versions.values())
+def _rank(models: Models, entry: Entry, error: ServingError) -> tuple[bool, int, str]:
+    return not isinstance(error, ModelFailed), len([*models.closure(entry)]), entry.name

@@ -22,9 +22,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from serving.errors import Overloaded
-from serving.front.admission import Admission
 from serving.front.incoming import Incoming, incoming
 from serving.host.status import read_status
+from serving.models.admission import Admission
+from serving.models.table import Table
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -55,10 +56,11 @@ class Finished:
 
 
 class Metrics:
-    """Counts; safe to share between threads. `status_file` is the supervisor's, None where nothing supervises."""
+    """Counts; safe to share between threads. `status_file` is the supervisor's, `table` the model manager's; None where
+    there is none."""
 
-    def __init__(self, status_file: Path | None = None) -> None:
-        self._status_file = status_file
+    def __init__(self, status_file: Path | None = None, table: Table | None = None) -> None:
+        self._status_file, self._table = status_file, table
         self._registry = registry = CollectorRegistry()
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -76,7 +78,6 @@ class Metrics:
         self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", SIZE_BUCKETS)
         self._loads = counter("serve_model_loads", "Loads of models, by result", "result")
         self._unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
-        self._crashes = counter("serve_model_crashes", "Deaths of processes of a model", "model")
 
     def count(self, request: Finished) -> None:
         """A request that was answered."""
@@ -97,14 +98,11 @@ class Metrics:
         """An unload of a model has ended: "ok", or the code of the ServingError."""
         self._unloads.labels(result).inc()
 
-    def count_crash(self, model: str) -> None:
-        """A process of the model has died."""
-        self._crashes.labels(self._bounded(model, "")[0]).inc()
-
     def render(self, triton: bytes | None, in_flight: int) -> bytes:
         """Return our metrics, then Triton's text (None: it could not be had). `in_flight` counts Flask's requests."""
         gauges = CollectorRegistry()
-        gauges.register(_Gauges(self._status_file, triton is not None, in_flight))
+        deaths = self._table.look().deaths if self._table else {}
+        gauges.register(_Gauges(self._status_file, triton is not None, in_flight, deaths))
         ours = generate_latest(_all_workers() if MULTIPROCESS in os.environ else self._registry)
         return ours + generate_latest(gauges) + (triton or b"")
 
@@ -196,10 +194,11 @@ def reserve_files() -> None:
 
 
 class _Gauges(Collector):
-    """Report the state of the workers, Triton and the supervisor at the time of the scrape."""
+    """Report the state of the workers, Triton, the manager and the supervisor at the time of the scrape."""
 
-    def __init__(self, status_file: Path | None, triton_up: bool, in_flight: int) -> None:
+    def __init__(self, status_file: Path | None, triton_up: bool, in_flight: int, deaths: Mapping[str, int]) -> None:
         self._status_file, self._triton_up, self._in_flight = status_file, triton_up, in_flight
+        self._deaths = deaths
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("serve_in_flight", "Requests in work in the Flask app", value=self._in_flight)
@@ -213,6 +212,10 @@ class _Gauges(Collector):
         for name, process in processes.items():
             up.add_metric([name], float(process.pid is not None))
         yield up
+        crashes = CounterMetricFamily("serve_model_crashes", "Deaths of processes of a model", labels=["model"])
+        for name, times in sorted(self._deaths.items())[:MOST_MODELS]:
+            crashes.add_metric([name], times)
+        yield crashes
 
 
 def _all_workers() -> CollectorRegistry:

@@ -5,24 +5,30 @@ A 404 tells the platform to load the model, a 507 to unload others first: so no 
 
 import base64
 import binascii
+import http.client
 
 import orjson
 from flask import Flask, Response
 
 from serving.codecs import describe
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, ModelNotLoaded, ModelNotReady, by_code
 from serving.front.incoming import incoming
 from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
-from serving.multimodel.control import LARGEST_PAGE, PAGE, MultiModel
-from serving.multimodel.records import LoadedModel
+from serving.host.network import LocalConnection
+from serving.inference.registry import Registry
+from serving.models.table import READY, Entry
+from serving.settings.table import Settings
+
+PAGE, LARGEST_PAGE = 100, 1000
 
 
 class ModelRoutes:
-    """The platform's calls; a model's name may hold slashes, plain or as %2F."""
+    """The platform's calls; a model's name may hold slashes, plain or as %2F. The model manager loads and unloads."""
 
-    def __init__(self, models: MultiModel) -> None:
-        self._models = models
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry, self._manager = registry, settings.manager_socket
+        self._timeout = settings.load_timeout + 5.0  # the manager answers first
 
     def add_to(self, app: Flask) -> None:
         app.url_map.merge_slashes = False
@@ -34,26 +40,46 @@ class ModelRoutes:
     def load(self) -> Response:
         """{"model_name", "url"}: 200, or 409, 507, 400."""
         name, url = _read_load()
-        self._models.load(name, url, incoming().headers.get(TARGET_MODEL) or name)
+        self._ask("POST", name=name, url=url, target=incoming().headers.get(TARGET_MODEL) or name)
         return json_reply({"modelName": name, "modelUrl": url})
 
     def unload(self, name: str) -> Response:
         """200 when its memory is free; 404."""
-        self._models.unload(name)
+        self._ask("DELETE", name=name)
         return Response(status=200, mimetype="application/json")
 
     def get(self, name: str) -> Response:
         """The name and the URL; 404."""
-        return json_reply(_describe(self._models.get(name)))
+        entry = self._registry.models().entries.get(name)
+        if entry is None or entry.state != READY:
+            raise ModelNotLoaded(name)
+        return json_reply(_describe(entry))
 
     def page(self) -> Response:
         """Those that are ready; ?limit and ?next_page_token page through them."""
-        models, last = self._models.page(_read_token(), _read_limit())
-        more = {"nextPageToken": base64.urlsafe_b64encode(last.encode()).decode()} if last else {}
-        return json_reply({"models": [_describe(model) for model in models]} | more)
+        after, limit = _read_token(), _read_limit()
+        entries = self._registry.models().entries
+        ready = sorted(name for name, entry in entries.items() if name > after and entry.state == READY)
+        more = len(ready) > limit
+        token = {"nextPageToken": base64.urlsafe_b64encode(ready[limit - 1].encode()).decode()} if more else {}
+        return json_reply({"models": [_describe(entries[name]) for name in ready[:limit]]} | token)
+
+    def _ask(self, method: str, **fields: str) -> None:
+        """Have the manager do it. Raise what it answers, or ModelNotReady."""
+        connection = LocalConnection(self._manager, self._timeout)
+        try:
+            connection.request(method, "/models", orjson.dumps(fields))
+            reply = connection.getresponse()
+            answer = orjson.loads(reply.read())
+        except (http.client.HTTPException, OSError) as err:
+            raise ModelNotReady("the process that loads models is being started (again): try again shortly") from err
+        finally:
+            connection.close()
+        if reply.status != http.client.OK:
+            raise by_code(answer["code"], answer["error"])
 
 
-def _describe(model: LoadedModel) -> dict[str, str]:
+def _describe(model: Entry) -> dict[str, str]:
     return {"modelName": model.name, "modelUrl": model.url}
 
 

@@ -20,7 +20,7 @@ def add_page(app: Flask) -> None:
 
 def example(name: str) -> Response:
     """The model's example as it would be posted."""
-    with services().models.use(name) as served:
+    with services().registry.use(name) as served:
         file = served.example_file()
         content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"

@@ -8,7 +8,6 @@ import contextlib
 import ctypes.util
 import importlib.util
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ NVIDIA_IMAGE = Path("/opt/tritonserver")
 PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
 TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> of the tritonserver in it
 STUB_WAIT_VERSION = "2.51.0"  # the only one that backends/stub_wait.c was verified with
-STRICT_ENDPOINT = (2, 70)  # from this version on the SageMaker endpoint refuses a `url` outside /opt/ml/models/ID/model
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -90,42 +88,16 @@ def version() -> str:
     return os.environ.get("TRITON_SERVER_VERSION", "")
 
 
-def why_not_multi_model() -> str:
-    """Return why this tritonserver cannot load archives through its SageMaker endpoint, "" when it can."""
-    found = version()
-    if not (numbers := re.match(r"(\d+)\.(\d+)", found)) or tuple(map(int, numbers.groups())) < STRICT_ENDPOINT:
-        return ""
-    return (
-        f"SAGEMAKER_MULTI_MODEL=true does not work with Triton {found}: since 2.70.0 (26.06) its SageMaker endpoint "
-        "refuses every model outside /opt/ml/models/ID/model, and serve loads prepared copies. "
-        "Build the image with tritonserver 26.05 or older"
-    )
-
-
 def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with backends/stub_wait.c preloaded, which makes the python backend wait for a paused stub.
 
     Any version but the one it was verified with does without. FileNotFoundError when the library is missing.
     """
-    return preload(environ, "stub_wait") if version() == STUB_WAIT_VERSION else dict(environ)
-
-
-def on_loopback(environ: Mapping[str, str], port: int) -> dict[str, str]:
-    """Return `environ` with backends/bind.c preloaded: the SageMaker endpoint, which has no option for its address,
-    listens at `port` on the loopback address. FileNotFoundError when the library is missing."""
-    return preload(environ, "bind") | {"BIND_PORT": str(port)}
-
-
-def on_socket(environ: Mapping[str, str], port: int, socket: Path) -> dict[str, str]:
-    """Like `on_loopback`, but on a Unix socket instead of the port."""
-    return on_loopback(environ, port) | {"BIND_SOCKET": str(socket)}
-
-
-def preload(environ: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return `environ` with the library that was built from backends/NAME.c. FileNotFoundError when it is missing."""
-    library = Path(sys.prefix) / "triton" / f"{name}.so"
+    if version() != STUB_WAIT_VERSION:
+        return dict(environ)
+    library = Path(sys.prefix) / "triton/stub_wait.so"
     if not library.is_file():
-        raise FileNotFoundError(f"{library} is missing: build it from backends/{name}.c (make setup does)")
+        raise FileNotFoundError(f"{library} is missing: build it from backends/stub_wait.c (make setup does)")
     return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
 
 

@@ -1,4 +1,4 @@
-"""The models that are served: Triton's index and configurations, joined with each model's client.
+"""The models that are served: the manager's table, joined with each model's client.
 
 The repository is what lies on disk; the registry is what callers can name.
 """
@@ -7,150 +7,179 @@ import importlib
 import importlib.util
 import logging
 import pkgutil
+import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import orjson
 
 import clients
 from clients.base import Model, ModelClient, TensorSpec, leads_out
-from serving.errors import InvalidRequest, ModelFailed, ModelNotFound, ModelNotReady, ServingError, VersionNotFound
-from serving.inference.crashes import Crashes
+from serving.errors import (
+    BackendDied,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotLoaded,
+    ModelNotReady,
+    ModelRestarting,
+    VersionNotFound,
+)
+from serving.models.admission import Admission
+from serving.models.table import LOADING, Entry, Models, Table
 from serving.repository.model_config import (
     ENGINE_REASON,
-    ModelConfig,
-    Unreadable,
     backend_of,
     configs_of_parts,
     correlation_type,
     datatype_name,
-    read_config,
     sequence_idle_seconds,
-    with_plan_remedies,
 )
 from serving.served_model import ServedModel
 from serving.sessions import Sequencing
 from serving.triton.gateway import IndexEntry, TritonGateway
 
-if TYPE_CHECKING:
-    from serving.repository.live import Refusal
-
 log = logging.getLogger(__name__)
-REFUSED = "Triton refused its configuration, or a model that it calls; the lines of tritonserver in the log say why"
 OWN_CLIENT = "_model_client_"
-NO_CRASHES = Crashes(None)
 ALSO_CALLED = {"image-classification": "resnet", "object-detection": "yolov5"}  # the client, by what it does
 
 
 class Registry:
     """Looks models up by name; safe to share between threads.
 
-    `folders` are the model repositories, `only` names the models that Triton was told to load; empty: it knows no
-    others. `crashes` knows those that are not served
-    for a while. `device` is the one whose configurations are read.
+    `table` says what is served, `admission` counts each call, which keeps its model loaded until it ends. `default`
+    answers requests that name no model. A death of a model's process is reported to the datagram socket `deaths`.
+    `platform_loads`: archives, which a platform loads where a call gets 404 model_not_loaded.
     """
 
     def __init__(
         self,
         gateway: TritonGateway,
-        folders: Sequence[Path],
+        table: Table,
+        admission: Admission,
         default: str = "",
-        only: Collection[str] = (),
-        crashes: Crashes = NO_CRASHES,
-        device: str = "cpu",
+        deaths: Path | None = None,
+        platform_loads: bool = False,
     ) -> None:
-        self.gateway, self.folders, self.crashes, self.device = gateway, folders, crashes, device
-        self.default, self.only = default, only
-        self._served: dict[Hashable, ServedModel] = {}
-        self._locks: dict[Hashable, threading.Lock] = {}
-        self._versions: dict[str, dict[str, IndexEntry]] = {}
-
-    def index(self) -> dict[str, dict[str, IndexEntry]]:
-        """Return {name: {version: entry}} as Triton reports it now, and keep it for `get`."""
-        versions: dict[str, dict[str, IndexEntry]] = {}
-        for entry in self.gateway.index():
-            if self.only and entry.name not in self.only:
-                continue  # Triton lists every folder
-            versions.setdefault(entry.name, {})[entry.version] = entry
-        self._versions = versions
-        return versions
+        self.gateway, self.table, self.admission, self.default = gateway, table, admission, default
+        self._deaths, self._platform_loads = deaths, platform_loads
+        self._known = Models()
+        self._served: dict[tuple[str, str], ServedModel] = {}  # by the load and the name
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
+        self._renewing = threading.Lock()
 
     @contextmanager
     def use(self, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
-        """Give the model called `name`, else the default one, else the only one, to one request. Raise ModelNotFound,
-        VersionNotFound, ModelNotReady, ModelRestarting, ModelRefused or InvalidRequest."""
+        """Give the model called `name`, else the default one, else the only one, to one request, and keep it loaded
+        until the request ends. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
+        ModelRestarting, ModelRefused, Overloaded or InvalidRequest."""
         name = name or self.default or self._only_name()
-        with self.crashes.watch(partial(self.names, name)):
-            served = self.get(name)
-            self._check_version(name, version)
-            yield served
+        while True:
+            entry = self._ready(name)
+            with self.admission.model(entry):
+                if self._ready(name).load != entry.load:
+                    continue  # it was replaced before this call counted
+                began = monotonic()
+                try:
+                    served = self._once(entry)
+                    self._check_version(served, version)
+                    yield served
+                except ModelNotReady:
+                    self._ready(name)  # says more
+                    raise
+                except BackendDied as err:
+                    self.report(served, err, began)
+                    raise ModelRestarting(served.name, err.details) from err
+                return
 
-    def trouble(self, name: str) -> ServingError | None:
-        """Return why the model, or a part of it, is refused or restarting after its processes died, if it is."""
-        return self.crashes.error(self.names(name))
-
-    def names(self, name: str) -> Sequence[str]:
-        """Return the names of the model and its parts. Triton does not describe an ensemble while a part is not loaded,
-        so its folder is read, but only for a name that Triton knows: any other name comes from a caller."""
-        if served := self._served.get(name):
-            return served.names
-        return [name, *configs_of_parts(self._on_disk(name), self._on_disk)] if name in self._versions else [name]
-
-    def _on_disk(self, name: str) -> Any:
+    def report(self, served: ServedModel, error: Exception, began: float) -> None:
+        """Tell the manager that a call which began at that time (time.monotonic) met a dead process, if it did."""
+        if not isinstance(error, BackendDied) or self._deaths is None:
+            return
+        report = {"models": list(served.names), "details": error.details, "began": began}
         try:
-            return read_config(self._folder(name), self.device)
-        except Unreadable:
-            return ModelConfig()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
+                sent.setblocking(False)
+                sent.sendto(orjson.dumps(report), str(self._deaths))
+        except OSError as err:  # the manager is being started again; the next call reports it
+            log.warning("the death of a process of model '%s' cannot be reported: %s", served.name, err)
 
-    def _check_version(self, name: str, version: str | None) -> None:
-        if version is not None and version not in self._ready_versions(name):
-            self.index()
-            if version not in (ready := self._ready_versions(name)):
-                raise VersionNotFound(name, version, ready)
+    def models(self) -> Models:
+        """Return the table as it is now."""
+        return self.table.look()
+
+    def index(self) -> dict[str, list[IndexEntry]]:
+        """Return Triton's entries of each model's versions, by the name that callers know."""
+        models = self.models()
+        found: dict[str, list[IndexEntry]] = {name: [] for name in models.served}
+        for each in self.gateway.index():
+            if entry := models.by_triton_name.get(each.name):
+                found[entry.name].append(each)
+        return found
 
     def get(self, name: str) -> ServedModel:
-        """Return the model called `name`. The first call makes its client."""
-        if not self._ready_versions(name):
-            self._require_ready(name)
-        return self._once(name, lambda: self.load(name, self._folder(name)))
+        """Return the model called `name`. The first call makes its client. Raise as `use`."""
+        return self._once(self._ready(name))
 
-    def _once(self, key: Hashable, load: Callable[[], ServedModel]) -> ServedModel:
-        """Return what `load` returned for `key`. Only the callers of the same model wait while it is loaded."""
+    def _ready(self, name: str) -> Entry:
+        """Return the entry of a model that answers. Raise why it does not."""
+        models = self.models()
+        entry = (models.by_target if self._platform_loads else models.served).get(name)
+        if self._platform_loads and (entry is None or (entry.state == LOADING and not entry.reason)):
+            raise ModelNotLoaded(name)
+        if entry is None:
+            reasons = [reason for refusal in models.refused if name in refusal.folders for reason in refusal.reasons]
+            raise ModelFailed(name, "; ".join(reasons)) if reasons else ModelNotFound(name, models.served)
+        if error := models.error(entry):
+            raise error
+        return entry
+
+    def _check_version(self, served: ServedModel, version: str | None) -> None:
+        if version is None or self.gateway.is_model_ready(served.name, version):
+            return
+        if self._platform_loads:  # a 404 would say that the model is not loaded
+            raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
+        entries = self.index().get(served.name, [])
+        raise VersionNotFound(served.name, version, [each.version for each in entries if each.state == "READY"])
+
+    def _once(self, entry: Entry) -> ServedModel:
+        """Return the model with its client. Only the callers of the same model wait while it is made."""
+        key = (entry.load, entry.name)
         if served := self._served.get(key):
             return served
+        self._forget_replaced()
         with self._locks.setdefault(key, threading.Lock()):
-            served = self._served[key] = self._served.get(key) or load()
-            return served
+            if key not in self._served:
+                self._served[key] = served_model(self.gateway, entry.triton_name, Path(entry.folder))
+            return self._served[key]
 
-    def _require_ready(self, name: str) -> None:
-        index = self.index()
-        if name not in index:
-            raise ModelNotFound(name, index)
-        if not self._ready_versions(name):
-            self.crashes.check(self.names(name))
-            raise self.why_not_ready(name, index[name].values())
-
-    def why_not_ready(self, name: str, versions: Iterable[IndexEntry]) -> ServingError:
-        """Return the error of a model that has no version that is ready."""
-        entries = list(versions)
-        states = {entry.state for entry in entries}
-        if states <= {"UNAVAILABLE"} and (failed := {entry.reason for entry in entries if entry.has_failed}):
-            return ModelFailed(name, with_plan_remedies("; ".join(sorted(failed)), self._folder(name)))
-        if states == {""}:  # Triton listens only after it has tried all models
-            return ModelFailed(name, REFUSED)
-        reasons = "; ".join(sorted({f"{entry.state} {entry.reason}".strip() for entry in entries}))
-        return ModelNotReady(f"model '{name}' is not ready ({reasons or 'not loaded'}); try again shortly")
-
-    def _ready_versions(self, name: str) -> list[str]:
-        return [v for v, entry in self._versions.get(name, {}).items() if entry.state == "READY"]
+    def _forget_replaced(self) -> None:
+        """Forget the clients of loads that the table has no more, and the code of models' own clients."""
+        models = self.models()
+        if models is self._known:
+            return
+        with self._renewing:
+            self._known = models
+            loads = {(entry.load, entry.name) for entry in models.entries.values()}
+            for key in self._locks.keys() - loads:
+                self._locks.pop(key, None)
+                served = self._served.pop(key, None)
+                module = type(served.client).__module__ if served and served.client else ""
+                if module.startswith(OWN_CLIENT):
+                    sys.modules.pop(module, None)
 
     def _only_name(self) -> str:
-        names = sorted(self._all_names())
+        if self._platform_loads:
+            where = "in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
+            raise InvalidRequest(f"no model is named; name one {where}")
+        names = sorted(self.models().served)
         if len(names) != 1:
             raise InvalidRequest(
                 "no model is named; name one in the body's model_name, in "
@@ -159,42 +188,22 @@ class Registry:
             )
         return names[0]
 
-    def _all_names(self) -> Collection[str]:
-        return self._versions or self.index()
 
-    def _folder(self, name: str) -> Path:
-        return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
-
-    def load(self, name: str, folder: Path, triton_name: str = "") -> ServedModel:
-        """Return the model that Triton serves as `triton_name`, else as `name`, with a client made from `folder`."""
-        config = self.gateway.config(triton_name or name)
-        model, parts = describe_model(name, folder, config), configs_of_parts(config, self._part)
-        sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
-        engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
-        labels = output_labels(folder, config)
-        batched = any(part.max_batch_size for part in parts.values())
-        served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, triton_name, labels, batched)
-        try:
-            return replace(served, client=make_client(model))
-        except Exception as err:
-            reason = f"the client of model '{name}' cannot be made: {type(err).__name__}: {err}"
-            log.exception(reason)
-            return replace(served, client_error=reason)
-
-    def refused(self) -> "Sequence[Refusal]":
-        """Return the changes of model folders that were refused."""
-        return ()
-
-    def forget(self, served: ServedModel | None) -> None:
-        """Drop the code of a model's own client, once the model is no longer served."""
-        if served and served.client and (module := type(served.client).__module__).startswith(OWN_CLIENT):
-            sys.modules.pop(module, None)
-
-    def _part(self, name: str) -> Any:
-        try:
-            return self.gateway.config(name)
-        except InvalidRequest:  # several archives have a part of that name, and Triton cannot tell which is meant
-            return ModelConfig()
+def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
+    """Return the model that Triton serves by that name, with a client made from `folder`. Raise a ServingError."""
+    config = gateway.config(triton_name)
+    model, parts = describe_model(triton_name, folder, config), configs_of_parts(config, gateway.config)
+    sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
+    engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
+    labels = output_labels(folder, config)
+    batched = any(part.max_batch_size for part in parts.values())
+    served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, labels, batched)
+    try:
+        return replace(served, client=make_client(model))
+    except Exception as err:
+        reason = f"the client of model '{triton_name}' cannot be made: {type(err).__name__}: {err}"
+        log.exception(reason)
+        return replace(served, client_error=reason)
 
 
 def sequencing_of(config: Any) -> Sequencing | None:

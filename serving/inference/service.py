@@ -119,7 +119,7 @@ def _asked(served: ServedModel, request: Request, batch: Batch) -> InferRequest:
     _check_number(served, "outputs", len(batch.outputs), len(served.model.outputs))
     _check_rows(served, batch.inputs)
     return InferRequest(
-        model=served.triton_name,
+        model=served.name,
         version=request.version,
         inputs=tuple(batch.inputs),
         id=request.id,

@@ -1,7 +1,8 @@
 """Find the models to serve and what is wrong with the repositories: `python -m serving.preparation.survey`.
 
 `serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt takes
-protobuf. The environment has the settings; it prints the JSON of repository/facts.py.
+protobuf. The environment has the settings; it prints the JSON of repository/facts.py. With `stage` it also stages the
+models for tritonserver (manager/at_start.py).
 """
 
 import os
@@ -11,27 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from serving.host.tritonserver import backend_directory, python_backends
+from serving.host.tritonserver import backend_directory
+from serving.manager import at_start
 from serving.repository.engines import Choice, Engines, choice_lines
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import CONFIG, LayoutError, folders_in, has_a_model, is_model, versions
-from serving.repository.model_config import (
-    ENSEMBLE,
-    ModelConfig,
-    Unreadable,
-    backend_of,
-    is_complete,
-    parts_of,
-    read_config,
-    written,
-)
+from serving.repository.model_config import ENSEMBLE, ModelConfig, Unreadable, backend_of, parts_of, read_config
 from serving.settings.table import Settings
 
 LISTED = 8  # names in a message
+STAGE = "stage"  # the argument that also has the models staged
 
 
-def survey(settings: Settings, backends: Path) -> Facts:
-    """Return what a start needs to know, mistakes included."""
+def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
+    """Return what a start needs to know, mistakes included. Also stage the models if asked to. Raise OSError."""
     try:
         found = served(settings.model_repositories, settings.default_model, settings.load_models, settings.device)
     except LayoutError as err:
@@ -43,53 +37,28 @@ def survey(settings: Settings, backends: Path) -> Facts:
         warnings=found.warnings,
         unreadable=found.unreadable,
     )
-    if facts.unreadable:
+    facts = with_engines(facts, found.models, Engines(settings, backends))
+    if not stages or (facts.unreadable and not settings.reloads):
         return facts
-    settings = replace(settings, model_repositories=found.folders, load_models=tuple(found.models))
-    facts = with_configs(facts, settings, Engines(settings, backends))
-    return facts if facts.unreadable else replace(facts, complete=all_complete(settings, backends))
+    return at_start.stage(settings, found.models, facts)
 
 
-def with_configs(facts: Facts, settings: Settings, engines: Engines) -> Facts:
-    """Add the configurations that are made for this machine, and what the log says of them."""
-    configs: dict[str, str] = {}
+def with_engines(facts: Facts, models: Mapping[str, Path], engines: Engines) -> Facts:
+    """Add what the log says of the engines that are chosen for this machine."""
     choices: dict[str, Choice] = {}
     unreadable: list[str] = []
-    for folder in (path for repository in settings.model_repositories for path in folders_in(repository)):
+    for name, folder in models.items():
         try:
-            made, choice = engines.made(folder)
-        except Unreadable as err:  # else it is not loaded now
-            unreadable += [str(err)] if folder.name in settings.load_models else []
-            continue
-        if made is not None:
-            configs[str(folder)] = written(made)
-        if folder.name in settings.load_models:
-            choices |= {folder.name: choice} if choice else {}
+            _, choice = engines.made(folder)
+            choices |= {name: choice} if choice else {}
+        except Unreadable as err:
+            unreadable += [str(err)] if str(err) not in facts.unreadable else []
     return replace(
         facts,
-        configs=configs,
         engines=tuple(choice_lines(choices, refused=False)),
         warnings=(*facts.warnings, *choice_lines(choices, refused=True)),
-        unreadable=tuple(unreadable),
+        unreadable=(*facts.unreadable, *unreadable),
     )
-
-
-def all_complete(settings: Settings, backends: Path) -> bool:
-    """Return whether Triton need not complete anything: all models that it could load are complete, and their backends
-    are written in Python (others complete more than what is missing)."""
-    if any("model-control-mode" in argument for argument in settings.additional_arguments):
-        return False  # models may come later
-    known = {ENSEMBLE, *python_backends(backends)}
-    models = [model for folder in settings.model_repositories for model in folders_in(folder) if is_model(model)]
-    return all(_is_complete(model, settings.device, known) for model in models)
-
-
-def _is_complete(model: Path, device: str, backends: set[str]) -> bool:
-    try:
-        config = read_config(model, device)
-    except Unreadable:  # of a model that is not loaded now
-        return False
-    return backend_of(config) in backends and is_complete(model, config)
 
 
 @dataclass(frozen=True)
@@ -245,4 +214,4 @@ def _list(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(survey(Settings.from_env(os.environ), backend_directory()).to_json())
+    sys.stdout.write(survey(Settings.from_env(os.environ), backend_directory(), STAGE in sys.argv[1:]).to_json())

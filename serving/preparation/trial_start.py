@@ -7,7 +7,6 @@ tritonserver listens on no port. It is ended, and the folder removed, before the
 
 import glob
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -16,27 +15,23 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.errors import ServingError, TritonUnavailable
+from serving.errors import LoadFailed, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, runs
 from serving.inference.example import ask_example
-from serving.inference.registry import Registry
+from serving.inference.registry import served_model
 from serving.inference.service import Inference
-from serving.preparation.survey import all_complete
-from serving.repository.engines import Engines
-from serving.repository.layout import config_name, link_entries, replace_config
-from serving.repository.model_config import Unreadable, written
+from serving.manager.manager import PREFACE
+from serving.models.store import Store
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
 from serving.triton.gateway import TritonGateway
 
 EXIT_SECONDS = 5.0
 PAUSE = 0.02
-PREFACE = re.compile(r"^load failed for model '[^']*': (version \d+ is at UNAVAILABLE state: )?")  # of a reason
 QUIET = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "ORT_DISABLE_TELEMETRY": "1",
@@ -49,16 +44,17 @@ ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks pac
 def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield (model, reason) for each model of `asked` that does not load or does not answer its example. `folders` has
     the models and all that they call. Raise FileNotFoundError if there is no tritonserver here."""
-    engines = Engines(settings, tritonserver.backend_directory())
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir = Path(scratch)
+        store = Store(run_dir / "models", settings, tritonserver.backend_directory())
+        unstaged: set[str] = set()
         for name, folder in folders.items():
-            shown = run_dir / "models" / name
-            link_entries(folder, shown)
-            with suppress(Unreadable):  # Triton says it of a part; of a model, check.py does
-                config, _ = engines.made(folder)
-                if config is not None:
-                    replace_config(shown, written(config))
+            try:
+                store.stage(folder, name)
+            except LoadFailed as err:
+                unstaged.add(name)
+                yield name, str(err)
+        asked = [name for name in asked if name not in unstaged]
         try:
             with _tritonserver(settings, run_dir) as gateway:
                 yield from _failures(settings, gateway, folders, asked, run_dir)
@@ -69,12 +65,11 @@ def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[
 def _failures(
     settings: Settings, gateway: TritonGateway, folders: Mapping[str, Path], asked: Collection[str], run_dir: Path
 ) -> Iterator[tuple[str, str]]:
-    registry = Registry(gateway, (run_dir / "models",), device=settings.device)
     inference = Inference(gateway, Decoder(Limits(settings.max_image_pixels)))
     for name in asked:
         try:
             gateway.load(name, settings.start_timeout)
-            ask_example(inference, registry.load(name, folders[name]))
+            ask_example(inference, served_model(gateway, name, folders[name]))
         except TritonUnavailable as err:
             raise TritonUnavailable(f"tritonserver ended while '{name}' was tried: {_last_line(run_dir)}") from err
         except ServingError as err:
@@ -97,11 +92,9 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         "grpc-port": GRPC_PORT,
         "exit-timeout-secs": int(EXIT_SECONDS),
     }
-    if settings.device == "cpu":
-        flags["model-config-name"] = config_name(settings.device)
     command = [*dying_with_us("KILL"), str(tritonserver.binary())]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    if all_complete(replace(settings, model_repositories=(run_dir / "models",)), backends):
+    if tritonserver.only_python_backends(backends):  # what is staged is complete
         command.append("--disable-auto-complete-config")
     command += [
         f"--backend-config={one},shm-region-prefix-name={prefix}" for one in tritonserver.python_backends(backends)

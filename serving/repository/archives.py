@@ -1,19 +1,17 @@
-"""A multi-model archive as the platform unpacked it: which of its folders is the model, and a copy for Triton.
+"""A multi-model archive as the platform unpacked it: which of its folders are models.
 
 An archive holds one model, with its config.pbtxt at the root or in its only folder, or an ensemble and its
-parts, each in a folder. Triton's SageMaker endpoint takes whichever folder it reads last; it gets a folder of
-links that leaves it no choice, so that stray folders do no harm and the archives can lie anywhere.
+parts, each in a folder. Stray folders do no harm, and archives can lie anywhere.
 """
 
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from serving.errors import InvalidRequest
-from serving.repository.layout import CONFIG, folders_in, is_model, link_entries, versions
+from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
 EXAMPLE = (
@@ -34,12 +32,6 @@ class Archive:
     def weight(self) -> int:
         """Return the bytes that are loaded: the files and the largest version of every folder."""
         return sum(_weight(part) for part in self.parts)
-
-    def stage(self, target: Path) -> None:
-        """Make `target` a repository of these folders; their contents are links."""
-        shutil.rmtree(target, ignore_errors=True)
-        for part in self.parts:
-            link_entries(part, target / part.name)
 
 
 def locate(url: str, root: Path) -> Archive:

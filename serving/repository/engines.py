@@ -19,16 +19,8 @@ from typing import Any
 
 from serving.errors import InvalidRequest
 from serving.host.machine import processor_features
-from serving.repository.layout import CONFIG, config_file
-from serving.repository.model_config import (
-    ENGINE_REASON,
-    ModelConfig,
-    Unreadable,
-    backend_of,
-    is_whole,
-    read_file,
-    read_merged,
-)
+from serving.repository.layout import config_file
+from serving.repository.model_config import ENGINE_REASON, ModelConfig, Unreadable, backend_of, read_merged
 from serving.repository.own_packages import mistake_of_packages
 from serving.settings.table import Settings
 
@@ -94,18 +86,16 @@ class Engines:
         return this_processor(self.backends)
 
     def made(self, model: Path) -> tuple[Any, Choice | None]:
-        """Return the ModelConfig that Triton gets in place of the model's config.pbtxt, None if it gets
-        that file; and why an engine was chosen, None if there was no choice. Raise Unreadable."""
+        """Return the ModelConfig that is served for the model on this machine, and why an engine was chosen, None if
+        there was no choice. Raise Unreadable."""
         file = config_file(model, self.settings.device)
         config = read_merged(model, file)
         if mistake := mistake_of_packages(model, config):
             raise Unreadable(file, mistake)
         try:
-            made, choice = self.fitted(config)
+            return self.fitted(config)
         except InvalidRequest as err:
             raise Unreadable(file, str(err)) from err
-        as_it_lies = file == model / CONFIG or is_whole(read_file(file))
-        return (None if as_it_lies and not choice else made), choice
 
     def fitted(self, config: Any) -> tuple[Any, Choice | None]:
         """Return the configuration with the chosen engine, and the choice; the same and None if there is none. Raise

@@ -22,17 +22,14 @@ class Facts:
     """The repositories' final folders, the models that are loaded by name, the one of requests that name none ("":
     there is no such), and what the log should say.
 
-    `complete`: Triton need not complete any configuration. `configs` has, by a model's folder, the config.pbtxt that
-    Triton gets in place of the model's own; `engines` says which engines were chosen and why. A start ends
-    with `mistakes`, those of the layout, or `unreadable`, those of configurations.
+    `engines` says which engines were chosen and why. A start ends with `mistakes`, those of the layout, or
+    `unreadable`, those of configurations.
     """
 
     folders: tuple[str, ...] = ()
     models: Mapping[str, ModelFacts] = field(default_factory=dict)
     default: str = ""
     warnings: tuple[str, ...] = ()
-    complete: bool = False
-    configs: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """The folders of a model repository: which are models, which versions, which configuration. Standard library only.
 
-A repository is a folder of model folders; several are served as one. serve never writes to one: a model that needs
-another configuration is shown to Triton through a folder of links.
+A repository is a folder of model folders; several are served as one. serve never writes to one: Triton is shown links
+to it (models/store.py).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.settings.table import AUTO
@@ -70,43 +70,7 @@ def versions(model: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def config_name(device: str) -> str:
-    """Return Triton's --model-config-name for the `device`."""
-    return "cpu" if device == "cpu" else ""
-
-
 def config_file(model: Path, device: str) -> Path:
     """Return the file that counts on the `device`. One that is not whole is merged into config.pbtxt."""
-    own = model / "configs" / f"{config_name(device)}.pbtxt"
-    return own if config_name(device) and own.is_file() else model / CONFIG
-
-
-def arranged(run_dir: Path, number: int) -> Path:
-    """Return the folder that shows repository `number` with configurations made for this machine."""
-    return run_dir / "arranged" / str(number)
-
-
-def link_entries(folder: Path, target: Path) -> None:
-    """Make `target` a folder with a link to each entry of `folder`."""
-    target.mkdir(parents=True, exist_ok=True)
-    for entry in folder.iterdir():
-        (target / entry.name).symlink_to(entry)
-
-
-def replace_config(shown: Path, text: str) -> None:
-    """Give a shown model another configuration."""
-    for name in (CONFIG, "configs"):
-        (shown / name).unlink(missing_ok=True)
-    (shown / CONFIG).write_text(text, encoding="utf-8")
-
-
-def arrange(repository: Path, target: Path, configs: Mapping[str, str]) -> None:
-    """Make `target` show the repository. A model whose folder is in `configs` is shown with that configuration."""
-    target.mkdir(parents=True)
-    for folder in folders_in(repository):
-        shown = target / folder.name
-        if text := configs.get(str(folder)):
-            link_entries(folder, shown)
-            replace_config(shown, text)
-        else:
-            shown.symlink_to(folder)
+    own = model / "configs/cpu.pbtxt"
+    return own if device == "cpu" and own.is_file() else model / CONFIG

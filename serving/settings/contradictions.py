@@ -19,6 +19,7 @@ OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: optio
     "model-store": "SERVE_MODEL_REPOSITORY",
     "load-model": "SERVE_LOAD_MODELS",
     "model-config-name": "SERVE_DEVICE",
+    "model-control-mode": "SERVE_LOAD_MODELS or SERVE_RELOAD",
 }
 
 
@@ -38,8 +39,6 @@ def obstacle_to_reload(values: Mapping[str, Any]) -> str:
         return "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME unloads archives"
     if values["kserve"] == "trusted":
         return "SERVE_KSERVE=trusted, with which callers reach Triton's models by their own names"
-    if any("model-control-mode" in word for word in values["additional_arguments"]):
-        return "--model-control-mode in SAGEMAKER_TRITON_ADDITIONAL_ARGS, by which Triton loads what it likes"
     return ""
 
 

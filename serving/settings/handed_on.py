@@ -17,7 +17,7 @@ class HandedOn(Setting):
     """`option` stands before the value; where it is given for `each` of something, {} in it is which one."""
 
     option: str
-    each: Literal["server", "multi-model server", "python backend", "tensorflow backend", "gpu"] = "server"
+    each: Literal["server", "python backend", "tensorflow backend", "gpu"] = "server"
 
 
 def _row(variable: str, option: str, default: Any, meaning: str, **more: Any) -> HandedOn:
@@ -36,9 +36,6 @@ HANDED_ON = (
     _row("LOG_VERBOSE", "--log-verbose=", 0, "Triton's log of each request", within=(0, 9), **VERBOSITY),
     _row("LOG_INFO", "--log-info=", "auto", "Triton's log of what it does; auto: as SERVE_LOG_LEVEL says", **LOG),
     _row("LOG_WARNING", "--log-warning=", "auto", "Triton's log of warnings; auto: as SERVE_LOG_LEVEL says", **LOG),
-    _row("DISABLE_MODEL_NAMESPACING", "--model-namespacing=", True, each="multi-model server",
-        meaning="in multi-model mode, the value of --model-namespacing (the variable's name says the opposite); "
-                "true: archives may hold models of the same name"),
     _row("LOG_ERROR", "--log-error=", True, "Triton's log of errors"),
     _row("SHM_DEFAULT_BYTE_SIZE", "--backend-config={},shm-default-byte-size=", MEGABYTE, **SHM,
         within=(MEGABYTE, 2**36), meaning="bytes of /dev/shm that an instance of a Python-based backend takes at its "

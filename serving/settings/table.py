@@ -64,11 +64,6 @@ class TritonSockets:
     def metrics(self) -> Path:
         return self.folder / "metrics.sock"
 
-    @property
-    def sagemaker(self) -> Path:
-        """Of multi-model mode."""
-        return self.folder / "sagemaker.sock"
-
 
 def _setting(variables: str, default: Any, *, help: str, **more: Any) -> Any:
     """A row. Of several variables the first that is set counts."""
@@ -121,6 +116,10 @@ class Settings:
         within=(1, 3600), help="seconds until a caller gets 504; a stream may last 480, or this if it is more")
     multi_model: bool = _setting("SAGEMAKER_MULTI_MODEL", False,
         help="archives that POST /models loads and DELETE /models/NAME unloads are served")
+    namespaces: bool = _setting("SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING", True,
+        help="in multi-model mode, whether Triton knows the parts of an archive as TARGET__PART, so that archives may "
+             "hold parts of the same name (the variable's name says the opposite, as in NVIDIA's image); false: parts "
+             "keep their names, so that a Python model can call another by its name")
     model_memory_share: float = _setting("SERVE_MODEL_MEMORY_SHARE", 0.8, within=(0, 1),
         help="share of the container's memory that Triton and the loaded models may take in multi-model mode; a load "
              "beyond it is answered 507")
@@ -238,11 +237,6 @@ class Settings:
         return self.reload == "true"
 
     @property
-    def live_folder(self) -> Path:
-        """What is served then (serving/repository/live.py)."""
-        return self.run_dir / "live"
-
-    @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * MEGABYTE)
 
@@ -277,9 +271,40 @@ class Settings:
         return 0.9 * self.request_timeout
 
     @property
-    def models_folder(self) -> Path:
-        """What the workers know of the loaded archives (serving/multimodel/records.py)."""
+    def staged_folder(self) -> Path:
+        """Triton's repository: run/models/NAME/ (serving/models/store.py)."""
         return self.run_dir / "models"
+
+    @property
+    def copies_folder(self) -> Path:
+        """Copies of folders that are watched: run/copies/LOAD/NAME."""
+        return self.run_dir / "copies"
+
+    @property
+    def table_file(self) -> Path:
+        """What is known of each model (serving/models/table.py)."""
+        return self.run_dir / "models.json"
+
+    @property
+    def leases_file(self) -> Path:
+        """Counts of the calls in flight (serving/models/leases.py)."""
+        return self.run_dir / "leases"
+
+    @property
+    def manager_socket(self) -> Path:
+        """Where the model manager answers HTTP."""
+        return self.run_dir / "manager.sock"
+
+    @property
+    def deaths_socket(self) -> Path:
+        """Where it hears of models' processes that have died."""
+        return self.run_dir / "deaths.sock"
+
+    @property
+    def most_workers(self) -> int:
+        """How many of gunicorn's processes may live at once: for each worker one that works and others that are ending,
+        and the master."""
+        return 4 * self.workers + 1
 
     @property
     def gunicorn_socket(self) -> Path:

@@ -8,12 +8,9 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from serving.host.network import bracketed, reached
-from serving.repository.facts import Facts
-from serving.repository.layout import LayoutError, arrange, arranged
 from serving.settings.handed_on import LOG_GROUP, METRIC_NAMESPACE
 from serving.settings.table import SECRETS, Settings
 from serving.supervisor.nginx import MALLOC_THRESHOLD, nginx
@@ -38,31 +35,16 @@ DECLARATIONS = (
 )
 
 
-def table(
-    settings: Settings, facts: Facts, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
-) -> list[Process]:
+def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> list[Process]:
     """The processes in the order of their start; FileNotFoundError names a program that is missing. nginx inherits the
     listeners."""
-    settings = settings if settings.reloads else with_configs(settings, facts.configs)
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
     common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
-    needed = [triton(settings, facts.complete, common), gunicorn(settings, front), nginx(settings, common, listeners)]
-    return needed + cloudwatch_agent(settings, common) + reloader(settings, facts, common)
-
-
-def with_configs(settings: Settings, configs: Mapping[str, str]) -> Settings:
-    """The same, reading the repositories of these models' folders through folders of links with these config.pbtxt."""
-    shutil.rmtree(arranged(settings.run_dir, 0).parent, ignore_errors=True)
-    folders = []
-    for number, repository in enumerate(settings.model_repositories):
-        if any(Path(folder).parent == repository for folder in configs):
-            arrange(repository, arranged(settings.run_dir, number), configs)
-            repository = arranged(settings.run_dir, number)
-        folders.append(repository)
-    return replace(settings, model_repositories=tuple(folders))
+    needed = [triton(settings, common), manager(settings, common), gunicorn(settings, front)]
+    return [*needed, nginx(settings, common, listeners), *cloudwatch_agent(settings, common)]
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
@@ -153,21 +135,12 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
     return [Process("cloudwatch-agent", (program,), {**environ, **own}, settings.run_dir, optional=True)]
 
 
-def reloader(settings: Settings, facts: Facts, environ: Mapping[str, str]) -> list[Process]:
-    """What has changed model folders served, where that is asked for; copies the models as they lie there now."""
-    if not settings.reloads:
-        return []
-    from serving.repository.live import LiveModels  # which takes time of the start
-
-    places = (repository / name for name in facts.models for repository in settings.model_repositories)
-    parts = {name: model.parts for name, model in facts.models.items()}
-    try:
-        LiveModels(settings.live_folder).begin([path for path in places if path.is_dir()], facts.configs, parts)
-    except OSError as err:
-        what = f"the model folders cannot be copied into the run folder: {err}"
-        raise LayoutError([f"{what}; name another one in SERVE_RUN_DIR, or set SERVE_RELOAD=false"]) from err
-    command = (sys.executable, "-m", "serving.reload")
-    return [Process("reload", command, environ, HERE, optional=True, passed_on=(signal.SIGHUP,))]
+def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
+    """The process that loads, unloads and recovers models. A SIGHUP has it look at folders that are watched."""
+    command = (sys.executable, "-m", "serving.manager")
+    passed_on = (signal.SIGHUP,) if settings.reloads else ()
+    alive = (settings.manager_socket, "/")
+    return Process("manager", command, environ, HERE, answers_at=alive, passed_on=passed_on)
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:

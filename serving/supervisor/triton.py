@@ -2,7 +2,6 @@
 
 import glob
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from serving.host import tritonserver
 from serving.host.files import replace_file
 from serving.host.machine import gpu_count
 from serving.host.tritonserver import python_backends
-from serving.repository.layout import config_name
 from serving.settings.handed_on import HANDED_ON, HandedOn
 from serving.settings.table import GRPC_PORT, Settings, TritonSockets
 from serving.supervisor.resources import new_prefix
@@ -18,7 +16,6 @@ from serving.supervisor.system import Process
 
 HERE = Path(__file__).resolve().parents[2]
 LOADS_AT_ONCE = 32
-SAGEMAKER_PORT = 1  # of Triton's endpoint, which is on a socket instead; no program of a model listens there
 # gunicorn has answered all requests before tritonserver is told to stop. What it waits for then is instances whose
 # process has died or hangs, and these never end.
 EXIT_SECONDS = 5
@@ -41,14 +38,19 @@ NO_GPU_NOISE = (
 )
 
 
-def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Process:
+def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     """Return tritonserver's process. Its shared memory has a name of its own, so what a killed one leaves there can be
-    removed. `complete` says that every config.pbtxt is complete, so Triton need not load a model to complete it."""
+    removed."""
     sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
     sockets.folder.mkdir(mode=0o700, exist_ok=True)
+    settings.staged_folder.mkdir(exist_ok=True)
     prefix = new_prefix()
     replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
     flags = {
+        # Whatever is staged when it starts is loaded before it listens; the model manager loads and unloads the rest.
+        "model-repository": settings.staged_folder,
+        "model-control-mode": "explicit",
+        "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
         # While a model is tried that nobody calls yet, the others are ready.
@@ -59,18 +61,16 @@ def triton(settings: Settings, complete: bool, environ: Mapping[str, str]) -> Pr
     } | addresses(sockets)
     environ = tritonserver.with_stub_wait(tritonserver.environment(_spinning(environ) | dict(environ)))
     if settings.multi_model:
-        flags |= multi_model(settings)
-        environ = tritonserver.on_socket(environ, SAGEMAKER_PORT, sockets.sagemaker)
+        flags |= {"model-load-thread-count": LOADS_AT_ONCE}
     if settings.device == "cpu":
-        flags |= {"model-config-name": config_name(settings.device), "allow-gpu-metrics": "false"}
+        flags |= {"allow-gpu-metrics": "false"}
     command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if complete and (not settings.reloads or tritonserver.only_python_backends(backends)):
+    if tritonserver.only_python_backends(backends):  # what is staged is complete
         command.append("--disable-auto-complete-config")
     for backend in tritonserver.python_backends(backends):
         command.append(f"--backend-config={backend},shm-region-prefix-name={prefix}")
         if settings.multi_model:
             command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
-    command += models(settings)
     command += handed_on(settings, environ, backends)
     command += settings.additional_arguments  # the last option of a name counts
     return Process(
@@ -92,22 +92,6 @@ def _spinning(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in SPINNING.items() if name not in environ.keys() | said}
 
 
-def multi_model(settings: Settings) -> dict[str, object]:
-    """Return the flags of a Triton without models, whose SageMaker endpoint loads archives, each in a thread. Remove
-    the records of archives that an earlier tritonserver loaded."""
-    folder = settings.models_folder
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "empty").mkdir(parents=True)
-    return {
-        "model-repository": folder / "empty",
-        "model-control-mode": "explicit",
-        "model-load-thread-count": LOADS_AT_ONCE,
-        "allow-sagemaker": "true",
-        "sagemaker-port": SAGEMAKER_PORT,
-        "sagemaker-thread-count": LOADS_AT_ONCE,
-    }
-
-
 def addresses(sockets: TritonSockets) -> dict[str, object]:
     """Return the options that say where tritonserver listens."""
     return {
@@ -116,22 +100,6 @@ def addresses(sockets: TritonSockets) -> dict[str, object]:
         "grpc-port": GRPC_PORT,
         "metrics-address": f"unix:{sockets.metrics}",
     }
-
-
-def models(settings: Settings) -> Iterator[str]:
-    """Yield the options that name the repositories and the models; none in multi-model mode, which loads them later."""
-    if settings.multi_model:
-        return
-    if settings.reloads:  # whatever models are there when tritonserver starts
-        from serving.repository.live import LiveModels
-
-        yield from (f"--model-repository={LiveModels(settings.live_folder).repository}",)
-        yield from ("--model-control-mode=explicit", "--load-model=*")
-        return
-    yield from (f"--model-repository={folder}" for folder in settings.model_repositories)
-    if settings.load_models:
-        yield "--model-control-mode=explicit"
-        yield from (f"--load-model={name}" for name in settings.load_models)
 
 
 def handed_on(settings: Settings, environ: Mapping[str, str], backends: Path, gpus: int | None = None) -> Iterator[str]:
@@ -150,7 +118,6 @@ def _targets(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> It
     own_tensorflow = (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends)
     return {
         "server": [""],
-        "multi-model server": [""] if settings.multi_model else [],
         "python backend": python_backends(backends),
         "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
         "gpu": range(gpus) if settings.device == "gpu" else [],

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import orjson
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.budget import NEVER, Deadline
@@ -24,7 +23,6 @@ from serving.errors import (
 )
 from serving.host.network import LocalConnection
 from serving.triton.errors import http_errors, never_sent, to_serving_error, to_stream_error, without_trace
-from serving.triton.repository_call import RepositoryCall
 from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
@@ -216,12 +214,11 @@ class TritonGateway:
         *,
         metrics_socket: Path = NOWHERE,
         stream_timeout: float = 480.0,
-        sagemaker_socket: Path = NOWHERE,
         shared_prefix: str = "",
         shared_limit: int = 0,
     ) -> None:
         self.timeout, self.stream_timeout = timeout, stream_timeout
-        self.metrics_socket, self.sagemaker_socket = metrics_socket, sagemaker_socket
+        self.metrics_socket = metrics_socket
         self._connection = Connection(grpc_address)
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
@@ -259,14 +256,14 @@ class TritonGateway:
             raise TritonUnavailable(f"Triton's metrics endpoint answered {reply.status}")
         return text
 
-    def is_live(self) -> bool:
-        """Return whether Triton is live. Raise TritonUnavailable or TritonTimeout."""
-        return bool(self._connection.probe("ServerLive", service_pb2.ServerLiveRequest()).live)
-
-    def is_ready(self, deadline: Deadline = NEVER) -> bool:
-        """Return whether Triton is ready. Raise TritonUnavailable, TritonTimeout or TooLate."""
+    def is_live(self, deadline: Deadline = NEVER) -> bool:
+        """Return whether Triton is live. Raise TritonUnavailable, TritonTimeout or TooLate."""
         timeout = deadline.left(PROBE_SECONDS)
-        return bool(self._connection.probe("ServerReady", service_pb2.ServerReadyRequest(), timeout).ready)
+        return bool(self._connection.probe("ServerLive", service_pb2.ServerLiveRequest(), timeout).live)
+
+    def is_ready(self) -> bool:
+        """Return whether Triton is ready. Raise TritonUnavailable or TritonTimeout."""
+        return bool(self._connection.probe("ServerReady", service_pb2.ServerReadyRequest()).ready)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Return whether the model is loaded; `version` "" means any."""
@@ -285,15 +282,6 @@ class TritonGateway:
         """Return the model's configuration as Triton completed it (the ModelConfig protobuf)."""
         request = service_pb2.ModelConfigRequest(name=model)
         return self._connection.probe("ModelConfig", request, PROBE_SECONDS * 2).config
-
-    def load_repository(self, identifier: str, url: str, model: str, timeout: float) -> RepositoryCall:
-        """Make Triton's SageMaker endpoint register the repository at `url` and load its model, as `model`."""
-        body = orjson.dumps({"model_name": identifier, "url": url})
-        return RepositoryCall(self.sagemaker_socket, "POST", "/models", body, model, timeout)
-
-    def unload_repository(self, identifier: str, model: str, timeout: float) -> RepositoryCall:
-        """Make Triton's SageMaker endpoint unload the model and forget its repository."""
-        return RepositoryCall(self.sagemaker_socket, "DELETE", f"/models/{identifier}", None, model, timeout)
 
     def unload(self, model: str) -> None:
         """Make Triton begin to unload a model and its parts; `index` says when that has ended."""

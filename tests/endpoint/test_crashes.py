@@ -15,9 +15,9 @@ import pytest
 import requests
 
 from serving.errors import ModelRefused
-from serving.front.services import registry
-from serving.inference.crashes import Crashes, Trouble
 from serving.inference.registry import Registry
+from serving.models.admission import Admission
+from serving.models.table import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.support.exits import EXITS
@@ -80,14 +80,14 @@ def crashes(server: Server) -> float:
 
 def new_worker(server: Server) -> Registry:
     """The models as a worker knows them that has answered nothing yet."""
-    settings = replace(Settings(), run_dir=server.run_dir, model_repositories=(server.run_dir.parent / "models",))
+    settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_sockets.grpc}", PATIENCE)
-    return registry(settings, gateway)
+    return Registry(gateway, Table(settings.table_file), Admission(100, several_models=True))
 
 
 def is_unloaded(server: Server, name: str) -> bool:
     """Triton never says so of one whose process has died, only once that was loaded again."""
-    return {entry.reason for entry in new_worker(server).index()[name].values()} == {"unloaded"}
+    return {entry.reason for entry in new_worker(server).index()[name]} == {"unloaded"}
 
 
 def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(running: Server) -> None:
@@ -100,7 +100,7 @@ def test_a_model_that_ends_its_process_is_started_again_and_no_other_notices(run
         wait_until(lambda: serves(running, "ends"), "it is served again")
         assert running.ping() == 200
     assert set(load.answers) == {"200"}
-    wait_until(lambda: running.says("'ends_0_0'", "exited", "3", process="gunicorn"), "the log says so")
+    wait_until(lambda: running.says("'ends_0_0'", "exited", "3", process="manager"), "the log says so")
     assert crashes(running) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_process_that_dies_is_found_without_a_caller(running: Server) -> None:
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: stub(running) not in (0, killed), "another process")
     wait_until(lambda: serves(running, "ends"), "it is served again")
-    wait_until(lambda: running.says("'ends_0_0'", "SIGKILL", process="gunicorn"), "the log says so")
+    wait_until(lambda: running.says("'ends_0_0'", "SIGKILL", process="manager"), "the log says so")
 
 
 def test_one_that_was_paused_gives_each_caller_its_own_answer(running: Server) -> None:
@@ -151,6 +151,15 @@ def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_trie
     assert "status 3" in listed["ends"]["error"]
     wait_until(lambda: running.get("/v2/health/ready").status_code == 200, "the others are ready")
     assert running.get("/v2/models/ends/ready").status_code != 200
-    wait_until(lambda: running.says("'ends'", "300 s", process="gunicorn"), "the log says so")
-    Crashes(running.run_dir / "crashes").set(Trouble("ends", "its time is over", 0.1))
+    wait_until(lambda: running.says("'ends'", "300 s", process="manager"), "the log says so")
+    end_refusal(running, "ends")
     wait_until(lambda: serves(running, "ends") and serves(running, "chain"), "it is tried again")
+
+
+def end_refusal(server: Server, name: str) -> None:
+    """Let a manager that is started anew find that the time is over."""
+    table, manager = Table(replace(Settings(), run_dir=server.run_dir).table_file), server.pid("manager")
+    os.kill(manager, signal.SIGSTOP)
+    models = table.look()
+    table.write(replace(models, entries={**models.entries, name: replace(models.entries[name], until=0.1)}))
+    os.kill(manager, signal.SIGKILL)

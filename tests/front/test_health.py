@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -10,67 +9,52 @@ import serving.budget
 from serving.budget import Deadline
 from serving.errors import ModelFailed, TritonUnavailable
 from serving.front.health import Health
-from serving.inference.registry import Registry
-from serving.triton.gateway import PROBE_SECONDS, IndexEntry, TritonGateway
+from serving.models.table import FAILED, READY, Entry, Models
+from serving.triton.gateway import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit
 
 NGINX_WAITS = 2.0
 
 
-class Slow:
-    """A registry and its gateway that take so many seconds for the first of /ping's two questions."""
+class Served:
+    """A registry of these entries, whose tritonserver takes so many seconds to answer."""
 
-    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *entries: Entry, seconds: float = 0.0) -> None:
         self.gateway, self.seconds, self.now = self, seconds, 100.0
-        self.left: list[float] = []
+        self.entries = entries
         monkeypatch.setattr(serving.budget, "monotonic", lambda: self.now)
 
-    def index(self) -> dict[str, dict[str, IndexEntry]]:
+    def models(self) -> Models:
+        return Models({entry.name: entry for entry in self.entries})
+
+    def is_live(self, deadline: Deadline) -> bool:
+        assert deadline.left() < NGINX_WAITS
         self.now += self.seconds
-        return {"m": {"1": IndexEntry("m", "1", "READY", "")}}
-
-    def trouble(self, name: str) -> None:
-        return None
-
-    def is_ready(self, deadline: Deadline) -> bool:
-        self.left.append(deadline.left(PROBE_SECONDS))
+        deadline.left()
         return True
 
 
-def health(registry: Slow) -> Health:
+def health(registry: Served) -> Health:
     made = Health(registry, None)  # type: ignore[arg-type]
     made._passed = 0
     return made
 
 
-def test_a_slow_answer_leaves_the_second_question_what_nginx_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(PROBE_SECONDS, monkeypatch)
-    health(slow).check()
-    assert 0.3 < slow.left[0] < NGINX_WAITS - PROBE_SECONDS
+def test_a_slow_answer_comes_before_nginx_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    health(Served(monkeypatch, Entry("m", "m", "", "", 0, READY), seconds=PROBE_SECONDS)).check()
 
 
 def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TritonUnavailable):
-        health(Slow(NGINX_WAITS, monkeypatch)).check()
-
-
-class Refusing(TritonGateway):
-    """A Triton that has refused the models called `names`, and lists them in this order."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__("127.0.0.1:1", 1)
-        self.names = names
-
-    def index(self) -> list[IndexEntry]:
-        return [IndexEntry(name, "1", "", "") for name in self.names]
+        health(Served(monkeypatch, seconds=NGINX_WAITS)).check()
 
 
 @pytest.mark.parametrize("names", itertools.permutations(["above", "ensemble", "part"]))
-def test_ping_names_the_refused_part_and_not_the_ensembles_that_call_it(tmp_path: Path, names: Sequence[str]) -> None:
-    for name, called in (("above", "ensemble"), ("ensemble", "part")):
-        (tmp_path / name).mkdir()
-        step = f'ensemble_scheduling {{ step {{ model_name: "{called}" model_version: -1 }} }}'
-        (tmp_path / name / "config.pbtxt").write_text(f'platform: "ensemble"\n{step}\n')
+def test_ping_names_the_refused_part_and_not_the_ensembles_that_call_it(
+    monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
+) -> None:
+    calls = {"above": ("ensemble",), "ensemble": ("part",), "part": ()}
+    entries = (Entry(name, name, "", "", 0, FAILED, parts=calls[name], reason=f"{name} failed") for name in names)
     with pytest.raises(ModelFailed, match="'part'"):
-        Health(Registry(Refusing(names), [tmp_path]), None).check()  # type: ignore[arg-type]
+        health(Served(monkeypatch, *entries)).check()

@@ -3,7 +3,6 @@
 NVIDIA's registry and a GPU can't be had here: folders with empty files stand for its image.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.settings.table import Settings
 from serving.supervisor.triton import triton
-from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
@@ -41,23 +39,11 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(layout: Path, tmp_path: Path) -> None:
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
     environ = {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"}
-    process = triton(replace(settings, load_models=("resnet",)), False, environ)
+    process = triton(replace(settings, load_models=("resnet",)), environ)
     assert process.command[0] == str(layout / "bin/tritonserver")
     assert f"--backend-directory={layout}/backends" in process.command
-    assert "--model-config-name=cpu" not in process.command
     assert "--backend-config=tensorflow,version=2" in process.command
     shared = {word.split(",")[0] for word in process.command if "shm-region-prefix-name" in word}
     assert shared == {"--backend-config=python", "--backend-config=vllm"}
     assert process.environment["PATH"] == "/bin"
     assert process.environment["LD_LIBRARY_PATH"] == "/nvidia"
-
-
-def test_its_multi_model_mode_finds_the_library_that_the_dockerfile_puts_there(
-    layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "triton/*.so /opt/program/.venv/triton/" in (ROOT / "Dockerfile").read_text().partition(" AS gpu\n")[2]
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    (tmp_path / "triton").mkdir()
-    (tmp_path / "triton/bind.so").touch()
-    environ = tritonserver.on_socket(tritonserver.environment({}), 8123, tmp_path / "socket")
-    assert environ["LD_PRELOAD"] == str(tmp_path / "triton/bind.so")

@@ -1,8 +1,14 @@
-"""A model's client is found, made and refused as its folder says."""
+"""A model's client is found, made and refused as its folder says; a call keeps what it uses loaded."""
 
+import json
 import os
+import socket
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +16,11 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from clients.base import Model, TensorSpec
-from serving.errors import InvalidRequest, ModelRefused
-from serving.inference.crashes import Crashes, Trouble
-from serving.inference.live_registry import LiveRegistry
+from serving.errors import BackendDied, InvalidRequest, ModelNotLoaded, ModelNotReady, ModelRestarting
 from serving.inference.registry import Registry, families, make_client
-from serving.repository.live import LiveModels
-from serving.triton.gateway import IndexEntry, TritonGateway
+from serving.models.admission import Admission
+from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models, Table
+from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit
@@ -44,9 +49,6 @@ class Loaded(TritonGateway):
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", 1)
-
-    def index(self) -> list[IndexEntry]:
-        return [IndexEntry(name, "1", "READY", "") for name in ("slow", "warm")]
 
     def config(self, name: str) -> Any:
         return ModelConfig(name=name)
@@ -88,37 +90,29 @@ def test_each_module_with_a_client_is_a_family() -> None:
     assert families() == ["bert", "detr", "image_embedding", "resnet", "semantic_segmentation", "table", "yolov5"]
 
 
-def test_an_ensemble_of_folders_that_change_is_refused_with_its_parts_however_deep(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("outer", "chain", "ends", "scale")]
-    for folder in folders:
-        (folder / "1").mkdir(parents=True)
-    live, crashes = LiveModels(tmp_path / "live"), Crashes(tmp_path / "crashes")
-    # Triton loads no circle, and the table may say that there is one.
-    live.begin(folders, {}, {"outer": ["chain", "scale"], "chain": ["ends", "outer"]})
-    registry = LiveRegistry(TritonGateway("127.0.0.1:1", 1), live, "", crashes)
-    crashes.set(Trouble("ends", "its process died", until=time.monotonic() + 60))
-    for name in ("outer", "chain", "ends"):
-        assert isinstance(registry.trouble(name), ModelRefused)
-        with pytest.raises(ModelRefused), registry.use(name):
-            pass
-    assert registry.trouble("scale") is None
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    """`slow` and `warm` are served."""
+    table = Table(tmp_path / "table")
+    for name in ("slow", "warm"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "client.py").write_text(OWN)
+    write(
+        table, *(Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm")))
+    )
+    return Registry(Loaded(), table, Admission(10, several_models=True), deaths=tmp_path / "deaths")
 
 
-@pytest.mark.parametrize("is_live", [False, True])
+def write(table: Table, *entries: Entry) -> None:
+    table.write(Models({entry.name: entry for entry in entries}))
+
+
 def test_a_call_of_a_warm_model_does_not_wait_while_another_model_s_client_is_made(
-    tmp_path: Path, is_live: bool
+    tmp_path: Path, registry: Registry
 ) -> None:
-    folders = [tmp_path / "slow", tmp_path / "warm"]
-    for folder in folders:
-        (folder / "1").mkdir(parents=True)
-        (folder / "client.py").write_text(OWN)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "slow/client.py").write_text(OWN + SLOW.format(fifo=fifo))
-    live = LiveModels(tmp_path / "live")
-    live.begin(folders, {}, {})
-    no_crashes = Crashes(None)
-    registry = LiveRegistry(Loaded(), live, "", no_crashes) if is_live else Registry(Loaded(), [tmp_path])
 
     def call(name: str) -> str:
         with registry.use(name) as served:
@@ -132,3 +126,65 @@ def test_a_call_of_a_warm_model_does_not_wait_while_another_model_s_client_is_ma
             assert not any(each.done() for each in slow)
         assert "slow" in slow[0].result(PATIENCE) and slow[1].result(PATIENCE)
         assert registry.get("slow") is registry.get("slow")
+
+
+def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(tmp_path: Path, registry: Registry) -> None:
+    before = registry.get("warm")
+    old = sys.modules[type(before.client).__module__]
+    (tmp_path / "warm/client.py").write_text(OWN.replace("list(instances)", '["new"]'))
+    write(registry.table, Entry("warm", "warm", str(tmp_path / "warm"), "another", 1, READY))
+    after = registry.get("warm")
+    assert after.require_client().postprocess({}, {}, [1], {}) == ["new"]
+    assert old not in sys.modules.values()
+
+
+def test_a_call_that_meets_a_dead_process_reports_it_with_the_time_at_which_it_began(
+    tmp_path: Path, registry: Registry
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "deaths"))
+        began = time.monotonic()
+        with pytest.raises(ModelRestarting), registry.use("warm"):
+            raise BackendDied("Stub process 'warm_0_0' is not healthy")
+        report = json.loads(manager.recv(10_000))
+    assert report == {"models": ["warm"], "details": "Stub process 'warm_0_0' is not healthy", "began": report["began"]}
+    assert began <= report["began"] <= time.monotonic()
+    with pytest.raises(ModelRestarting), registry.use("warm"):
+        raise BackendDied("while there is no manager")
+
+
+def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(tmp_path: Path, registry: Registry) -> None:
+    restarting = Entry("warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died")
+    with pytest.raises(ModelRestarting), registry.use("warm"):
+        write(registry.table, restarting)
+        raise ModelNotReady("Request for unknown model: 'warm' is not ready")
+
+
+def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(tmp_path: Path, registry: Registry) -> None:
+    admission, replaced = registry.admission, Entry("warm", "warm", str(tmp_path / "warm"), "another", 1, READY)
+
+    class Replacing(Admission):
+        @contextmanager
+        def model(self, entry: Entry) -> Iterator[None]:
+            write(registry.table, replaced)
+            with admission.model(entry):
+                yield
+
+    registry.admission = Replacing(1, several_models=False)
+    with registry.use("warm"):
+        assert (admission._leases.sum(1), list(registry._served)) == (1, [("another", "warm")])
+    assert admission._leases.sum(1) == 0
+
+
+def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table")
+    loading = Entry("n", "t", str(tmp_path), "load", 0, LOADING, target="t")
+    registry = Registry(Loaded(), table, Admission(10, several_models=True), platform_loads=True)
+    for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
+        write(table, *entries)
+        for name in ("n", "t"):
+            with pytest.raises(ModelNotLoaded), registry.use(name):
+                pass
+    write(table, replace(loading, reason="tritonserver was started again"))
+    with pytest.raises(ModelNotReady), registry.use("t"):
+        pass

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import backend_directory
+from serving.models.table import LOADING, Table
 from serving.preparation.survey import survey
 from serving.repository.facts import Facts, ModelFacts
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
-from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
 
-def look(repository: Path, **more: str) -> Facts:
+def look(repository: Path, stages: bool = False, **more: str) -> Facts:
     variables = {"SERVE_MODEL_REPOSITORY": str(repository), "SERVE_DEVICE": "cpu"} | more
-    return survey(Settings.from_env(variables), backend_directory())
+    return survey(Settings.from_env(variables), backend_directory(), stages)
 
 
 def test_the_backend_of_a_model_is_surveyed(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     facts = look(tmp_path)
     assert Facts.from_json(facts.to_json()) == facts
-    assert (facts.default, facts.complete) == ("net", False)
+    assert facts.default == "net"
     assert any(f"{tmp_path}/other" in line for line in facts.warnings)
 
 
@@ -40,38 +40,29 @@ def test_mistakes_are_told_and_those_of_configurations_apart(tmp_path: Path) -> 
     assert (facts.mistakes, len(facts.unreadable), list(facts.models)) == ((), 1, ["net"])
 
 
-def test_triton_completes_nothing_where_all_models_say_all(tmp_path: Path) -> None:
-    assert look(ROOT / "model_repository").complete
-    write(tmp_path / "net", f"{ONNX} {X} {Y}")
-    assert look(tmp_path).complete
-    write(tmp_path / "bare", ONNX)
-    assert not look(tmp_path).complete
-    assert not look(tmp_path, SERVE_LOAD_MODELS="net").complete, "the other may be loaded later, through gRPC"
-
-
-@pytest.mark.parametrize("platform", ["tensorrt_plan", "tensorflow_savedmodel"])
-def test_backends_that_are_not_python_complete_more_than_what_is_missing(platform: str, tmp_path: Path) -> None:
-    write(tmp_path / "net", f'platform: "{platform}" {X} {Y}')
-    assert not look(tmp_path).complete
-
-
-def test_models_that_may_come_later_may_leave_things_out(tmp_path: Path) -> None:
-    write(tmp_path / "net", f"{ONNX} {X} {Y}")
-    assert not look(tmp_path, SAGEMAKER_TRITON_ADDITIONAL_ARGS="--model-control-mode=poll").complete
-
-
-def test_triton_gets_a_whole_file_where_one_says_what_differs_and_the_reason_of_a_choice(tmp_path: Path) -> None:
-    write(tmp_path / "plain", f"{ONNX} {X} {Y}")
-    (write(tmp_path / "later", f"{ONNX} {X} {Y}") / "configs").mkdir()
-    (tmp_path / "later/configs/cpu.pbtxt").write_text("instance_group { kind: KIND_CPU }")
-    facts = look(tmp_path, SERVE_LOAD_MODELS="plain")
-    assert list(facts.configs) == [str(tmp_path / "later")], "it may be loaded through gRPC"
-    assert "KIND_CPU" in facts.configs[str(tmp_path / "later")] and facts.engines == ()
-    facts = look(tmp_path, SERVE_LOAD_MODELS="plain", SERVE_CPU_ENGINE="openvino")
+def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "models/plain", f"{ONNX} {X} {Y}")
+    write(tmp_path / "models/other", f"{ONNX} {X} {Y}")
+    (tmp_path / "run").mkdir()
+    variables = {"SERVE_LOAD_MODELS": "plain", "SERVE_CPU_ENGINE": "openvino", "SERVE_RUN_DIR": str(tmp_path / "run")}
+    facts = look(tmp_path / "models", stages=True, **variables)
     assert [line.partition(":")[0] for line in facts.engines] == ["plain"]
-    assert 'backend: "openvino"' in facts.configs[str(tmp_path / "plain")]
     assert Facts.from_json(facts.to_json()) == facts
-    assert look(tmp_path, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").configs == {}
+    assert [path.name for path in (tmp_path / "run/models").iterdir()] == ["plain"]
+    assert 'backend: "openvino"' in (tmp_path / "run/models/plain/config.pbtxt").read_text()
+    (entry,) = Table(tmp_path / "run/models.json").look().entries.values()
+    assert (entry.name, entry.folder, entry.state) == ("plain", str(tmp_path / "models/plain"), LOADING)
+
+
+def test_a_start_whose_folders_are_watched_goes_on_without_a_model_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path / "models/net", f"{ONNX} {X} {Y}")
+    write(tmp_path / "models/bad", "no protobuf")
+    (tmp_path / "run").mkdir()
+    facts = look(tmp_path / "models", stages=True, SERVE_RUN_DIR=str(tmp_path / "run"), SERVE_RELOAD="true")
+    assert facts.unreadable == () and any(str(tmp_path / "models/bad") in line for line in facts.warnings)
+    table = Table(tmp_path / "run/models.json").look()
+    assert list(table.entries) == ["net"] and Path(table.entries["net"].folder).is_relative_to(tmp_path / "run/copies")
+    assert [list(refusal.folders) for refusal in table.refused] == [["bad"]]
 
 
 def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tmp_path: Path) -> None:
@@ -81,8 +72,8 @@ def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tm
     assert look(tmp_path, SERVE_LOAD_MODELS="net").unreadable == ()
 
 
-def test_one_that_is_not_loaded_and_cannot_be_read_is_left_to_triton(tmp_path: Path) -> None:
+def test_one_that_is_not_loaded_may_be_unreadable(tmp_path: Path) -> None:
     write(tmp_path / "net", f"{ONNX} {X} {Y}")
     write(tmp_path / "bad", "no protobuf")
     facts = look(tmp_path, SERVE_LOAD_MODELS="net")
-    assert (facts.unreadable, facts.complete) == ((), False)
+    assert facts.unreadable == ()

@@ -92,27 +92,18 @@ def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads() -> None:
 @pytest.mark.parametrize("backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""])
 def test_models_of_other_backends_stay_as_they_are(backend: str, tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{backend} {X} {Y} {parameter('auto')}")
-    assert engines(SERVE_CPU_ENGINE="openvino").made(model) == (None, None)
+    assert engines(SERVE_CPU_ENGINE="openvino").made(model) == (read_config(model, "cpu"), None)
 
 
 def test_on_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
-    assert engines(SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").made(model) == (None, None)
+    assert engines(SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").made(model) == (read_config(model, "gpu"), None)
 
 
 def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {parameter('tensorflow')}")
     with pytest.raises(Unreadable, match=r"config\.pbtxt .*'tensorflow'"):
         engines().made(model)
-
-
-def test_a_file_that_says_what_differs_is_made_whole_for_triton(tmp_path: Path) -> None:
-    model = write(tmp_path / "net", f"{ONNX} {X} {Y}")
-    (model / "configs").mkdir()
-    (model / "configs/cpu.pbtxt").write_text("instance_group { kind: KIND_CPU }")
-    made, choice = engines().made(model)
-    assert (made, choice) == (read_config(model, "cpu"), None)
-    assert engines(SERVE_DEVICE="gpu").made(model) == (None, None)
 
 
 def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None:

@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "cpu_engine": ("openvino", "openvino", "tensorrt"),
     "request_timeout": ("2.5", 2.5, "0"),
     "multi_model": ("true", True, "maybe"),
+    "namespaces": ("false", False, "maybe"),
     "model_memory_share": ("0.5", 0.5, "1.5"),
     "start_timeout": ("480", 480.0, "nan"),
     "stop_timeout": ("0", 0.0, "-1"),
@@ -59,7 +60,6 @@ HANDED: dict[str, tuple[str, Any, str | None]] = {
     "log_verbose": ("true", 1, "loud"),
     "log_info": ("0", "false", "maybe"),
     "log_warning": ("yes", "true", "3"),
-    "disable_model_namespacing": ("false", False, "maybe"),
     "log_error": ("false", False, "maybe"),
     "shm_default_byte_size": ("16777216", 16777216, "1024"),
     "shm_growth_byte_size": ("4096", 4096, "1"),
@@ -112,15 +112,18 @@ def test_all_mistakes_are_reported_together() -> None:
     assert str(caught.value).splitlines() == list(caught.value.mistakes)
 
 
-@pytest.mark.parametrize(
-    "variables", [{"SAGEMAKER_MULTI_MODEL": "true"}, {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode=poll"}]
-)
-def test_where_models_are_loaded_otherwise_folders_are_not_looked_at(variables: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match=next(iter(variables))):
-        read(SERVE_RELOAD="true", **variables)
-    assert not read(SERVE_RELOAD="auto", **variables).reloads
+def test_where_the_platform_loads_models_folders_are_not_looked_at() -> None:
+    with pytest.raises(SettingsError, match=r"SERVE_RELOAD.*SAGEMAKER_MULTI_MODEL"):
+        read(SERVE_RELOAD="true", SAGEMAKER_MULTI_MODEL="true")
+    assert not read(SERVE_RELOAD="auto", SAGEMAKER_MULTI_MODEL="true").reloads
+
     assert read(SERVE_RELOAD="auto").reloads
     assert not read().reloads
+
+
+def test_how_triton_is_told_of_models_is_the_manager_s_alone() -> None:
+    with pytest.raises(SettingsError, match="SERVE_LOAD_MODELS"):
+        read(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--model-control-mode=poll")
 
 
 def test_no_variable_stands_in_two_rows() -> None:

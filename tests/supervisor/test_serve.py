@@ -16,9 +16,7 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
-from serving.repository.facts import Facts
 from serving.repository.layout import LayoutError
-from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
 from serving.supervisor.system import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
@@ -48,7 +46,7 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
     port = str(free_port())
     environ = {"SERVE_RUN_DIR": str(folder), "SERVE_HOST": "127.0.0.1", "PORT": port, **variables}
     settings = Settings.from_env(environ, MACHINE)
-    return {process.name: process for process in serve.table(settings, Facts(), os.environ | variables)}
+    return {process.name: process for process in serve.table(settings, os.environ | variables)}
 
 
 def test_help_lists_every_variable() -> None:
@@ -86,23 +84,6 @@ def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.Monk
         serve.surveyed(Settings())
 
 
-def test_multi_model_mode_ends_with_a_triton_that_cannot_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.host.tritonserver.version", lambda: "2.70.0")
-    asked = Settings(multi_model=True)
-    for command in (serve.start, serve.check):
-        with pytest.raises(SettingsError, match=r"2\.70\.0"):
-            command(asked)
-
-
-def test_multi_model_mode_does_not_start_without_bind_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "triton").mkdir()
-    (tmp_path / "triton/stub_wait.so").touch()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    table(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"bind\.so"):
-        table(tmp_path, SAGEMAKER_MULTI_MODEL="true")
-
-
 def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     done = run(SERVE_RUN_DIR=str(tmp_path / ("x" * 120)))
     assert (done.returncode, "SERVE_RUN_DIR" in done.stderr) == (2, True)
@@ -126,7 +107,7 @@ def test_a_run_folder_is_private_and_only_the_user_s_own_stays(tmp_path: Path) -
 
 def test_triton_starts_first_and_nginx_stops_first(tmp_path: Path) -> None:
     processes = table(tmp_path)
-    assert list(processes) == ["tritonserver", "gunicorn", "nginx"]
+    assert list(processes) == ["tritonserver", "manager", "gunicorn", "nginx"]
     assert processes["nginx"].stop_signal == signal.SIGQUIT
 
 
@@ -137,28 +118,10 @@ def test_triton_listens_on_sockets_in_a_folder_that_nobody_else_may_enter(tmp_pa
     assert (tmp_path / "triton").stat().st_mode & 0o777 == 0o700
 
 
-def test_only_a_machine_without_a_gpu_takes_the_configuration_for_cpus(tmp_path: Path) -> None:
-    assert "--model-config-name=cpu" in table(tmp_path)["tritonserver"].command
-    command = table(tmp_path, SERVE_DEVICE="gpu")["tritonserver"].command
-    assert not [flag for flag in command if flag.startswith("--model-config-name")]
-
-
-def test_triton_and_the_front_read_the_models_with_the_configurations_made_for_this_machine(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    for name in (first / "made", first / "plain", second / "other"):
-        (name / "1").mkdir(parents=True)
-        (name / "config.pbtxt").write_text("its own")
-    settings = Settings.from_env({"SERVE_MODEL_REPOSITORY": f"{first}:{second}", "SERVE_DEVICE": "cpu"}, MACHINE)
-    facts = Facts(configs={str(first / "made"): "made for here"})
-    for _ in range(2):  # the second time in a run folder that is kept
-        found = {each.name: each for each in serve.table(replace(settings, run_dir=tmp_path), facts, os.environ)}
-    shown = tmp_path / "arranged/0"
-    assert f"--model-repository={shown}" in found["tritonserver"].command
-    assert f"--model-repository={second}" in found["tritonserver"].command
-    assert found["gunicorn"].environment["SERVE_MODEL_REPOSITORY"] == f"{shown}:{second}"
-    texts = {path.parent.name: path.read_text() for path in shown.glob("*/config.pbtxt")}
-    assert texts == {"made": "made for here", "plain": "its own"}
-    assert (first / "made/config.pbtxt").read_text() == "its own" and (shown / "made/1").resolve() == first / "made/1"
+def test_triton_reads_what_is_staged_in_every_mode_and_loads_it_when_it_starts(tmp_path: Path) -> None:
+    for mode in ({}, {"SERVE_RELOAD": "true"}, {"SAGEMAKER_MULTI_MODEL": "true"}):
+        command = table(tmp_path, **mode)["tritonserver"].command
+        assert {f"--model-repository={tmp_path}/models", "--model-control-mode=explicit", "--load-model=*"} < {*command}
 
 
 def test_tritons_shared_memory_can_be_told_from_that_of_others(tmp_path: Path) -> None:
@@ -209,9 +172,7 @@ def test_the_threads_of_numpy_and_pytorch_in_a_model_hardly_spin(tmp_path: Path)
     assert (environment["OPENBLAS_THREAD_TIMEOUT"], environment["GOMP_SPINCOUNT"]) == ("16", "10000")
 
 
-def test_model_folders_are_looked_at_where_that_is_asked_for(tmp_path: Path) -> None:
-    off, on = table(tmp_path), table(tmp_path, SERVE_RELOAD="true")
-    assert "reload" not in off
-    assert on["reload"].optional
-    assert on["reload"].passed_on == (signal.SIGHUP,)
-    assert {"--load-model=*", f"--model-repository={tmp_path}/live/served"} <= {*on["tritonserver"].command}
+def test_the_manager_is_asked_whether_it_lives_and_gets_a_sighup_where_folders_are_watched(tmp_path: Path) -> None:
+    off, on = table(tmp_path)["manager"], table(tmp_path, SERVE_RELOAD="true")["manager"]
+    assert (off.passed_on, on.passed_on) == ((), (signal.SIGHUP,))
+    assert not off.optional and off.answers_at == (tmp_path / "manager.sock", "/")

@@ -68,13 +68,6 @@ def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path) -> None:
     assert limits("gpu") == limits("cpu", **limit) == []
 
 
-def test_namespacing_is_handed_on_in_multi_model_mode_alone(tmp_path: Path) -> None:
-    variables = {f"{NATIVE}DISABLE_MODEL_NAMESPACING": "false"}
-    assert "--model-namespacing=false" in command(tmp_path, SAGEMAKER_MULTI_MODEL="true", **variables)
-    assert "--model-namespacing=true" in command(tmp_path, SAGEMAKER_MULTI_MODEL="true")
-    assert not any(word.startswith("--model-namespacing") for word in command(tmp_path, **variables))
-
-
 def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm"):

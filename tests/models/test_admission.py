@@ -6,7 +6,8 @@ from copy import copy
 import pytest
 
 from serving.errors import Overloaded
-from serving.front.admission import Admission
+from serving.models.admission import Admission
+from serving.models.table import Entry
 
 pytestmark = pytest.mark.unit
 
@@ -17,12 +18,19 @@ def fork(shared: Admission, number: int) -> Admission:
     return copy(shared)
 
 
+SLOTS = {"m": 0, "sound": 1, "hangs": 2, "another": 3, **{f"hangs {number}": 4 + number for number in range(4)}}
+
+
+def entry(name: str) -> Entry:
+    return Entry(name, name, "", "", SLOTS[name])
+
+
 def fill(admission: Admission, model: str, held: ExitStack) -> int:
     """Take slots for the model until it is refused; return how many it got."""
     count = 0
     while True:
         try:
-            held.enter_context(admission.model(model))
+            held.enter_context(admission.model(entry(model)))
         except Overloaded:
             return count
         count += 1
@@ -44,7 +52,7 @@ def test_a_single_model_gets_all_slots() -> None:
 def test_a_slot_is_free_again_after_an_error() -> None:
     admission = Admission(2, several_models=True)
     for _ in range(2):
-        with pytest.raises(KeyError), admission.model("m"):
+        with pytest.raises(KeyError), admission.model(entry("m")):
             raise KeyError
 
 
@@ -62,10 +70,10 @@ def test_a_models_slots_hold_for_all_workers() -> None:
     shared = Admission(4, several_models=True, workers=2)
     with ExitStack() as held:
         for number in range(2):
-            held.enter_context(fork(shared, number).model("hangs"))
-        with pytest.raises(Overloaded), shared.model("hangs"):
+            held.enter_context(fork(shared, number).model(entry("hangs")))
+        with pytest.raises(Overloaded), shared.model(entry("hangs")):
             pass
-        with shared.model("another"):
+        with shared.model(entry("another")):
             pass
 
 

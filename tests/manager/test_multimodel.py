@@ -1,5 +1,7 @@
 """Multi-model mode over real HTTP: archives of small models on Triton's python backend."""
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
 from tests.support.harness import ROOT, Server, link_model, wait_until
+from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
 
@@ -261,10 +264,18 @@ def test_invocations_find_a_model_by_its_target(running: Container, target: str,
     assert reply.json()["outputs"][0]["data"] == [2 * factor]
 
 
-def test_triton_listens_on_no_port_its_sagemaker_endpoint_too(running: Container) -> None:
-    triton = psutil.Process(running.server.pid("tritonserver"))
-    assert not triton.net_connections("inet")
-    assert running.server.triton_sockets.sagemaker.is_socket()
+def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) -> None:
+    for name in ("tritonserver", "manager"):
+        assert not psutil.Process(running.server.pid(name)).net_connections("inet")
+    assert (running.server.run_dir / "manager.sock").is_socket()
+
+
+def test_the_folder_that_triton_reads_shows_each_part_by_the_name_of_its_archive(running: Container) -> None:
+    staged = running.server.run_dir / "models"
+    assert {path.name for path in staged.glob("ensemble-*")} == {
+        "ensemble-1", "ensemble-1__part", "ensemble-2", "ensemble-2__part"
+    }  # fmt: skip
+    assert 'model_name: "ensemble-1__part"' in (staged / "ensemble-1/config.pbtxt").read_text()
 
 
 def test_invocations_without_a_name_are_a_400(running: Container) -> None:
@@ -452,10 +463,41 @@ def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Conta
     )
 
 
-def test_after_a_death_of_tritonserver_nothing_is_loaded_and_everything_can_be(running: Container) -> None:
+def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Container) -> None:
+    listed = running.listed()
     running.server.replace("tritonserver")
-    wait_until(lambda: running.server.ping() == 200 and running.get("").status_code == 200, "it lives again")
-    assert running.listed() == []
-    expect(running.invoke("first", 1), 404, "model_not_loaded")
-    assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
+    wait_until(lambda: running.server.ping() == 200 and running.listed() == listed, "all are ready again")
     assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
+    assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
+    expect(running.load("first", "h1", "net-1.tar.gz"), 409, "model_already_loaded")
+    assert running.unload("first").status_code == 200
+    assert running.load("first", "h1", "net-1.tar.gz").status_code == 200
+
+
+@pytest.mark.parametrize("stopped", [signal.SIGKILL, signal.SIGSTOP])
+def test_while_the_manager_is_gone_loaded_models_answer_and_then_it_takes_up_the_table(
+    running: Container, stopped: signal.Signals
+) -> None:
+    make_model(running.path("meanwhile") / "net", 3, label="three")
+    killed = running.server.pid("manager")
+    with Load(lambda _: running.invoke("first", 1), callers=2) as load:
+        os.kill(killed, stopped)
+        wait_until(lambda: load.answers["200"] > 50, "calls")
+        wait_until(lambda: running.server.pid("manager") not in (0, killed), "another manager")
+        wait_until(lambda: running.load("meanwhile", "meanwhile").status_code in (200, 409), "it loads")
+    assert set(load.answers) == {"200"}
+    assert predictions(running.invoke("meanwhile", 1)) == [{"three": 3.0}]
+    assert running.unload("meanwhile").status_code == 200
+
+
+def test_a_load_whose_manager_dies_is_undone_and_can_be_sent_again(running: Container) -> None:
+    make_model(running.path("halfway") / "net", 3, initialize="hold()", label="three")
+    with ThreadPoolExecutor() as threads:
+        load = threads.submit(running.load, "halfway", "halfway")
+        wait_until(lambda: running.is_held("halfway"), "it is being loaded")
+        running.server.replace("manager")
+        expect(load.result(), 503, "model_not_ready")
+    running.go_on("halfway")
+    wait_until(lambda: running.load("halfway", "halfway").status_code == 200, "it loads")
+    assert predictions(running.invoke("halfway", 1)) == [{"three": 3.0}]
+    assert running.unload("halfway").status_code == 200

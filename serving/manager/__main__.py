@@ -1,0 +1,188 @@
+"""python -m serving.manager: the process that loads, unloads and recovers models.
+
+    POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
+    a call that met a dead process       --datagram on deaths.sock--> recovery
+
+It has no Flask, no codecs and no clients. SIGHUP asks the policy for a look at once, at what was refused too.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import Any
+
+from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.manager.at_start import AtStart
+from serving.manager.manager import Manager
+from serving.manager.on_change import OnChange
+from serving.manager.on_request import OnRequest
+from serving.manager.recovery import Recovery, Report
+from serving.models.table import LOADING, Models
+from serving.settings.table import Settings
+from serving.triton.gateway import TritonGateway
+
+log = logging.getLogger(__name__)
+PAUSE, LOOK = 0.2, 1.0  # seconds between two looks at the processes, and at the folders
+LARGEST_REPORT = 64 * 1024
+
+
+class Server(ThreadingMixIn, UnixStreamServer):
+    """HTTP on a Unix socket. `policy` answers."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, path: str, policy: Any) -> None:
+        self.policy = policy
+        Path(path).unlink(missing_ok=True)
+        super().__init__(path, Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A load, an unload, or the supervisor's question whether this process lives."""
+
+    server: Server
+    timeout = 10.0
+
+    def do_GET(self) -> None:
+        self._reply(200, {})
+
+    def do_POST(self) -> None:
+        self._do("load")
+
+    def do_DELETE(self) -> None:
+        self._do("unload")
+
+    def _do(self, what: str) -> None:
+        fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        try:
+            getattr(self.server.policy, what)(**fields)
+        except ServingError as err:
+            self._reply(err.status, err.facts())
+        except Exception:
+            log.exception("%s of %s failed", what, fields.get("name"))
+            self._reply(500, ServingError("an internal error; the log has it").facts())
+        else:
+            self._reply(200, {})
+
+    def _reply(self, status: int, document: dict[str, str]) -> None:
+        body = json.dumps(document).encode()
+        with suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """nginx has a line for each call."""
+
+    def address_string(self) -> str:
+        return "manager.sock"
+
+
+class Watch(threading.Thread):
+    """Follows tritonserver from one start to the next, and its models' processes."""
+
+    def __init__(self, manager: Manager, policy: Any) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.manager, self.policy, self.recovery = manager, policy, Recovery(manager)
+        self._pid, self._taken_up = manager.models().server, False
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.step()
+            except (TritonUnavailable, TritonTimeout):
+                log.debug("tritonserver does not answer; the next look finds it")
+            except Exception:
+                log.exception("a look at the models' processes failed; the next one follows")
+            time.sleep(PAUSE)
+
+    def step(self) -> None:
+        """One look. tritonserver loads what it had at each of its starts; that is taken up once it answers."""
+        pid = self.manager.pid()
+        if pid != self._pid:
+            if self._pid:
+                log.info("tritonserver has ended; its models are loaded again with the next one")
+            self.manager.write(partial(_of_server, pid, self._pid))
+            self._pid, self._taken_up = pid, False
+        if not pid:
+            return
+        if not self._taken_up:
+            self.recovery.forget(pid)
+            self.policy.failed(self.manager.take_up())
+            self._taken_up = all(entry.state != LOADING for entry in self.manager.models().entries.values())
+        self.recovery.step()
+
+
+def _of_server(pid: int, before: int, models: Models) -> Models:
+    """Return the table of another tritonserver."""
+    if not before:
+        return replace(models, server=pid)
+    again = "tritonserver was started again"
+    entries = {name: replace(entry, state=LOADING, reason=again) for name, entry in models.entries.items()}
+    return replace(models, server=pid, entries=entries)
+
+
+def follow(policy: Any, asked: threading.Event) -> None:
+    """Let the policy look every second."""
+    said = ""
+    while True:
+        text = ""
+        if again := asked.is_set():  # else nothing is cleared: a signal that comes now is heard by the next look
+            asked.clear()
+        try:
+            policy.step(again)
+        except (TritonUnavailable, TritonTimeout):
+            log.debug("tritonserver does not answer; the next look finds it")
+        except OSError as err:
+            if (text := f"the model repository cannot be read: {err}; what is served stays") != said:
+                log.error(text)
+        except Exception as err:
+            if (text := f"the model folders cannot be looked at: {type(err).__name__}: {err}") != said:
+                log.exception("%s; what is served stays", text)
+        said = text
+        asked.wait(LOOK)
+
+
+def hear_deaths(heard: socket.socket, recovery: Recovery) -> None:
+    """Hand on the workers' reports of dead processes."""
+    while True:
+        try:
+            recovery.report(Report(**json.loads(heard.recv(LARGEST_REPORT))))
+        except (ValueError, TypeError):
+            log.exception("a report of a dead process cannot be read")
+
+
+def main() -> None:
+    """Until a signal ends it."""
+    asked = threading.Event()
+    signal.signal(signal.SIGHUP, lambda _number, _frame: asked.set())
+    settings = Settings.from_env(os.environ)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
+    manager = Manager(settings, TritonGateway(f"unix:{settings.triton_sockets.grpc}", settings.grpc_timeout))
+    policy: Any = (OnRequest if settings.multi_model else OnChange if settings.reloads else AtStart)(manager)
+    policy.begin()
+    watch = Watch(manager, policy)
+    watch.start()
+    settings.deaths_socket.unlink(missing_ok=True)
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(str(settings.deaths_socket))
+    threading.Thread(target=hear_deaths, args=(heard, watch.recovery), name="deaths", daemon=True).start()
+    threading.Thread(target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True).start()
+    follow(policy, asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The table and Triton, for all that load and unload models."""
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
+from serving.host import tritonserver
+from serving.host.files import replace_file
+from serving.host.processes import Stubs
+from serving.host.status import read_tritonserver
+from serving.models.leases import MODELS, Leases
+from serving.models.store import Store
+from serving.models.table import FAILED, LOADING, READY, UNLOADING, Entry, Models, Table
+from serving.repository.model_config import with_plan_remedies
+from serving.settings.table import Settings
+from serving.triton.gateway import IndexEntry, TritonGateway
+
+log = logging.getLogger(__name__)
+PAUSE = 0.05
+UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
+# What Triton 24.10 says before the reason.
+PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
+
+
+class Manager:
+    """Safe to share between threads."""
+
+    def __init__(self, settings: Settings, gateway: TritonGateway) -> None:
+        self.settings, self.gateway = settings, gateway
+        self.store = Store(settings.staged_folder, settings, tritonserver.backend_directory())
+        self.leases = Leases(settings.leases_file, settings.most_workers)
+        self._table = Table(settings.table_file)
+        self._models = self._table.look()
+        self._lock = threading.Lock()
+        self._changing: dict[str, threading.Lock] = {}
+
+    # The table
+
+    def models(self) -> Models:
+        return self._models
+
+    def get(self, name: str) -> Entry | None:
+        return self._models.entries.get(name)
+
+    def write(self, change: Callable[[Models], Models]) -> None:
+        """Replace the table, if that changes anything."""
+        with self._lock:
+            if (changed := change(self._models)) != self._models:
+                self._table.write(changed)
+                self._models = changed
+
+    def put(self, *entries: Entry) -> None:
+        """Add these models, or replace them."""
+        new = {entry.name: entry for entry in entries}
+        self.write(lambda models: replace(models, entries={**models.entries, **new}))
+
+    def remove(self, name: str) -> None:
+        self.write(lambda models: replace(models, entries={k: e for k, e in models.entries.items() if k != name}))
+
+    def update(self, entry: Entry, **fields: Any) -> None:
+        """Change an entry, unless another load has replaced it."""
+
+        def change(models: Models) -> Models:
+            found = models.entries.get(entry.name)
+            if found is None or found.load != entry.load:
+                return models
+            return replace(models, entries={**models.entries, entry.name: replace(found, **fields)})
+
+        self.write(change)
+
+    def count_death(self, name: str) -> None:
+        self.write(lambda models: replace(models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}))
+
+    def free_slot(self, taken: Iterable[Entry] = ()) -> int:
+        """Return a number that no model has. Raise OutOfMemory."""
+        used = {entry.slot for entry in (*self._models.entries.values(), *taken)}
+        slot = next((number for number in range(MODELS) if number not in used), None)
+        if slot is None:
+            raise OutOfMemory(f"{MODELS} models are loaded, and there can be no more: unload others")
+        return slot
+
+    @contextmanager
+    def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
+        """While one loads, unloads or recovers a model nobody else does. Raise TritonTimeout."""
+        lock = self._changing.setdefault(name, threading.Lock())
+        if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
+            raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # Triton
+
+    def pid(self) -> int:
+        """Return tritonserver's process id, 0 when none runs."""
+        return read_tritonserver(self.settings.status_file).pid or 0
+
+    def ask_restart(self, reason: str) -> None:
+        """Have the supervisor restart tritonserver. Name the start that is meant, as the supervisor may be faster."""
+        start, line = read_tritonserver(self.settings.status_file).starts, reason.replace("\n", " ")
+        replace_file(self.settings.triton_restart_request, f"{start} {line}".encode())
+
+    def load(self, entry: Entry) -> None:
+        """Have Triton load what is staged. Raise a ServingError."""
+        self.gateway.load(entry.triton_name, self.settings.load_timeout)
+
+    def reload(self, entry: Entry) -> None:
+        """Unload it first, because Triton takes a load of an unchanged model for done. Raise a ServingError."""
+        self.gateway.unload(entry.triton_name)
+        self.load(entry)
+
+    def unload(self, entry: Entry) -> None:
+        """Take the model out of the table, wait for the calls that have begun, and have Triton unload it. Raise
+        TritonTimeout, TritonUnavailable."""
+        self.update(entry, state=UNLOADING)
+        if not self._becomes(lambda: self.leases.sum(entry.slot) == 0, self.settings.load_timeout):
+            raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
+        self._end(entry)
+        self.forget(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Remove what is staged, and the entry."""
+        for name in (entry.triton_name, *(part for part in entry.parts if entry.target)):
+            self.store.remove(name)
+        self.remove(entry.name)
+
+    def _end(self, entry: Entry) -> None:
+        """Have Triton unload it. An unload waits for a process that hangs, and for ever for one that has died: such a
+        process is killed, new instances are loaded beside it and unloaded in its place (recovery.py)."""
+        self.gateway.unload(entry.triton_name)
+        if self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
+            return
+        log.warning("'%s' is not unloaded within %g s: its processes are killed", entry.name, UNLOAD_SECONDS)
+        self._kill_processes(entry)
+        with suppress(ServingError):
+            self.reload(entry)
+        self.gateway.unload(entry.triton_name)
+        if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
+            self.ask_restart(f"'{entry.name}' cannot be unloaded")
+            raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
+
+    def _is_gone(self, entry: Entry) -> bool:
+        names = {entry.triton_name, *(entry.parts if entry.target else ())}
+        states = {(each.name, each.state) for each in self.gateway.index() if each.name in names}
+        return (entry.triton_name, "READY") not in states and "UNLOADING" not in {state for _, state in states}
+
+    def _kill_processes(self, entry: Entry) -> None:
+        stubs = Stubs()
+        stubs.look(self.pid())
+        for stub, _ in stubs.all():
+            if {entry.triton_name, *entry.parts} & set(stub.file.parts):
+                with suppress(ProcessLookupError):
+                    os.kill(stub.pid, signal.SIGKILL)
+
+    def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Return whether it becomes true in time. Triton may answer late while it loads or unloads."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(TritonTimeout):
+                if condition():
+                    return True
+            time.sleep(PAUSE)
+        return False
+
+    def take_up(self) -> list[Entry]:
+        """After a start of tritonserver, which loads all that is staged before it listens: write what it says of each
+        model, and return those that have failed. Raise TritonUnavailable and TritonTimeout while it does not answer."""
+        index: dict[str, list[IndexEntry]] = {}
+        for each in self.gateway.index():
+            index.setdefault(each.name, []).append(each)
+        found = [
+            self._as_triton_says(entry, index.get(entry.triton_name, []))
+            for entry in self._models.entries.values()
+            if entry.state == LOADING
+        ]
+        known = {entry.name: entry for entry in found}
+        self.write(lambda models: replace(models, entries=_renewed(models.entries, known)))
+        return [entry for entry in found if entry.state == FAILED]
+
+    def _as_triton_says(self, entry: Entry, versions: list[IndexEntry]) -> Entry:
+        states = {each.state for each in versions}
+        if "READY" in states:
+            return replace(entry, state=READY, reason="")
+        if states & {"LOADING", "UNLOADING"}:
+            return entry
+        reasons = sorted({each.reason for each in versions if each.has_failed})
+        if not reasons:  # Triton refused the configuration, or a model that it calls, and says why only once more
+            try:
+                self.load(entry)
+                return replace(entry, state=READY, reason="")
+            except (TritonUnavailable, TritonTimeout):
+                raise
+            except ServingError as err:
+                reasons = [str(err)]
+        return replace(entry, state=FAILED, reason=self.in_words(entry, "; ".join(reasons)))
+
+    def in_words(self, entry: Entry, reason: str) -> str:
+        """Return what Triton said, with the folder that its author knows in place of what is staged, and the remedies
+        of a TensorRT plan."""
+        folder = Path(entry.source or entry.folder)
+        for name in (entry.triton_name, *entry.parts):
+            own = folder if name == entry.triton_name else folder.parent / name.removeprefix(f"{entry.triton_name}__")
+            reason = reason.replace(str(self.store.path(name)), str(own))
+        return with_plan_remedies(PREFACE.sub("", reason), folder)
+
+
+def _renewed(entries: Mapping[str, Entry], found: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the entries with those that were found, unless a load has replaced them meanwhile."""
+    return {
+        name: found[name] if name in found and found[name].load == entry.load else entry
+        for name, entry in entries.items()
+    }

@@ -1,0 +1,264 @@
+"""Model folders that change while the rest is served (SERVE_RELOAD).
+
+    every second: signatures -> settled -> copy -> `--check` of the copy in a tritonserver of its own -> staged in place
+                                                                           -> Triton loads it while the old one serves
+
+A call in flight may meet the new model. Models that call each other are checked together, and loaded one after the
+other. What is refused is tried again when its folder changes, or after a SIGHUP.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.manager.manager import Manager
+from serving.models.store import copy, signature
+from serving.models.table import READY, Entry, Refusal
+from serving.repository.facts import Facts
+from serving.repository.layout import folders_in, is_model
+from serving.repository.model_config import Unreadable, parts_of, read_config
+from serving.settings.table import Settings
+
+log = logging.getLogger(__name__)
+HERE = Path(__file__).resolve().parents[2]
+SETTLED = 0.9  # seconds without a change
+KEPT = 60.0  # seconds that the copy of a model that was replaced stays: a worker may just be making its client from it
+
+
+class Refused(Exception):
+    """What lies there is not served; `reasons` has a line for each mistake."""
+
+    def __init__(self, reasons: Collection[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = list(reasons)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model folder, its signature, and the models that it calls."""
+
+    folder: Path
+    signature: str
+    parts: tuple[str, ...] = ()
+
+
+class OnChange:
+    """For one thread."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager, self.settings = manager, manager.settings
+        self._since: dict[str, tuple[str, float]] = {}
+        self._parts: dict[tuple[Path, str], tuple[str, ...]] = {}
+        self._old: list[tuple[float, Path]] = []
+
+    def begin(self) -> None:
+        """What the table has is what is served."""
+
+    def failed(self, entries: list[Entry]) -> None:
+        """A start goes on without a model that Triton cannot load."""
+        for entry in entries:
+            self.manager.forget(entry)
+            self._refuse({entry.name: entry.signature}, [entry.reason], "it is not served")
+
+    def step(self, asked: bool) -> bool:
+        """Look once, and serve what has changed; try again what was refused if `asked`. Return whether all is served or
+        refused, and nothing is left for the next look. Raise OSError, TritonUnavailable, TritonTimeout."""
+        seen, now = self._seen(), time.monotonic()
+        self._remove_old(now)
+        kept = () if asked else tuple(filter(partial(_is_as_it_was, seen), self.manager.models().refused))
+        self.manager.write(lambda models: replace(models, refused=kept))
+        for name in seen.keys() | self._since.keys():
+            found = seen[name].signature if name in seen else ""
+            if self._since.get(name, ("?", 0.0))[0] != found:
+                self._since[name] = (found, now)
+        is_whole = True
+        for unit in self._units(seen):
+            state = {name: seen[name].signature if name in seen else "" for name in sorted(unit)}
+            if any(refusal.folders == state for refusal in self.manager.models().refused):
+                continue
+            if not asked and any(now < self._since[name][1] + SETTLED for name in unit if name in self._since):
+                is_whole = False
+                continue
+            try:
+                self._change(unit, {name: seen[name] for name in unit & _wanted(self.settings, seen)})
+            except CycleError:
+                circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
+                self._refuse(state, [circle], "what was served before stays")
+            except Refused as err:
+                self._refuse(state, err.reasons, "what was served before stays")
+        return is_whole
+
+    def _seen(self) -> dict[str, Found]:
+        """By name. Raise OSError: a repository that cannot be read has not lost its models."""
+        paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
+        found = {}
+        for path in reversed(paths):
+            with suppress(OSError):  # being removed
+                if is_model(path):
+                    found[path.name] = Found(path, state := signature(path), self._parts_of(path, state))
+        return found
+
+    def _parts_of(self, folder: Path, state: str) -> tuple[str, ...]:
+        if (folder, state) not in self._parts:
+            try:
+                self._parts[folder, state] = tuple(parts_of(read_config(folder, self.settings.device)))
+            except Unreadable:  # which is said when it is checked
+                self._parts[folder, state] = ()
+        return self._parts[folder, state]
+
+    def _units(self, seen: Mapping[str, Found]) -> Iterator[set[str]]:
+        """Yield models that belong together because one calls another, and of which one has changed, came or went."""
+        served, wanted = self.manager.models().entries, _wanted(self.settings, seen)
+        known = wanted | served.keys()
+        calls = [(name, part) for name in wanted for part in seen[name].parts]
+        calls += [(name, part) for name, entry in served.items() for part in entry.parts]
+        pairs = [pair for pair in calls if known.issuperset(pair)]
+        left = {name for name in known if not _is_served(name, seen, served, wanted)}
+        while left:
+            unit = {left.pop()}
+            while more := {other for pair in pairs if unit & set(pair) for other in pair} - unit:
+                unit |= more
+            left -= unit
+            yield unit
+
+    def _change(self, unit: Collection[str], found: Mapping[str, Found]) -> None:
+        """Raise Refused; TritonUnavailable if there is no tritonserver yet."""
+        self.manager.gateway.is_live()
+        graph = {name: set(found[name].parts) & found.keys() for name in sorted(found)}
+        order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
+        copies = self.settings.copies_folder / load
+        if order:
+            log.info("%s: changed or new; looking at it", ", ".join(order))
+            try:
+                for name in order:
+                    copy(found[name].folder, copies / name)
+            except OSError as err:
+                raise Refused([f"{', '.join(order)}: the folder cannot be copied: {err}"]) from err
+            try:
+                for note in _checked(self.settings, copies, order):
+                    log.info(note)
+                for name in order:
+                    self._serve(name, found[name], copies / name, load)
+            except Refused as err:
+                shutil.rmtree(copies, ignore_errors=True)
+                sources = {str(copies / name): found[name].folder for name in order}
+                raise Refused([_in_words(reason, sources) for reason in err.reasons]) from err
+        gone_first = TopologicalSorter(
+            {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
+        )
+        for name in reversed([name for name in gone_first.static_order() if name in set(unit) - found.keys()]):
+            if (gone := self.manager.get(name)) is not None:
+                self.manager.unload(gone)
+                self._old.append((time.monotonic(), Path(gone.folder)))
+                log.info("%s: its folder is gone, and it is served no more", name)
+
+    def _serve(self, name: str, found: Found, folder: Path, load: str) -> None:
+        """Load it in the place of the one that is served, which stays if that fails. Raise Refused."""
+        manager, old = self.manager, self.manager.get(name)
+        with manager.changing(name):
+            try:
+                manager.store.stage(folder, name)
+                entry = Entry(
+                    name, name, str(folder), load, old.slot if old else manager.free_slot(), READY, found.parts,
+                    began=time.monotonic(), signature=found.signature, source=str(found.folder),
+                )  # fmt: skip
+                manager.load(entry)
+            except (TritonUnavailable, TritonTimeout, ServingError) as err:
+                if old:
+                    manager.store.stage(Path(old.folder), name)
+                else:
+                    manager.store.remove(name)
+                if isinstance(err, TritonUnavailable):
+                    what = "tritonserver ended while it was loaded; correct it, or send serve a SIGHUP to try it again"
+                    raise Refused([f"{name}: {what}"]) from err
+                raise Refused([f"{name}: {err}"]) from err
+            others = tuple(each for each in manager.models().refused if name not in each.folders)
+            manager.write(lambda models: replace(models, entries={**models.entries, name: entry}, refused=others))
+        if old:
+            self._old.append((time.monotonic(), Path(old.folder)))
+        log.info("%s: the model that lies in %s now is served", name, found.folder)
+
+    def _refuse(self, state: dict[str, str], reasons: Sequence[str], what: str) -> None:
+        for reason in reasons:
+            log.error("%s; %s", reason, what)
+        others = tuple(each for each in self.manager.models().refused if not state.keys() & each.folders.keys())
+        self.manager.write(lambda models: replace(models, refused=(*others, Refusal(state, list(reasons)))))
+
+    def _remove_old(self, now: float) -> None:
+        while self._old and self._old[0][0] < now - KEPT:
+            shutil.rmtree(self._old.pop(0)[1], ignore_errors=True)
+
+
+def _wanted(settings: Settings, seen: Mapping[str, Found]) -> set[str]:
+    """As at a start (preparation/survey.py): what is named and what that calls, or all."""
+    named = [*settings.load_models, *filter(None, [settings.default_model])]
+    left, found = set(named or seen) & seen.keys(), set[str]()
+    while left:
+        name = left.pop()
+        found.add(name)
+        left |= set(seen[name].parts) & seen.keys() - found
+    return found
+
+
+def _is_as_it_was(seen: Mapping[str, Found], refusal: Refusal) -> bool:
+    return all(state == (seen[name].signature if name in seen else "") for name, state in refusal.folders.items())
+
+
+def _is_served(name: str, seen: Mapping[str, Found], served: Mapping[str, Entry], wanted: Collection[str]) -> bool:
+    entry = served.get(name)
+    if name not in wanted or entry is None:
+        return False
+    return (str(seen[name].folder), seen[name].signature) == (entry.source, entry.signature)
+
+
+def _checked(settings: Settings, repository: Path, names: Collection[str]) -> Sequence[str]:
+    """Check these models, which are all that the repository holds, as `serve --check` does. Return what the log should
+    say. Raise Refused."""
+    own = replace(
+        settings, model_repositories=(repository,), load_models=tuple(names), default_model=min(names), reload="false"
+    )
+    survey = _run(own, "survey")
+    if survey.returncode:
+        raise Refused([f"it cannot be read: {_last(survey.stderr)}"])
+    facts = Facts.from_json(survey.stdout)
+    if mistakes := facts.mistakes or facts.unreadable:
+        raise Refused([line for line in mistakes if "\n" not in line])  # the others show a repository as it should be
+    check = _run(own, "check", "load")
+    if check.returncode:
+        said = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
+        lines = [line for line in check.stdout.splitlines() if not line.startswith(said)]
+        raise Refused(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"])
+    return (*facts.warnings, *facts.engines)
+
+
+def _run(settings: Settings, module: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", f"serving.preparation.{module}", *words]
+    seconds, environ = settings.start_timeout, os.environ | settings.environment()
+    try:
+        return subprocess.run(
+            command, env=environ, cwd=HERE, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as err:
+        raise Refused([f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)"]) from err
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
+
+
+def _in_words(reason: str, folders: Mapping[str, Path]) -> str:
+    """Return the reason with the folders that were copied in place of the copies."""
+    for ours, source in folders.items():
+        reason = reason.replace(ours, str(source))
+    return reason

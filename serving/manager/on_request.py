@@ -1,0 +1,152 @@
+"""Multi-model mode: archives that the platform loads and unloads while others are served.
+
+POST /models -> locate, admit, stage -> Triton loads -> READY
+DELETE /models/NAME -> no more calls begin, those begun end -> Triton unloads -> what was staged is removed
+"""
+
+import logging
+import re
+import secrets
+import threading
+import time
+from contextlib import suppress
+
+from serving.errors import (
+    InvalidRequest,
+    LoadFailed,
+    ModelAlreadyLoaded,
+    ModelNotLoaded,
+    OutOfMemory,
+    ServingError,
+    TritonTimeout,
+    TritonUnavailable,
+)
+from serving.host.files import digest
+from serving.host.machine import memory_limit
+from serving.host.processes import used_by
+from serving.manager.manager import Manager
+from serving.manager.memory import ModelMemory, estimate
+from serving.models.table import LOADING, READY, UNLOADING, Entry
+from serving.repository.archives import Archive, locate
+from serving.triton.errors import is_out_of_memory
+
+log = logging.getLogger(__name__)
+LONGEST_NAME = 1024
+
+
+class OnRequest:
+    """Loads a model when POST /models says so; safe to share between threads."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager, self.settings = manager, manager.settings
+        self.budget = ModelMemory(int(self.settings.model_memory_share * memory_limit()))
+        self._admitting = threading.Lock()
+        self._promised: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Undo what a manager before this one has left half done."""
+        for entry in self.manager.models().entries.values():
+            if entry.state == UNLOADING or (entry.state == LOADING and not entry.reason):
+                with suppress(ServingError):
+                    self._drop(entry)
+
+    def step(self, asked: bool) -> bool:
+        """Nothing happens by itself."""
+        return True
+
+    def failed(self, entries: list[Entry]) -> None:
+        """Archives that a tritonserver which was started again cannot load stay so until they are unloaded."""
+
+    def load(self, name: str, url: str, target: str) -> None:
+        """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
+        if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
+            expected = f"1 to {LONGEST_NAME} printable characters, the first one no slash"
+            raise InvalidRequest(f"'model_name' must be {expected}")
+        archive = locate(url, self.settings.models_root)
+        with self.manager.changing(name):
+            if (loaded := self.manager.get(name)) is not None:
+                raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
+            entry = self._admit(name, url, target, archive)
+            try:
+                self._stage(entry, archive)
+                self._load(entry)
+            except BaseException:
+                self._drop(entry)
+                raise
+            finally:
+                self._promised.pop(name, None)
+            self.manager.update(entry, state=READY)
+        log.info("loaded %s (%s) from %s", target, name, archive.folder)
+
+    def unload(self, name: str) -> None:
+        """Return when its memory is free. Raise ModelNotLoaded, TritonTimeout, TritonUnavailable."""
+        with self.manager.changing(name):
+            entry = self.manager.get(name)
+            if entry is None:
+                raise ModelNotLoaded(name)
+            self.manager.unload(entry)
+        log.info("unloaded %s (%s)", entry.target, name)
+
+    def _admit(self, name: str, url: str, target: str, archive: Archive) -> Entry:
+        """Write the load into the table, so that others count its memory. Raise OutOfMemory, ModelAlreadyLoaded."""
+        needed = estimate(archive.weight(), len(archive.parts))
+        pid = self.manager.pid()
+        if not pid:
+            raise TritonUnavailable("tritonserver is being started (again): try again shortly")
+        with self._admitting:
+            used = used_by(pid) + sum(self._promised.values())
+            if reason := self.budget.shortfall(used, needed):
+                raise OutOfMemory(f"'{target}' is not loaded: {reason}")
+            if (other := self.manager.models().by_target.get(target)) and other.name != name:
+                raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
+            own = triton_name(target)
+            inner = [part.name for part in archive.parts if part != archive.folder]
+            parts = tuple(f"{own}__{part}" for part in inner) if self.settings.namespaces else tuple(inner)
+            self._check_free(own, parts)
+            slot = self.manager.free_slot()
+            load = secrets.token_hex(8)
+            began = time.monotonic()
+            entry = Entry(name, own, str(archive.folder), load, slot, parts=parts, target=target, url=url, began=began)
+            self.manager.put(entry)
+            self._promised[name] = needed
+        return entry
+
+    def _check_free(self, own: str, parts: tuple[str, ...]) -> None:
+        """Without namespaces two archives may name a part alike. Raise LoadFailed."""
+        for other in self.manager.models().entries.values():
+            if taken := {own, *parts} & {other.triton_name, *other.parts}:
+                raise LoadFailed(
+                    f"'{other.name}' has a model {', '.join(sorted(taken))} too, and "
+                    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false keeps their names: rename one"
+                )
+
+    def _stage(self, entry: Entry, archive: Archive) -> None:
+        inner = [part for part in archive.parts if part != archive.folder]
+        names = {part.name: name for part, name in zip(inner, entry.parts, strict=True)}
+        for part in archive.parts:
+            name = names.get(part.name, entry.triton_name) if part != archive.folder else entry.triton_name
+            if choice := self.manager.store.stage(part, name, names):
+                log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice)
+
+    def _load(self, entry: Entry) -> None:
+        try:
+            self.manager.load(entry)
+        except (TritonTimeout, TritonUnavailable):
+            raise
+        except ServingError as err:
+            text = f"'{entry.target}' cannot be loaded: {self.manager.in_words(entry, str(err))}"
+            raise (OutOfMemory if is_out_of_memory(str(err)) else LoadFailed)(text) from err
+
+    def _drop(self, entry: Entry) -> None:
+        """Triton keeps the parts that it loaded before their ensemble failed, and may still be loading."""
+        for name in (entry.triton_name, *entry.parts):
+            with suppress(ServingError):
+                self.manager.gateway.unload(name)
+        self.manager.forget(entry)
+
+
+def triton_name(target: str) -> str:
+    """Return Triton's name of a model: the Target-Model. Triton's HTTP endpoint finds no name with a slash and its
+    Python backend none with a space, so other characters than these are replaced, and a digest keeps names apart."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100]
+    return name if name == target else f"{name}-{digest(target)[:8]}"

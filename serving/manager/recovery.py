@@ -1,0 +1,212 @@
+"""Starts models again whose processes have died, each alone; refuses those that die too often.
+
+    a call reports a dead process, or a look finds one -> Triton unloads and loads that model -> it is served again
+                                                       -> after too many deaths: it is unloaded, and tried again later
+
+Triton 24.10 never ends the unload of an instance whose process has died. But a load goes on beside it, and its new
+instances can be unloaded as any: so a model is unloaded, loaded, and where it shall be gone unloaded again. About 36
+threads and 1 MB of /dev/shm of the old instance stay, which is why MOST_RELOADS bounds these.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.host.processes import Death, Stub, Stubs
+from serving.manager.manager import Manager
+from serving.models.table import READY, REFUSED, RESTARTING, Entry
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 2.0  # between two looks at all processes, each some 20 ms with 1,000 models
+WINDOW = 60.0
+CRASHES_ALLOWED = 3  # within WINDOW: a request that kills its model may come a few times, as callers try again
+REFUSED_SECONDS = 300.0  # the first time; each further time twice as long
+REFUSED_MOST = 24 * 3600.0
+MOST_RELOADS = 20  # of one tritonserver: 20 MB of a /dev/shm of 64 MB; then it is restarted
+IN_TROUBLE = (RESTARTING, REFUSED)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What Triton said to a call that began at that time (time.monotonic), and Triton's names of the model and of its
+    parts."""
+
+    models: list[str]
+    details: str
+    began: float
+
+
+@dataclass
+class _History:
+    crashes: deque[float] = field(default_factory=deque)
+    refusals: int = 0
+    ended: float = 0.0  # the last work: what died before it is gone
+    busy: bool = False
+
+    def recent(self, now: float) -> int:
+        while self.crashes and self.crashes[0] <= now - WINDOW:
+            self.crashes.popleft()
+        return len(self.crashes)
+
+
+class Recovery:
+    """For one thread, but for `report`."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._stubs, self._histories = Stubs(), dict[tuple[str, str], _History]()
+        self._pid, self._reloads, self._looked = 0, 0, 0.0
+        self._reports: deque[Report] = deque()
+        self._done: deque[tuple[Entry, bool, float]] = deque()  # what was worked on, whether it serves, since when
+
+    def report(self, report: Report) -> None:
+        """A call met a dead process."""
+        self._reports.append(report)
+
+    def forget(self, pid: int) -> None:
+        """Another tritonserver has begun, with all models anew."""
+        self._pid, self._reloads, self._looked = pid, 0, 0.0
+        loads = {(entry.load, entry.name) for entry in self._manager.models().entries.values()}
+        self._histories = {load: history for load, history in self._histories.items() if load in loads}
+
+    def step(self) -> None:
+        """One look at everything; nearly always there is nothing to see."""
+        now = time.monotonic()
+        done = [self._done.popleft() for _ in range(len(self._done))]
+        if done or now > self._looked + LOOK_SECONDS:
+            self._look(now)
+        self._finish(done)
+        while self._reports:
+            self._answer(self._reports.popleft())
+        for entry in self._manager.models().entries.values():
+            is_due = entry.state in IN_TROUBLE and entry.until <= time.monotonic()
+            if is_due and not self._history(entry).busy:
+                self._begin(self._reload, entry, entry.reason)
+
+    def _answer(self, report: Report) -> None:
+        """The processes themselves say more of how they ended."""
+        for _ in range(2):
+            self._look(time.monotonic())
+        if owner := self._owner(report.models, report.details):
+            self._handle(owner, report.details, report.began)
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        for death in self._stubs.look(self._pid):
+            if entry := self._entry_of(death.stub):
+                self._handle(entry, _told(death), death.alive)
+
+    def _entry_of(self, stub: Stub) -> Entry | None:
+        """Return the model whose process it is. Triton starts it with the model's folder, run/models/NAME/1."""
+        return self._entry(stub.file.parts[-3]) if len(stub.file.parts) > 2 else None
+
+    def _entry(self, name: str) -> Entry | None:
+        """Return the model of Triton's name, or the archive with a part of that name."""
+        models = self._manager.models()
+        archives = (entry for entry in models.entries.values() if entry.target and name in entry.parts)
+        return models.by_triton_name.get(name) or next(archives, None)
+
+    def _owner(self, names: list[str], details: str) -> Entry | None:
+        """Return of the model that was called and its parts that one whose process Triton named. An ensemble has none.
+        None if Triton named no process: whether one has died, the processes alone tell."""
+        if "'" not in details:
+            return None
+        called = names[1:] or names
+        instances = [stub for stub, _ in self._stubs.all() if f"'{stub.instance}'" in details]
+        own = {stub.file.parts[-3] for stub in instances if len(stub.file.parts) > 2}
+        named = (name for name in called if name in own or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
+        return self._entry(next(named, called[0]))
+
+    def _handle(self, entry: Entry, reason: str, began: float) -> None:
+        """A crash that a call met which began at that time: before the end of the last work, or before the load, it is
+        that of an old process."""
+        history = self._history(entry)
+        if history.busy or began <= max(history.ended, entry.began) or entry.state not in (READY, *IN_TROUBLE):
+            return
+        now = time.monotonic()
+        history.crashes.append(now)
+        self._manager.count_death(entry.name)
+        if (times := history.recent(now)) > CRASHES_ALLOWED:
+            self._begin(
+                self._refuse, entry, f"its processes died {times} times within {WINDOW:g} s, the last: {reason}"
+            )
+        elif self._reloads >= MOST_RELOADS:
+            again = f"models had to be started again {self._reloads} times"
+            self._manager.ask_restart(f"model '{entry.name}': {reason}; {again}")
+        else:
+            log.warning("model '%s' is started again: %s", entry.name, reason)
+            self._begin(self._reload, entry, reason)
+
+    def _begin(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
+        """A load may take long, and other models may need one too."""
+        self._manager.update(entry, state=RESTARTING, reason=reason, until=0.0)
+        self._history(entry).busy = True
+        self._reloads += 1
+        name = f"reload-{entry.name}"
+        threading.Thread(target=self._work, args=(work, entry, reason), name=name, daemon=True).start()
+
+    def _finish(self, done: list[tuple[Entry, bool, float]]) -> None:
+        """What is loaded again is served from now on, as its processes have been seen: so their end can be told."""
+        for entry, serves, ended in done:
+            history = self._history(entry)
+            history.busy, history.ended = False, ended
+            if serves:
+                self._manager.update(entry, state=READY, reason="", until=0.0)
+
+    def _work(self, work: Callable[[Entry, str], bool], entry: Entry, reason: str) -> None:
+        """Nobody unloads it meanwhile; who has unloaded it before has nothing for us to do."""
+        serves = False
+        try:
+            with self._manager.changing(entry.name):
+                found = self._manager.get(entry.name)
+                serves = found is not None and found.load == entry.load and work(entry, reason)
+        except TritonTimeout:
+            self._manager.ask_restart(f"model '{entry.name}' cannot be started again: {reason}")
+        except TritonUnavailable:
+            log.info("model '%s': tritonserver has ended meanwhile", entry.name)
+        except Exception:
+            log.exception("model '%s' cannot be started again", entry.name)
+        finally:
+            self._done.append((entry, serves, time.monotonic()))
+
+    def _reload(self, entry: Entry, reason: str) -> bool:
+        """Return whether it serves again."""
+        began = time.monotonic()
+        try:
+            self._manager.reload(entry)
+        except (TritonTimeout, TritonUnavailable):
+            raise
+        except ServingError as err:
+            return self._refuse(entry, f"it cannot be started again ({reason}): {err}")
+        log.info("model '%s' serves again after %.1f s", entry.name, time.monotonic() - began)
+        return True
+
+    def _refuse(self, entry: Entry, reason: str) -> bool:
+        """Return False."""
+        history = self._history(entry)
+        seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
+        history.refusals += 1
+        self._manager.update(entry, state=REFUSED, reason=reason, until=time.monotonic() + seconds)
+        log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
+        try:
+            try:
+                self._manager.reload(entry)
+            finally:
+                self._manager.gateway.unload(entry.triton_name)
+        except (TritonTimeout, TritonUnavailable):
+            raise
+        except ServingError as err:
+            log.warning("model '%s' is not unloaded: %s", entry.name, err)
+        return False
+
+    def _history(self, entry: Entry) -> _History:
+        return self._histories.setdefault((entry.load, entry.name), _History())
+
+
+def _told(death: Death) -> str:
+    return f"process '{death.stub.instance}' died: {death.how}"

@@ -1,0 +1,202 @@
+"""What Triton reads, in every mode: `run/models/NAME/`, links to a model's files and the config.pbtxt that is served.
+
+    model folder --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
+
+To complete configurations Triton starts each Python-based model twice and waits a second for the first process to end,
+whether anything is missing or not: a load takes 1.4 s instead of 0.15 s. So if all of Triton's backends are
+Python-based, Triton is told to leave configurations as they are, and they are completed here. (Other backends complete
+more than what is missing.)
+
+`python -m serving.models.store MODEL CONFIG BACKENDS` is the process that completes one: it does what Triton's
+Python backend does with `auto_complete_config`, with the backend's own module triton_python_backend_utils. Classes that
+only its stub has, such as Tensor and Logger, are empty.
+"""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+
+from serving.errors import LoadFailed
+from serving.host.files import digest
+from serving.host.tritonserver import only_python_backends
+from serving.repository.engines import Choice, Engines
+from serving.repository.layout import CONFIG, FILES, versions
+from serving.repository.model_config import ENSEMBLE, HOOK, backend_of, is_complete, read_file, written
+from serving.settings.table import Settings
+
+HERE = Path(__file__).resolve().parents[2]
+LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, as it may be as large as the disk
+IGNORED = ("__pycache__",)
+
+
+class Store:
+    """Triton's repository in the folder `root`; safe to share between threads that stage different models."""
+
+    def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
+        self.root, self.settings, self.backends = root, settings, backends
+        self._engines = Engines(settings, backends)
+        self._completes = only_python_backends(backends)
+
+    def path(self, triton_name: str) -> Path:
+        return self.root / triton_name
+
+    def stage(self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None) -> Choice | None:
+        """Show the model in `folder` to Triton by that name; `names` are Triton's for the models that an ensemble
+        calls. Return why an engine was chosen, None if there was no choice. Raise LoadFailed, and Unreadable."""
+        shown = self.path(triton_name)
+        self.remove(triton_name)
+        shown.mkdir(parents=True)
+        for entry in folder.iterdir():
+            if entry.name not in (CONFIG, "configs"):
+                (shown / entry.name).symlink_to(entry.absolute())
+        config, choice = self._engines.made(folder)
+        config.name = ""  # Triton's name is the folder's
+        for step in config.ensemble_scheduling.step:
+            step.model_name = (names or {}).get(step.model_name, step.model_name)
+        if backend_of(config) == ENSEMBLE and not config.platform:  # Triton 24.10 does not load one without
+            config.platform = ENSEMBLE
+        (shown / CONFIG).write_text(written(config), encoding="utf-8")
+        if self._completes and backend_of(config) != ENSEMBLE and not is_complete(shown, config):
+            (shown / CONFIG).write_text(self._completed(shown, folder.name), encoding="utf-8")
+        return choice
+
+    def remove(self, triton_name: str) -> None:
+        shutil.rmtree(self.path(triton_name), ignore_errors=True)
+
+    def _completed(self, shown: Path, name: str) -> str:
+        module = "serving.models.store"
+        command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
+        seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
+        failed = f"the configuration of '{name}' is not complete, and"
+        try:
+            done = subprocess.run(command, cwd=HERE, env=environ, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired as err:
+            raise LoadFailed(f"{failed} completing it took more than {seconds:g} s") from err
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+            raise LoadFailed(f"{failed} cannot be completed: {reason}")
+        return done.stdout
+
+
+def signature(folder: Path) -> str:
+    """Return a fingerprint that changes whenever a file in the folder changes; "" if there is no folder."""
+    try:
+        rows = [_row(folder, path) for path in _entries(folder)]
+    except FileNotFoundError:  # removed while we looked
+        rows = []
+    return digest("\n".join(rows)) if rows else ""
+
+
+def copy(folder: Path, target: Path) -> None:
+    """Copy `folder` to `target`. A file larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on
+    another file system. Raise OSError."""
+    target.mkdir(parents=True)
+    for path in _entries(folder):
+        copied = target / path.relative_to(folder)
+        if path.is_dir():
+            copied.mkdir()
+        elif path.stat().st_size > LARGEST_COPY:
+            _link(path.resolve(), copied)
+        else:
+            shutil.copy(path, copied)
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(file)
+    except OSError:
+        target.symlink_to(file)
+
+
+def _row(folder: Path, path: Path) -> str:
+    found, name = path.stat(), path.relative_to(folder)
+    if path.is_dir():
+        return f"{name}/"
+    return f"{name} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Yield all files and folders below it, each folder before its contents. Follow links, but not in circles."""
+    above = (*above, os.path.realpath(folder))
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in IGNORED or os.path.realpath(path) in above:
+            continue
+        with suppress(FileNotFoundError):
+            if path.is_dir() or path.stat():
+                yield path
+        if path.is_dir():
+            yield from _entries(path, above)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the completed configuration. Raise ValueError if something is still missing."""
+    model, file, backends = map(Path, arguments)
+    with redirect_stdout(sys.stderr):  # what the model prints
+        config = completed(read_file(file), model, backends)
+    for tensor in (*config.input, *config.output):
+        if not tensor.dims or not tensor.data_type:
+            raise ValueError(f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}")
+    sys.stdout.write(text_format.MessageToString(config, as_utf8=True))
+    return 0
+
+
+def completed(config: Any, model: Path, backends: Path) -> Any:
+    """Return the ModelConfig with what the backend adds. Raise whatever its code raises."""
+    found = versions(model)
+    if not found:
+        return config
+    if not backend_of(config):
+        config.backend = next((name for name, file in FILES.items() if (found[-1] / file).exists()), "")
+    sys.path.insert(0, str(backends / "python"))
+    utils: Any = importlib.import_module("triton_python_backend_utils")
+    utils.__getattr__ = _absent
+    hook = _hook(config, model, found[-1], backends)
+    if hook is None:
+        return config
+    name, config.name = config.name, model.name
+    given = json_format.MessageToJson(
+        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    made = json_format.ParseDict(hook(utils.ModelConfig(given)).as_dict(), type(config)())
+    made.name = name
+    return made
+
+
+def _hook(config: Any, model: Path, version: Path, backends: Path) -> Any:
+    """Return `auto_complete_config` of the model's code, or of its backend's; None without one."""
+    backend = backend_of(config)
+    folder, module = (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
+    if not (folder / f"{module.replace('.', '/')}.py").is_file():
+        return None
+    sys.path.insert(0, str(folder))
+    os.environ["COMPLETED_MODEL"] = str(version / config.default_model_filename)
+    return getattr(importlib.import_module(module).TritonPythonModel, HOOK, None)
+
+
+class _Absent(type):
+    """The type of a class whose methods do nothing."""
+
+    def __getattr__(cls, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _absent(name: str) -> Any:
+    """Return a class for a name that triton_python_backend_utils does not have."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Absent(name, (), {})
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Exception as err:
+        sys.exit(f"{type(err).__name__}: {' '.join(str(err).split())}")

@@ -1,0 +1,148 @@
+"""What is known of each model: one JSON file, which the manager replaces and everybody reads. Standard library only.
+
+serve --the first table--> manager --every change--> models.json --stat, parse once--> each worker
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting, ServingError
+
+LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
+    "loading", "ready", "restarting", "refused", "failed", "unloading"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model. `name` is its callers' name for it (the platform's, in multi-model mode), `triton_name` Triton's.
+
+    `folder` is what its client is made from, `load` an id of this load, `slot` counts its calls (leases.py). `parts`
+    are Triton's names of the models that an ensemble calls. `reason` says why it is not ready, and `until` when a
+    refused one is tried again (time.monotonic, as `began`, the time of the load). An archive has its Target-Model and
+    its URL, a folder that is watched its signature (manager/on_change.py) and the folder that was copied.
+    """
+
+    name: str
+    triton_name: str
+    folder: str
+    load: str
+    slot: int
+    state: str = LOADING
+    parts: tuple[str, ...] = ()
+    reason: str = ""
+    until: float = 0.0
+    began: float = 0.0
+    target: str = ""
+    url: str = ""
+    signature: str = ""
+    source: str = ""
+
+    def error(self) -> ServingError | None:
+        """Return why it does not answer, None when it does."""
+        if self.state == READY:
+            return None
+        if self.state == RESTARTING:
+            return ModelRestarting(self.name, self.reason)
+        if self.state == REFUSED:
+            return ModelRefused(self.name, self.reason, max(1, round(self.until - time.monotonic())))
+        if self.state == FAILED:
+            return ModelFailed(self.name, self.reason)
+        return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A change of these models' folders (name -> signature) that is not served; `reasons` has a line a mistake."""
+
+    folders: dict[str, str]
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Models:
+    """The table: models by name, what was refused, how often a process of each model died, and the process id of the
+    tritonserver of which all this is true."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    refused: tuple[Refusal, ...] = ()
+    deaths: Mapping[str, int] = field(default_factory=dict)
+    server: int = 0
+
+    @cached_property
+    def served(self) -> dict[str, Entry]:
+        """Without those that are being unloaded, which no call may begin to use."""
+        return {name: entry for name, entry in self.entries.items() if entry.state != UNLOADING}
+
+    @cached_property
+    def by_triton_name(self) -> dict[str, Entry]:
+        return {entry.triton_name: entry for entry in self.served.values()}
+
+    @cached_property
+    def by_target(self) -> dict[str, Entry]:
+        """Archives by their Target-Model, or by the platform's name."""
+        return {**self.served, **{entry.target: entry for entry in self.served.values() if entry.target}}
+
+    def closure(self, entry: Entry) -> Iterator[Entry]:
+        """Yield the model, and what it calls, however deep. A circle, which Triton does not load, ends it."""
+        left, seen = [entry], set[str]()
+        while left:
+            if (one := left.pop(0)).name not in seen:
+                seen.add(one.name)
+                yield one
+                left += [self.by_triton_name[part] for part in one.parts if part in self.by_triton_name]
+
+    def error(self, entry: Entry) -> ServingError | None:
+        """Return why the model does not answer: for an ensemble it may be one of its parts that does not."""
+        errors = (one.error() for one in [*self.closure(entry)][::-1])
+        return next((error for error in errors if error), None)
+
+
+class Table:
+    """The file. Only one process writes it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._read: tuple[int, Models] = (0, Models())
+
+    def look(self) -> Models:
+        """Return the table as it is now: one stat, and the parsed table of the last look if nothing has changed."""
+        try:
+            version = self.file.stat().st_mtime_ns
+        except FileNotFoundError:  # nothing is known yet
+            return Models()
+        if self._read[0] != version:
+            with self.file.open("rb") as opened:
+                self._read = os.fstat(opened.fileno()).st_mtime_ns, _parsed(json.load(opened))
+        return self._read[1]
+
+    def write(self, models: Models) -> None:
+        """Replace the file in one step. Its time is its version: a number that no other version has. Raise OSError."""
+        temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
+        document = {
+            "models": [asdict(entry) for entry in models.entries.values()],
+            "refused": [asdict(each) for each in models.refused],
+            "deaths": dict(models.deaths),
+            "server": models.server,
+        }
+        temporary.write_text(json.dumps(document), encoding="utf-8")
+        version = time.monotonic_ns()
+        os.utime(temporary, ns=(version, version))
+        temporary.replace(self.file)
+
+
+def _parsed(document: Any) -> Models:
+    entries = [Entry(**each | {"parts": tuple(each["parts"])}) for each in document["models"]]
+    return Models(
+        {entry.name: entry for entry in entries},
+        tuple(Refusal(**each) for each in document["refused"]),
+        document["deaths"],
+        document["server"],
+    )

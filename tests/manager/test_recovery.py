@@ -1,0 +1,170 @@
+"""The policy of recovery, with a Triton that only says that it has loaded a model."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.errors import InvalidRequest, ServingError, TritonTimeout
+from serving.host.status import ProcessStatus, write_status
+from serving.manager.manager import Manager
+from serving.manager.recovery import CRASHES_ALLOWED, MOST_RELOADS, Recovery, Report
+from serving.models.table import READY, REFUSED, RESTARTING, Entry, Table
+from serving.settings.table import Settings
+from serving.triton.gateway import TritonGateway
+from tests.support.harness import wait_until
+
+pytestmark = pytest.mark.unit
+
+DIED = "Stub process 'm_0_0' is not healthy"
+NOW = float("inf")  # after every reload
+NAMES = ["m", "other", "chain", "last", *(f"m{number}" for number in range(MOST_RELOADS))]
+
+
+class FakeTriton(TritonGateway):
+    """Fails a load with `error`."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1", 1)
+        self.error: ServingError | None = None
+        self.loads: list[str] = []
+        self.unloads: list[str] = []
+
+    def load(self, model: str, timeout: float) -> None:
+        self.loads.append(model)
+        if self.error:
+            raise self.error
+
+    def unload(self, model: str) -> None:
+        self.unloads.append(model)
+
+
+class World:
+    """The models NAMES are served; `chain` calls the first two. The id of tritonserver's process is no process's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings, self.triton = replace(Settings(), run_dir=folder, workers=1), FakeTriton()
+        self.runs_as(1)
+        self.manager = Manager(self.settings, self.triton)
+        self.manager.put(*(Entry(name, name, "", "load", slot, READY) for slot, name in enumerate(NAMES)))
+        self.recovery = Recovery(self.manager)
+        self.recovery.forget(2**22 + 1)
+        self.recovery.step()
+
+    @property
+    def request(self) -> Path:
+        return self.settings.triton_restart_request
+
+    def runs_as(self, start: int) -> None:
+        write_status(self.settings.status_file, "ready", {"tritonserver": ProcessStatus(2**22 + 1, start)})
+
+    def state(self, name: str = "m") -> str:
+        """As the workers read it."""
+        return Table(self.settings.table_file).look().entries[name].state
+
+    def deaths(self) -> dict[str, int]:
+        return dict(Table(self.settings.table_file).look().deaths)
+
+    def reason(self, name: str = "m") -> str:
+        return str(Table(self.settings.table_file).look().entries[name].error())
+
+    def die(self, name: str = "m", began: float = NOW) -> None:
+        self.recovery.report(Report([name], DIED, began))
+        self.recovery.step()
+        self.step_until(lambda: not any(each.busy for each in self.recovery._histories.values()), "nothing is loaded")
+
+    def step_until(self, condition: Callable[[], object], what: str) -> None:
+        def holds() -> object:
+            self.recovery.step()
+            return condition()
+
+        wait_until(holds, what)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:
+    world.die()
+    assert (world.triton.unloads, world.triton.loads, world.deaths()) == (["m"], ["m"], {"m": 1})
+    assert world.state() == READY
+
+
+def test_while_it_is_loaded_again_no_call_begins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    world.recovery.report(Report(["m"], DIED, NOW))
+    world.recovery.step()
+    assert world.state() == RESTARTING
+
+
+def test_a_call_that_began_before_the_last_reload_says_nothing_new(world: World) -> None:
+    world.die()
+    world.die(began=1.0)
+    assert world.triton.loads == ["m"]
+
+
+def test_one_that_dies_too_often_is_refused_and_the_others_are_not(world: World) -> None:
+    for _ in range(CRASHES_ALLOWED + 1):
+        world.die()
+    assert world.state() == REFUSED
+    assert "'m'" in world.reason() and "'m_0_0'" in world.reason()
+    assert (len(world.triton.unloads), len(world.triton.loads)) == (CRASHES_ALLOWED + 2, CRASHES_ALLOWED + 1)
+    assert world.state("other") == READY
+
+
+def test_a_call_that_began_before_it_was_refused_says_nothing_of_its_next_load(world: World) -> None:
+    for _ in range(CRASHES_ALLOWED):
+        world.die()
+    began = time.monotonic()
+    world.die()
+    world.manager.put(Entry("m", "m", "", "another load", 0, READY, began=time.monotonic()))
+    world.die(began=began)
+    assert world.state() == READY and world.deaths() == {"m": CRASHES_ALLOWED + 1}
+
+
+def test_of_an_ensemble_the_part_is_started_again_whose_process_died(world: World) -> None:
+    world.recovery.report(Report(["chain", "other", "m"], DIED, NOW))
+    world.step_until(lambda: world.triton.loads, "something is loaded")
+    assert world.triton.loads == ["m"]
+
+
+def test_a_report_that_names_no_process_starts_nothing_again_that_lives(world: World) -> None:
+    world.recovery.report(Report(["chain", "other", "m"], "Failed to obtain the health mutex", NOW))
+    world.recovery.step()
+    assert (world.triton.loads, world.deaths(), world.state("chain")) == ([], {}, READY)
+
+
+def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World) -> None:
+    world.triton.error = InvalidRequest("no such weights")
+    world.die()
+    assert world.state() == REFUSED
+    assert "no such weights" in world.reason()
+
+
+def test_when_triton_does_not_load_it_in_time_a_restart_of_this_start_is_asked_for(world: World) -> None:
+    world.runs_as(7)
+    world.triton.error = TritonTimeout("late")
+    world.recovery.report(Report(["m"], DIED, NOW))
+    world.step_until(world.request.exists, "it is asked for")
+    assert world.request.read_text().startswith("7 model 'm' ")
+
+
+def test_after_many_reloads_tritonserver_is_restarted_for_what_it_keeps_of_the_dead(world: World) -> None:
+    for number in range(MOST_RELOADS):
+        world.die(f"m{number}")
+    assert not world.request.exists()
+    world.die("last")
+    assert f"{MOST_RELOADS} times" in world.request.read_text()
+
+
+def test_a_refusal_ends_when_its_time_is_over_also_with_another_manager(world: World) -> None:
+    world.manager.put(Entry("m", "m", "", "load", 0, REFUSED, reason="it died", until=1.0))
+    recovery = Recovery(Manager(world.settings, world.triton))
+    world.recovery = recovery
+    world.step_until(lambda: world.state() == READY, "it is served again")
+    assert world.triton.loads == ["m"]

@@ -1,0 +1,121 @@
+"""The table as the manager writes it and a worker reads it; and that no call uses a model that was unloaded."""
+
+import itertools
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
+from serving.models.leases import Leases
+from serving.models.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Refusal, Table
+
+pytestmark = pytest.mark.unit
+
+PART = Entry("part", "part", "/m/part", "a1", 0, READY)
+WHOLE = Entry("whole", "whole", "/m/whole", "a1", 1, READY, parts=("part", "whole"))
+ARCHIVE = Entry("n/1", "t.tar.gz", "/m/n", "b2", 2, READY, target="t.tar.gz", url="/u")
+
+
+def models(*entries: Entry) -> Models:
+    return Models({entry.name: entry for entry in entries})
+
+
+def test_a_worker_reads_what_the_manager_wrote_however_fast_it_changes(tmp_path: Path) -> None:
+    writer, reader = Table(tmp_path / "table"), Table(tmp_path / "table")
+    assert reader.look() == Models()
+    for number in range(50):
+        written = replace(
+            models(PART, ARCHIVE), refused=(Refusal({"x": str(number)}, ["no"]),), deaths={"part": number}
+        )
+        writer.write(written)
+        assert reader.look() == written
+    assert reader.look() is reader.look(), "it is parsed once"
+
+
+def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded() -> None:
+    table = models(PART, ARCHIVE)
+    assert table.by_target["t.tar.gz"] == table.by_target["n/1"] == table.by_triton_name["t.tar.gz"] == ARCHIVE
+    leaving = models(PART, replace(ARCHIVE, state=UNLOADING))
+    assert leaving.by_target.keys() == leaving.served.keys() == {"part"}
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [(LOADING, ModelNotReady), (RESTARTING, ModelRestarting), (REFUSED, ModelRefused), (FAILED, ModelFailed)],
+)
+def test_an_ensemble_does_not_answer_while_a_part_does_not_and_has_its_reason(
+    state: str, error: type[Exception]
+) -> None:
+    broken = replace(PART, state=state, reason="its reason", until=time.monotonic() + 60)
+    table = models(broken, WHOLE, ARCHIVE)
+    found = table.error(WHOLE)
+    assert isinstance(found, error) and "'part'" in str(found)
+    assert state == LOADING or "its reason" in str(found)
+    assert table.error(ARCHIVE) is None
+
+
+def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
+    """A call in the steps of Registry.use: look, count, look again, use, end."""
+    found = table.look().served.get("part")
+    yield
+    if found is None:
+        return
+    leases.add(row, found.slot, 1)
+    yield
+    again = table.look().served.get("part")
+    yield
+    if again is not None and again.load == found.load:
+        used.append(row)
+        yield
+        used.remove(row)
+    leases.add(row, found.slot, -1)
+
+
+def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
+    """The manager's steps: mark, wait for the calls, unload."""
+    table.write(models(replace(PART, state=UNLOADING)))
+    yield
+    while leases.sum(PART.slot):
+        yield
+    assert not used, "a call uses a model that is being unloaded"
+    table.write(Models())
+
+
+def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> None:
+    """Let each step be the next one of the actor that `order` names, then all that are left."""
+    for number in (*order, *itertools.chain.from_iterable([0, 1, 2] for _ in range(12))):
+        next(actors[number], None)
+    assert all(next(actor, "ended") == "ended" for actor in actors)
+
+
+def test_in_no_order_of_two_workers_and_the_manager_is_a_model_unloaded_that_a_call_uses(tmp_path: Path) -> None:
+    steps = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
+    orders = list(_distinct(steps))
+    assert len(orders) == 3150
+    for order in orders:
+        table, leases, used = Table(tmp_path / "table"), Leases(None, 2), list[int]()
+        table.write(models(PART))
+        play(order, [call(table, leases, 0, used), call(table, leases, 1, used), unload(table, leases, used)])
+        assert leases.sum(PART.slot) == 0
+
+
+def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:
+    """Yield each order of the steps once."""
+    if not steps:
+        yield ()
+    for first in sorted(set(steps)):
+        left = list(steps)
+        left.remove(first)
+        yield from ((first, *rest) for rest in _distinct(tuple(left)))
+
+
+def test_the_calls_of_a_worker_that_has_died_are_forgotten_and_all_processes_count_in_one_file(tmp_path: Path) -> None:
+    worker, manager = Leases(tmp_path / "leases", 3), Leases(tmp_path / "leases", 3)
+    worker.add(1, 7, 1)
+    worker.add(2, 7, 2)
+    assert manager.sum(7) == 3
+    worker.clear(2)
+    assert (manager.sum(7), manager.rows) == (1, 3)
