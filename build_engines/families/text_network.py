@@ -178,7 +178,7 @@ def _check_padding(network: _Exported) -> None:
         if not all(_close(one, each[-1:, : one.shape[1]], None) for one, each in zip(alone, wanted, strict=True)):
             raise BuildError(
                 f"the answers of a {type(network.network).__name__} depend on the padding behind a text, and texts "
-                "are padded: export it to ONNX, and build that with --client bert --max-batch-size 1"
+                "are padded: export it to ONNX, and build that: --client bert --tokenizer FOLDER --max-batch-size 1"
             )
 
 
