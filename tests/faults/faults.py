@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.support.harness import Server
+from tests.support.harness import Server, wait_until
 
 SHM_MB, RUN_DIR_MB = 128, 64
 SECONDS_FULL = 5.0
@@ -149,6 +149,27 @@ def slow_executes(server: Confined) -> Condition:
     return lambda: not any(thread.is_alive() for thread in threads)
 
 
+def stub_and_manager(server: Confined) -> Condition:
+    """The manager dies before, or while, it starts the model again whose process has died."""
+    killed, manager = stub(server), wait_until(lambda: server.pid("manager"), "a manager")
+    os.kill(killed, signal.SIGKILL)
+    os.kill(manager, signal.SIGKILL)
+
+    def answers() -> bool:
+        tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+        return server.post("/v2/models/scale/versions/2/infer", json={"inputs": [tensor]}).status_code == 200
+
+    return lambda: server.pid("manager") not in (None, manager) and answers()
+
+
+def without_socket(server: Confined) -> Condition:
+    """Nobody hears of a dead process; the manager's own look finds it."""
+    killed = stub(server)
+    server.inside(server.run_dir / "deaths.sock").unlink()
+    os.kill(killed, signal.SIGKILL)
+    return lambda: is_gone(killed)
+
+
 def model_exits(server: Confined) -> Condition:
     def answers(x: float) -> bool:
         tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [x]}
@@ -160,11 +181,12 @@ def model_exits(server: Confined) -> Condition:
 
 def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
     """To each kind of process."""
-    for name in ("tritonserver", "gunicorn", "nginx"):
-        whole, cuts = (name, False) if name == "tritonserver" else (f"{name}'s master", True)
-        yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), cuts=cuts)
-        if name != "tritonserver":
-            yield Fault(f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=cuts)
+    for name in ("tritonserver", "manager", "gunicorn", "nginx"):
+        has_workers = name in ("gunicorn", "nginx")
+        whole = f"{name}'s master" if has_workers else name
+        yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), cuts=has_workers)
+        if has_workers:
+            yield Fault(f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=True)
 
 
 FAULTS = [
@@ -172,6 +194,9 @@ FAULTS = [
     *_signals(signal.SIGTERM, "asked to end"),
     Fault("a model's process killed (SIGKILL)", send(signal.SIGKILL, stub)),
     Fault("tritonserver stopped (SIGSTOP)", send(signal.SIGSTOP, master("tritonserver"))),
+    Fault("manager stopped (SIGSTOP)", send(signal.SIGSTOP, master("manager"))),
+    Fault("a model's process and the manager killed", stub_and_manager),
+    Fault("a model's process killed while the manager's socket is gone", without_socket),
     Fault("a worker of gunicorn stopped (SIGSTOP)", send(signal.SIGSTOP, worker("gunicorn")), cuts=True),
     Fault("a model ends its process in execute", model_exits),
     Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),

@@ -483,7 +483,7 @@ def test_while_the_manager_is_gone_loaded_models_answer_and_then_it_takes_up_the
     with Load(lambda _: running.invoke("first", 1), callers=2) as load:
         os.kill(killed, stopped)
         wait_until(lambda: load.answers["200"] > 50, "calls")
-        wait_until(lambda: running.server.pid("manager") not in (0, killed), "another manager")
+        wait_until(lambda: running.server.pid("manager") not in (None, killed), "another manager")
         wait_until(lambda: running.load("meanwhile", "meanwhile").status_code in (200, 409), "it loads")
     assert set(load.answers) == {"200"}
     assert predictions(running.invoke("meanwhile", 1)) == [{"three": 3.0}]

@@ -14,7 +14,7 @@ from build_engines.recipes import Recipe
 from build_engines.weights import sources
 from tests.support.harness import PATIENCE, ROOT
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize(
