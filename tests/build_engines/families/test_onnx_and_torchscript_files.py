@@ -116,6 +116,8 @@ def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
         ({"client": "resnet", "labels": Path(__file__)}, "labels"),
         ({"client": "nobody"}, "nobody"),
         ({"client": "bert"}, "tokenizer"),
+        ({"client": "resnet", "size": 320}, "--size 320"),
+        ({"size": 320}, "--size 320"),
     ],
 )
 def test_what_would_not_be_served_is_not_built(options: Any, message: str, tmp_path: Path) -> None:
@@ -216,12 +218,6 @@ def test_a_detector_of_a_free_size_gets_the_size_of_its_file_or_of_the_flag(
     assert client
     (images,) = client.preprocess([picture().resize((800, 800))]).values()
     assert images.shape[-2:] == (side, side)
-
-
-@pytest.mark.parametrize("client", ["resnet", ""])
-def test_a_size_that_the_file_does_not_take_is_refused(client: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--size 320"):
-        made(tmp_path, save_classifier(tmp_path / "c.onnx"), client=client, size=320)
 
 
 def save_with_ending(path: Path, *operators: str) -> Path:
@@ -415,10 +411,3 @@ def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(tmp_path:
 def test_an_input_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):
         parse_inputs([text])
-
-
-def test_an_input_may_have_a_name_and_no_dimension() -> None:
-    assert parse_inputs(["x:INT64:-1,2", "BOOL:"]) == (
-        TensorSpec("x", "INT64", (-1, 2)),
-        TensorSpec("INPUT__1", "BOOL", ()),
-    )

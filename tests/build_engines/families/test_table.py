@@ -97,12 +97,6 @@ def test_models_that_were_trained_with_empty_cells_take_them(tmp_path: Path) -> 
     assert columns(stored)[0] == "sepal length (cm)"
 
 
-def test_a_model_that_the_converter_does_not_wholly_know_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="Pipeline"):
-        made(tmp_path, trained.misconverted(tmp_path).file)
-    assert not (tmp_path / "models").exists()
-
-
 def test_a_pickle_is_read_only_where_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     joblib.dump(trained.Code(), tmp_path / "model.joblib")
