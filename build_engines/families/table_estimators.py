@@ -13,21 +13,25 @@ import numpy as np
 import onnx
 
 from build_engines.errors import BuildError, UsageError, brief
-from build_engines.families import table_graph
-from build_engines.families.table_comparison import (
+from build_engines.families import table
+from build_engines.families.table_rows import (
     AGREEING,
     PREDICTIONS,
     PROBABILITIES,
+    Array,
+    Column,
     agreement,
     answers,
     feed,
+    is_missing,
     missing_columns,
+    of_file,
     same_in_fp32,
+    sample,
 )
-from build_engines.families.table_rows import Array, Column, is_missing, of_file, sample
 from clients.base import TensorSpec
 
-OPSETS = {"": 17, table_graph.ML: 3}  # the newest that all of skl2onnx's operators have; Triton 23.01 runs them
+OPSETS = {"": 17, table.ML: 3}  # the newest that all of skl2onnx's operators have; Triton 23.01 runs them
 MATRIX = "X"
 BOOLEANS = (False, True)
 
@@ -39,7 +43,7 @@ class Converted:
 
     model: onnx.ModelProto
     columns: tuple[str, ...]
-    classes: tuple[table_graph.Class, ...]
+    classes: tuple[table.Class, ...]
     missing: str
     example: list[Any]
 
@@ -79,7 +83,7 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None
     able = missing_columns(estimator, model, columns, cells)
     kept = list(range(len(columns)))
     if are_apart(columns, estimator) and all(column.name for column in columns):
-        kept = table_graph.drop_unused_inputs(model)
+        kept = table.drop_unused_inputs(model)
     able = [place for place, old in enumerate(kept) if old in able]
     return Converted(
         model,
@@ -92,7 +96,7 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = (), data: Path | None
 
 def _compared(
     estimator: Any, columns: Sequence[Column], rows: Mapping[str, Sequence[Array]]
-) -> tuple[onnx.ModelProto, tuple[table_graph.Class, ...], dict[str, float]]:
+) -> tuple[onnx.ModelProto, tuple[table.Class, ...], dict[str, float]]:
     """Return the mended graph, its classes, and the share of `rows` whose answers are alike. Raise BuildError."""
     library = type(estimator).__module__.partition(".")[0]
     try:
@@ -102,19 +106,19 @@ def _compared(
     except Exception as err:  # the converters' errors have no common base class
         unknown = re.search(r"shape calculator for type '<class '[\w.]*\.(\w+)'>", str(err))
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
-        instead = table_graph.INSTEAD
+        instead = table.INSTEAD
         raise BuildError(f"a {type(estimator).__name__} cannot be converted to ONNX: {reason}; {instead}") from err
     cells = next(iter(rows.values()))
-    classes = table_graph.mend(model, feed(model, cells, columns))
+    classes = table.mend(model, feed(model, cells, columns))
     known = np.asarray(getattr(estimator, "classes_", ()))
     if known.dtype == bool and len(known) == len(BOOLEANS):
-        table_graph.answer_booleans(model)
+        table.answer_booleans(model)
         classes = []
     elif not classes:
         classes = known.tolist()
     shares = {which: agreement(estimator, model, columns, each) for which, each in rows.items()}
     if PROBABILITIES not in answers(estimator, cells, columns):  # skl2onnx calls all scores of classes probabilities
-        table_graph.rename_output(model, "prob", "scores")
+        table.rename_output(model, "prob", "scores")
     return model, tuple(classes), shares
 
 
