@@ -3,10 +3,8 @@
 Clients name what they take by IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or derive a codec of their own.
 """
 
-from serving.codecs.base import FORM, Codec, Limits, describe
-from serving.codecs.encoding import decode_base64, encode_image
-from serving.codecs.image import EncodedImageCodec, ImageCodec
-from serving.codecs.values import JsonCodec, RowCodec, TextCodec, read_cells
+from serving.codecs.base import FORM, Codec, JsonCodec, Limits, RowCodec, TextCodec, describe, read_cells
+from serving.codecs.image import EncodedImageCodec, ImageCodec, decode_base64, encode_image
 
 __all__ = [
     "ENCODED_IMAGE",

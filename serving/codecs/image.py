@@ -6,8 +6,10 @@
 Whatever is wrong on this way is the caller's DecodingError, for Pillow raises whatever its parsers run into.
 """
 
+import binascii
 import logging
 import warnings
+from base64 import b64decode
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -18,8 +20,6 @@ import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from serving.codecs.base import FORM, Codec, Limits, describe
-from serving.codecs.encoding import decode_base64
-from serving.codecs.modes import to_rgb
 from serving.errors import DecodingError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # others start programs or decode at once; JPEG takes MPO too
@@ -244,3 +244,61 @@ def _check(header: Header, max_image_pixels: int) -> None:
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
+
+
+STRIP_PIXELS = 2**20  # what is converted at a time
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow mode -> RGB: transparency laid on white, CMYK and palettes converted.
+
+    Levels above 255 of a 16-bit grey image become 255, as Pillow's convert and with it transformers' pipelines have it.
+
+    In strips, for on its way a pixel takes up to 16 bytes.
+    """
+    result = Image.new("RGB", image.size)
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        result.paste(_strip_to_rgb(strip), (0, top))
+    return result
+
+
+def _strip_to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode[0] in "IF":  # a copy without its info, since Pillow knows no transparency of these modes
+        return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert("RGB")
+
+
+LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def decode_base64(text: str) -> bytes:
+    """Standard or URL-safe base64, padded or not, with or without a `data:…;base64,` prefix and line ends."""
+    if text.startswith("data:") and "," in text[:256]:
+        text = text.split(",", 1)[1]
+    compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
+    try:
+        return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+    except (binascii.Error, ValueError) as err:
+        raise DecodingError(f"not base64 ({err})") from err
+
+
+def encode_image(image: Image.Image, media_type: str) -> bytes:
+    """image/jpeg (quality 90) or image/png. Raises DecodingError for an image that JPEG cannot hold."""
+    if media_type != "image/png" and max(image.size) > LONGEST_JPEG:
+        raise DecodingError(
+            f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose sides have at most "
+            f"{LONGEST_JPEG}: ask for image/png",
+            instance=0,
+        )
+    buffer = BytesIO()
+    if media_type == "image/png":
+        image.save(buffer, "PNG")
+    else:
+        image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()

@@ -23,7 +23,7 @@ from serving.errors import (
     TritonTimeout,
     TritonUnavailable,
 )
-from serving.host.status import read_tritonserver
+from serving.host.files import read_tritonserver
 from serving.inference.example import try_example
 from serving.inference.registry import Registry
 from serving.inference.service import Inference

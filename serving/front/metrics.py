@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from serving.errors import Overloaded
 from serving.front.incoming import Incoming, incoming
-from serving.host.status import read_status
+from serving.host.files import read_status
 from serving.models.admission import Admission
 from serving.models.table import Table
 

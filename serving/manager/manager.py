@@ -14,9 +14,8 @@ from typing import Any
 
 from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
 from serving.host import tritonserver
-from serving.host.files import replace_file
+from serving.host.files import read_tritonserver, replace_file
 from serving.host.processes import Stubs
-from serving.host.status import read_tritonserver
 from serving.models.leases import MODELS, Leases
 from serving.models.store import Store
 from serving.models.table import FAILED, LOADING, READY, UNLOADING, Entry, Models, Table

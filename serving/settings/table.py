@@ -317,7 +317,7 @@ class Settings:
 
     @property
     def status_file(self) -> Path:
-        """What the supervisor says about the processes, as JSON (serving/host/status.py)."""
+        """What the supervisor says about the processes, as JSON (serving/host/files.py)."""
         return self.run_dir / "status.json"
 
     @property

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serving.host.files import ProcessStatus, write_status
 from serving.host.processes import describe_exit
-from serving.host.status import ProcessStatus, write_status
 from serving.supervisor.system import STOP_SIGNALS, PermanentFailure, Process, System
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process

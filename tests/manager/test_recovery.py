@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import InvalidRequest, ServingError, TritonTimeout
-from serving.host.status import ProcessStatus, write_status
+from serving.host.files import ProcessStatus, write_status
 from serving.manager.manager import Manager
 from serving.manager.recovery import CRASHES_ALLOWED, MOST_RELOADS, Recovery, Report
 from serving.models.table import READY, REFUSED, RESTARTING, Entry, Table
