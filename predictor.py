@@ -103,7 +103,7 @@ def models() -> Response:
     `refused` has changes of model folders that are not served."""
     registry = services().registry
     described = [_describe(registry, name, versions) for name, versions in sorted(registry.index().items())]
-    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().refused]
+    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().rejected]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
 

@@ -28,7 +28,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "triton": ("serving/triton/*.py",),
     "clients": ("clients/*.py", "clients/_text/*.py"),
     "request": tuple(f"serving/{name}.py" for name in REQUEST),
-    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "inference", "manager", "preparation")},
+    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "inference", "model_manager", "preparation")},
     "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }
 STANDARD = set(sys.stdlib_module_names)

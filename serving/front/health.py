@@ -81,9 +81,9 @@ class Health:
 
     def _check_models(self, models: Models) -> None:
         """Raises ModelNotReady, ModelFailed, ModelRestarting, ModelRefused."""
-        entries = list(models.served.values())
+        entries = list(models.current.values())
         if not entries:
-            refused = "; ".join(reason for each in models.refused for reason in each.reasons)
+            refused = "; ".join(reason for each in models.rejected for reason in each.reasons)
             raise ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
         errors = {entry.name: error for entry in entries if (error := models.error(entry))}
         troubles = {name: err for name, err in errors.items() if isinstance(err, (ModelRestarting, ModelRefused))}
@@ -119,7 +119,7 @@ class Health:
     def _canary(self, generation: int) -> None:
         try:
             models = self.registry.models()
-            for name, entry in models.served.items():
+            for name, entry in models.current.items():
                 if not (self._was_ready() and models.error(entry)):
                     with self.registry.use(name) as served:
                         self._try_example(served)

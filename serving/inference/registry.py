@@ -84,7 +84,7 @@ class Registry:
         while True:
             entry = self._ready(name)
             with self.admission.model(entry):
-                if self._ready(name).load != entry.load:
+                if self._ready(name).load_id != entry.load_id:
                     continue  # it was replaced before this call counted
                 began = monotonic()
                 try:
@@ -118,7 +118,7 @@ class Registry:
     def index(self) -> dict[str, list[IndexEntry]]:
         """Return Triton's entries of each model's versions, by the name that callers know."""
         models = self.models()
-        found: dict[str, list[IndexEntry]] = {name: [] for name in models.served}
+        found: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         for each in self.gateway.index():
             if entry := models.by_triton_name.get(each.name):
                 found[entry.name].append(each)
@@ -131,12 +131,14 @@ class Registry:
     def _ready(self, name: str) -> Entry:
         """Return the entry of a model that answers. Raise why it does not."""
         models = self.models()
-        entry = (models.by_target if self._platform_loads else models.served).get(name)
+        entry = (models.by_target if self._platform_loads else models.current).get(name)
         if self._platform_loads and (entry is None or (entry.state == LOADING and not entry.reason)):
             raise ModelNotLoaded(name)
         if entry is None:
-            reasons = [reason for refusal in models.refused if name in refusal.folders for reason in refusal.reasons]
-            raise ModelFailed(name, "; ".join(reasons)) if reasons else ModelNotFound(name, models.served)
+            reasons = [
+                reason for rejection in models.rejected if name in rejection.folders for reason in rejection.reasons
+            ]
+            raise ModelFailed(name, "; ".join(reasons)) if reasons else ModelNotFound(name, models.current)
         if error := models.error(entry):
             raise error
         return entry
@@ -151,7 +153,7 @@ class Registry:
 
     def _once(self, entry: Entry) -> ServedModel:
         """Return the model with its client. Only the callers of the same model wait while it is made."""
-        key = (entry.load, entry.name)
+        key = (entry.load_id, entry.name)
         if served := self._served.get(key):
             return served
         self._forget_replaced()
@@ -167,7 +169,7 @@ class Registry:
             return
         with self._renewing:
             self._known = models
-            loads = {(entry.load, entry.name) for entry in models.entries.values()}
+            loads = {(entry.load_id, entry.name) for entry in models.entries.values()}
             for key in self._locks.keys() - loads:
                 self._locks.pop(key, None)
                 served = self._served.pop(key, None)
@@ -179,7 +181,7 @@ class Registry:
         if self._platform_loads:
             where = "in X-Amzn-SageMaker-Target-Model, or POST /models/NAME/invoke"
             raise InvalidRequest(f"no model is named; name one {where}")
-        names = sorted(self.models().served)
+        names = sorted(self.models().current)
         if len(names) != 1:
             raise InvalidRequest(
                 "no model is named; name one in the body's model_name, in "

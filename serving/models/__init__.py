@@ -1,2 +1,2 @@
-"""What is served: the folder that Triton reads (store.py), what is known of each model (table.py), and who uses it
-(leases.py)."""
+"""What is served: what is known of each model (table.py), who uses it (leases.py), and how many calls may
+(admission.py)."""

@@ -66,7 +66,7 @@ class Admission:
     @contextmanager
     def model(self, entry: Entry) -> Iterator[None]:
         """Hold one of the model's slots, which keeps it loaded. Raise Overloaded if it has none left."""
-        column = entry.slot
+        column = entry.column
         with self._lock:
             count = self._leases.sum(column)
             if count >= (self.limit - self._leases.sum(ALL_MODELS) if self._several_models else self.limit):

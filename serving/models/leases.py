@@ -1,4 +1,5 @@
-"""Counts the calls in flight in a file that all processes map: a row for each worker, a column for each model.
+"""Leases: counts of the calls in flight, in a file that all processes map: a row for each worker, a column for each
+model, one for all calls whose model is known, and one for all calls.
 
 A call counts itself and then looks at the table again; who unloads a model marks it there and then waits until its
 count is zero. So a call that still found the model is waited for, and no other begins.

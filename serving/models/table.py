@@ -24,17 +24,18 @@ LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
 class Entry:
     """A model. `name` is its callers' name for it (the platform's, in multi-model mode), `triton_name` Triton's.
 
-    `folder` is what its client is made from, `load` an id of this load, `slot` counts its calls (leases.py). `parts`
+    `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its calls in
+    the counts (leases.py). `parts`
     are Triton's names of the models that an ensemble calls. `reason` says why it is not ready, and `until` when a
     refused one is tried again (time.monotonic, as `began`, the time of the load). An archive has its Target-Model and
-    its URL, a folder that is watched its signature (manager/on_change.py) and the folder that was copied.
+    its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder that was copied.
     """
 
     name: str
     triton_name: str
     folder: str
-    load: str
-    slot: int
+    load_id: str
+    column: int
     state: str = LOADING
     parts: tuple[str, ...] = ()
     reason: str = ""
@@ -59,7 +60,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejection:
     """A change of these models' folders (name -> signature) that is not served; `reasons` has a line a mistake."""
 
     folders: dict[str, str]
@@ -68,27 +69,27 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Models:
-    """The table: models by name, what was refused, how often a process of each model died, and the process id of the
+    """The table: models by name, what was rejected, how often a process of each model died, and the process id of the
     tritonserver of which all this is true."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
-    refused: tuple[Refusal, ...] = ()
+    rejected: tuple[Rejection, ...] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)
     server: int = 0
 
     @cached_property
-    def served(self) -> dict[str, Entry]:
+    def current(self) -> dict[str, Entry]:
         """Without those that are being unloaded, which no call may begin to use."""
         return {name: entry for name, entry in self.entries.items() if entry.state != UNLOADING}
 
     @cached_property
     def by_triton_name(self) -> dict[str, Entry]:
-        return {entry.triton_name: entry for entry in self.served.values()}
+        return {entry.triton_name: entry for entry in self.current.values()}
 
     @cached_property
     def by_target(self) -> dict[str, Entry]:
         """Archives by their Target-Model, or by the platform's name."""
-        return {**self.served, **{entry.target: entry for entry in self.served.values() if entry.target}}
+        return {**self.current, **{entry.target: entry for entry in self.current.values() if entry.target}}
 
     def closure(self, entry: Entry) -> Iterator[Entry]:
         """Yield the model, and what it calls, however deep. A circle, which Triton does not load, ends it."""
@@ -128,7 +129,7 @@ class Table:
         temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
         document = {
             "models": [asdict(entry) for entry in models.entries.values()],
-            "refused": [asdict(each) for each in models.refused],
+            "rejected": [asdict(each) for each in models.rejected],
             "deaths": dict(models.deaths),
             "server": models.server,
         }
@@ -142,7 +143,7 @@ def _parsed(document: Any) -> Models:
     entries = [Entry(**each | {"parts": tuple(each["parts"])}) for each in document["models"]]
     return Models(
         {entry.name: entry for entry in entries},
-        tuple(Refusal(**each) for each in document["refused"]),
+        tuple(Rejection(**each) for each in document["rejected"]),
         document["deaths"],
         document["server"],
     )

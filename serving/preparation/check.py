@@ -34,11 +34,11 @@ from serving.host.processes import describe_exit, dying_with_us, runs
 from serving.inference.example import ask_example
 from serving.inference.registry import describe_model, make_client, served_model
 from serving.inference.service import Inference
-from serving.manager.manager import PREFACE
-from serving.models.store import Store
+from serving.model_manager.manager import PREFACE
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, read_merged
 from serving.repository.own_packages import mistake_of_packages
+from serving.repository.store import Store
 from serving.served_model import ServedModel
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
 from serving.triton.gateway import TritonGateway

@@ -2,7 +2,7 @@
 
 `serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt takes
 protobuf. The environment has the settings; it prints the JSON of repository/facts.py. With `stage` it also stages the
-models for tritonserver (manager/at_start.py).
+models for tritonserver (staging.py).
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.host.tritonserver import backend_directory
-from serving.manager import at_start
+from serving.preparation.staging import stage
 from serving.repository.engines import Choice, Engines, choice_lines
 from serving.repository.facts import Facts, ModelFacts
 from serving.repository.layout import CONFIG, LayoutError, folders_in, has_a_model, is_model, versions
@@ -40,7 +40,7 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
     facts = with_engines(facts, found.models, Engines(settings, backends))
     if not stages or (facts.unreadable and not settings.reloads):
         return facts
-    return at_start.stage(settings, found.models, facts)
+    return stage(settings, found.models, facts)
 
 
 def with_engines(facts: Facts, models: Mapping[str, Path], engines: Engines) -> Facts:

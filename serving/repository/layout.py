@@ -1,7 +1,7 @@
 """The folders of a model repository: which are models, which versions, which configuration. Standard library only.
 
 A repository is a folder of model folders; several are served as one. serve never writes to one: Triton is shown links
-to it (models/store.py).
+to it (repository/store.py).
 """
 
 import re

@@ -272,7 +272,7 @@ class Settings:
 
     @property
     def staged_folder(self) -> Path:
-        """Triton's repository: run/models/NAME/ (serving/models/store.py)."""
+        """Triton's repository: run/models/NAME/ (serving/repository/store.py)."""
         return self.run_dir / "models"
 
     @property
@@ -312,7 +312,7 @@ class Settings:
 
     @property
     def triton_restart_request(self) -> Path:
-        """Where a worker of gunicorn asks the supervisor to restart tritonserver (serving/supervisor/supervisor.py)."""
+        """Where the model manager asks the supervisor to restart tritonserver (serving/supervisor/supervisor.py)."""
         return self.run_dir / "restart-tritonserver"
 
     @property

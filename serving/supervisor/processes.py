@@ -137,7 +137,7 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 
 def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
     """The process that loads, unloads and recovers models. A SIGHUP has it look at folders that are watched."""
-    command = (sys.executable, "-m", "serving.manager")
+    command = (sys.executable, "-m", "serving.model_manager")
     passed_on = (signal.SIGHUP,) if settings.reloads else ()
     alive = (settings.manager_socket, "/")
     return Process("manager", command, environ, HERE, answers_at=alive, passed_on=passed_on)

@@ -1,4 +1,4 @@
-"""Compare the configurations that serving.models.store completes with those that Triton completes."""
+"""Compare the configurations that serving.repository.store completes with those that Triton completes."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ OPTIONS = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-bat
 
 
 def run(model: Path, backends: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "serving.models.store", str(model), str(model / "config.pbtxt"), str(backends)]
+    command = [sys.executable, "-m", "serving.repository.store", str(model), str(model / "config.pbtxt"), str(backends)]
     return subprocess.run(command, cwd=ROOT, env=OPTIONS, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 

@@ -24,7 +24,7 @@ from serving.front.incoming import Incoming, incoming, read_invocation, read_req
 from serving.inference.batch_transform import transform
 from serving.inference.registry import describe_model
 from serving.inference.service import Inference
-from serving.manager.on_request import triton_name
+from serving.model_manager.on_post import triton_name
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
 from serving.request import Body, Request, Target

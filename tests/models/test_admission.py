@@ -37,7 +37,7 @@ def fill(admission: Admission, model: str, held: ExitStack) -> int:
 
 
 @pytest.mark.parametrize(("hanging", "gets"), [(1, [60]), (2, [60, 30]), (4, [60, 30, 15, 8])])
-def test_each_model_that_hangs_gets_half_of_the_free_slots(hanging: int, gets: list[int]) -> None:
+def test_each_model_that_hangs_gets_half_of_the_free_columns(hanging: int, gets: list[int]) -> None:
     admission = Admission(120, several_models=True)
     with ExitStack() as held:
         assert [fill(admission, f"hangs {number}", held) for number in range(hanging)] == gets

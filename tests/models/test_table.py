@@ -10,7 +10,7 @@ import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
 from serving.models.leases import Leases
-from serving.models.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Refusal, Table
+from serving.models.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Rejection, Table
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +28,7 @@ def test_a_worker_reads_what_the_manager_wrote_however_fast_it_changes(tmp_path:
     assert reader.look() == Models()
     for number in range(50):
         written = replace(
-            models(PART, ARCHIVE), refused=(Refusal({"x": str(number)}, ["no"]),), deaths={"part": number}
+            models(PART, ARCHIVE), rejected=(Rejection({"x": str(number)}, ["no"]),), deaths={"part": number}
         )
         writer.write(written)
         assert reader.look() == written
@@ -39,7 +39,7 @@ def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded(
     table = models(PART, ARCHIVE)
     assert table.by_target["t.tar.gz"] == table.by_target["n/1"] == table.by_triton_name["t.tar.gz"] == ARCHIVE
     leaving = models(PART, replace(ARCHIVE, state=UNLOADING))
-    assert leaving.by_target.keys() == leaving.served.keys() == {"part"}
+    assert leaving.by_target.keys() == leaving.current.keys() == {"part"}
 
 
 @pytest.mark.parametrize(
@@ -59,26 +59,26 @@ def test_an_ensemble_does_not_answer_while_a_part_does_not_and_has_its_reason(
 
 def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
     """A call in the steps of Registry.use: look, count, look again, use, end."""
-    found = table.look().served.get("part")
+    found = table.look().current.get("part")
     yield
     if found is None:
         return
-    leases.add(row, found.slot, 1)
+    leases.add(row, found.column, 1)
     yield
-    again = table.look().served.get("part")
+    again = table.look().current.get("part")
     yield
-    if again is not None and again.load == found.load:
+    if again is not None and again.load_id == found.load_id:
         used.append(row)
         yield
         used.remove(row)
-    leases.add(row, found.slot, -1)
+    leases.add(row, found.column, -1)
 
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
     """The manager's steps: mark, wait for the calls, unload."""
     table.write(models(replace(PART, state=UNLOADING)))
     yield
-    while leases.sum(PART.slot):
+    while leases.sum(PART.column):
         yield
     assert not used, "a call uses a model that is being unloaded"
     table.write(Models())
@@ -99,7 +99,7 @@ def test_in_no_order_of_two_workers_and_the_manager_is_a_model_unloaded_that_a_c
         table, leases, used = Table(tmp_path / "table"), Leases(None, 2), list[int]()
         table.write(models(PART))
         play(order, [call(table, leases, 0, used), call(table, leases, 1, used), unload(table, leases, used)])
-        assert leases.sum(PART.slot) == 0
+        assert leases.sum(PART.column) == 0
 
 
 def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:

@@ -62,7 +62,7 @@ def test_a_start_whose_folders_are_watched_goes_on_without_a_model_that_cannot_b
     assert facts.unreadable == () and any(str(tmp_path / "models/bad") in line for line in facts.warnings)
     table = Table(tmp_path / "run/models.json").look()
     assert list(table.entries) == ["net"] and Path(table.entries["net"].folder).is_relative_to(tmp_path / "run/copies")
-    assert [list(refusal.folders) for refusal in table.refused] == [["bad"]]
+    assert [list(rejection.folders) for rejection in table.rejected] == [["bad"]]
 
 
 def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tmp_path: Path) -> None:

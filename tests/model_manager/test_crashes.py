@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.manager.test_multimodel import CONFIG, Container, expect, tensor
+from tests.model_manager.test_multimodel import CONFIG, Container, expect, tensor
 from tests.support.exits import EXITS
 from tests.support.harness import Server, wait_until
 from tests.support.load import Load

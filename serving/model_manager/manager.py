@@ -17,9 +17,9 @@ from serving.host import tritonserver
 from serving.host.files import read_tritonserver, replace_file
 from serving.host.processes import Stubs
 from serving.models.leases import MODELS, Leases
-from serving.models.store import Store
 from serving.models.table import FAILED, LOADING, READY, UNLOADING, Entry, Models, Table
 from serving.repository.model_config import with_plan_remedies
+from serving.repository.store import Store
 from serving.settings.table import Settings
 from serving.triton.gateway import IndexEntry, TritonGateway
 
@@ -70,7 +70,7 @@ class Manager:
 
         def change(models: Models) -> Models:
             found = models.entries.get(entry.name)
-            if found is None or found.load != entry.load:
+            if found is None or found.load_id != entry.load_id:
                 return models
             return replace(models, entries={**models.entries, entry.name: replace(found, **fields)})
 
@@ -79,13 +79,13 @@ class Manager:
     def count_death(self, name: str) -> None:
         self.write(lambda models: replace(models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}))
 
-    def free_slot(self, taken: Iterable[Entry] = ()) -> int:
+    def free_column(self, taken: Iterable[Entry] = ()) -> int:
         """Return a number that no model has. Raise OutOfMemory."""
-        used = {entry.slot for entry in (*self._models.entries.values(), *taken)}
-        slot = next((number for number in range(MODELS) if number not in used), None)
-        if slot is None:
+        used = {entry.column for entry in (*self._models.entries.values(), *taken)}
+        column = next((number for number in range(MODELS) if number not in used), None)
+        if column is None:
             raise OutOfMemory(f"{MODELS} models are loaded, and there can be no more: unload others")
-        return slot
+        return column
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
@@ -122,7 +122,7 @@ class Manager:
         """Take the model out of the table, wait for the calls that have begun, and have Triton unload it. Raise
         TritonTimeout, TritonUnavailable."""
         self.update(entry, state=UNLOADING)
-        if not self._becomes(lambda: self.leases.sum(entry.slot) == 0, self.settings.load_timeout):
+        if not self._becomes(lambda: self.leases.sum(entry.column) == 0, self.settings.load_timeout):
             raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
         self._end(entry)
         self.forget(entry)
@@ -213,9 +213,25 @@ class Manager:
         return with_plan_remedies(PREFACE.sub("", reason), folder)
 
 
+class AtStart:
+    """A policy: when models are loaded and unloaded. Of this one, only at the start (preparation/staging.py)."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager, self.settings = manager, manager.settings
+
+    def begin(self) -> None:
+        """Undo what a manager before this one has left half done."""
+
+    def step(self, asked: bool) -> None:
+        """Look for changes, also for those that were rejected if `asked`. It is called every second."""
+
+    def failed(self, entries: list[Entry]) -> None:
+        """Tritonserver cannot load these models at its start. /ping names one, and a first start ends."""
+
+
 def _renewed(entries: Mapping[str, Entry], found: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the entries with those that were found, unless a load has replaced them meanwhile."""
     return {
-        name: found[name] if name in found and found[name].load == entry.load else entry
+        name: found[name] if name in found and found[name].load_id == entry.load_id else entry
         for name, entry in entries.items()
     }

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.processes import Death, Stub, Stubs
-from serving.manager.manager import Manager
+from serving.model_manager.manager import Manager
 from serving.models.table import READY, REFUSED, RESTARTING, Entry
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Recovery:
     def forget(self, pid: int) -> None:
         """Another tritonserver has begun, with all models anew."""
         self._pid, self._reloads, self._looked = pid, 0, 0.0
-        loads = {(entry.load, entry.name) for entry in self._manager.models().entries.values()}
+        loads = {(entry.load_id, entry.name) for entry in self._manager.models().entries.values()}
         self._histories = {load: history for load, history in self._histories.items() if load in loads}
 
     def step(self) -> None:
@@ -112,8 +112,8 @@ class Recovery:
         return models.by_triton_name.get(name) or next(archives, None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
-        """Return of the model that was called and its parts that one whose process Triton named. An ensemble has none.
-        None if Triton named no process: whether one has died, the processes alone tell."""
+        """Return the model whose process Triton named: the one that was called, or a part of it, as an ensemble has no
+        process. Return None if Triton named none: whether one has died, only the processes tell then."""
         if "'" not in details:
             return None
         called = names[1:] or names
@@ -164,7 +164,7 @@ class Recovery:
         try:
             with self._manager.changing(entry.name):
                 found = self._manager.get(entry.name)
-                serves = found is not None and found.load == entry.load and work(entry, reason)
+                serves = found is not None and found.load_id == entry.load_id and work(entry, reason)
         except TritonTimeout:
             self._manager.ask_restart(f"model '{entry.name}' cannot be started again: {reason}")
         except TritonUnavailable:
@@ -187,7 +187,8 @@ class Recovery:
         return True
 
     def _refuse(self, entry: Entry, reason: str) -> bool:
-        """Return False."""
+        """Unload it for a while: it is loaded once more before, because the unload of a dead process never ends. Return
+        False, as it does not serve."""
         history = self._history(entry)
         seconds = min(REFUSED_SECONDS * 2**history.refusals, REFUSED_MOST)
         history.refusals += 1
@@ -205,7 +206,7 @@ class Recovery:
         return False
 
     def _history(self, entry: Entry) -> _History:
-        return self._histories.setdefault((entry.load, entry.name), _History())
+        return self._histories.setdefault((entry.load_id, entry.name), _History())
 
 
 def _told(death: Death) -> str:

@@ -8,9 +8,9 @@ import pytest
 
 from serving.errors import LoadFailed
 from serving.host.tritonserver import backend_directory
-from serving.models import store as store_module
-from serving.models.store import Store, copy, signature
+from serving.repository import store as store_module
 from serving.repository.model_config import read_config, read_file
+from serving.repository.store import Store, copy, signature
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 from tests.support.harness import ROOT

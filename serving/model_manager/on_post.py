@@ -24,8 +24,8 @@ from serving.errors import (
 from serving.host.files import digest
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
-from serving.manager.manager import Manager
-from serving.manager.memory import ModelMemory, estimate
+from serving.model_manager.manager import AtStart, Manager
+from serving.model_manager.memory import ModelMemory, estimate
 from serving.models.table import LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
 from serving.triton.errors import is_out_of_memory
@@ -34,28 +34,20 @@ log = logging.getLogger(__name__)
 LONGEST_NAME = 1024
 
 
-class OnRequest:
+class OnPost(AtStart):
     """Loads a model when POST /models says so; safe to share between threads."""
 
     def __init__(self, manager: Manager) -> None:
-        self.manager, self.settings = manager, manager.settings
+        super().__init__(manager)
         self.budget = ModelMemory(int(self.settings.model_memory_share * memory_limit()))
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Undo what a manager before this one has left half done."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING or (entry.state == LOADING and not entry.reason):
                 with suppress(ServingError):
                     self._drop(entry)
-
-    def step(self, asked: bool) -> bool:
-        """Nothing happens by itself."""
-        return True
-
-    def failed(self, entries: list[Entry]) -> None:
-        """Archives that a tritonserver which was started again cannot load stay so until they are unloaded."""
 
     def load(self, name: str, url: str, target: str) -> None:
         """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
@@ -103,10 +95,12 @@ class OnRequest:
             inner = [part.name for part in archive.parts if part != archive.folder]
             parts = tuple(f"{own}__{part}" for part in inner) if self.settings.namespaces else tuple(inner)
             self._check_free(own, parts)
-            slot = self.manager.free_slot()
+            column = self.manager.free_column()
             load = secrets.token_hex(8)
             began = time.monotonic()
-            entry = Entry(name, own, str(archive.folder), load, slot, parts=parts, target=target, url=url, began=began)
+            entry = Entry(
+                name, own, str(archive.folder), load, column, parts=parts, target=target, url=url, began=began
+            )
             self.manager.put(entry)
             self._promised[name] = needed
         return entry

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.host.processes import tree, used_by
-from serving.manager.memory import ModelMemory, estimate
+from serving.model_manager.memory import ModelMemory, estimate
 from serving.triton.errors import OUT_OF_MEMORY, is_out_of_memory
 
 pytestmark = pytest.mark.unit

@@ -4,7 +4,7 @@
                                                                            -> Triton loads it while the old one serves
 
 A call in flight may meet the new model. Models that call each other are checked together, and loaded one after the
-other. What is refused is tried again when its folder changes, or after a SIGHUP.
+other. What is rejected is tried again when its folder changes, or after a SIGHUP.
 """
 
 import logging
@@ -22,12 +22,12 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.manager.manager import Manager
-from serving.models.store import copy, signature
-from serving.models.table import READY, Entry, Refusal
+from serving.model_manager.manager import AtStart, Manager
+from serving.models.table import READY, Entry, Rejection
 from serving.repository.facts import Facts
 from serving.repository.layout import folders_in, is_model
 from serving.repository.model_config import Unreadable, parts_of, read_config
+from serving.repository.store import copy, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ SETTLED = 0.9  # seconds without a change
 KEPT = 60.0  # seconds that the copy of a model that was replaced stays: a worker may just be making its client from it
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """What lies there is not served; `reasons` has a line for each mistake."""
 
     def __init__(self, reasons: Collection[str]) -> None:
@@ -53,51 +53,44 @@ class Found:
     parts: tuple[str, ...] = ()
 
 
-class OnChange:
+class OnChange(AtStart):
     """For one thread."""
 
     def __init__(self, manager: Manager) -> None:
-        self.manager, self.settings = manager, manager.settings
+        super().__init__(manager)
         self._since: dict[str, tuple[str, float]] = {}
         self._parts: dict[tuple[Path, str], tuple[str, ...]] = {}
         self._old: list[tuple[float, Path]] = []
-
-    def begin(self) -> None:
-        """What the table has is what is served."""
 
     def failed(self, entries: list[Entry]) -> None:
         """A start goes on without a model that Triton cannot load."""
         for entry in entries:
             self.manager.forget(entry)
-            self._refuse({entry.name: entry.signature}, [entry.reason], "it is not served")
+            self._reject({entry.name: entry.signature}, [entry.reason], "it is not served")
 
-    def step(self, asked: bool) -> bool:
-        """Look once, and serve what has changed; try again what was refused if `asked`. Return whether all is served or
-        refused, and nothing is left for the next look. Raise OSError, TritonUnavailable, TritonTimeout."""
+    def step(self, asked: bool) -> None:
+        """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
         seen, now = self._seen(), time.monotonic()
         self._remove_old(now)
-        kept = () if asked else tuple(filter(partial(_is_as_it_was, seen), self.manager.models().refused))
-        self.manager.write(lambda models: replace(models, refused=kept))
+        kept = () if asked else tuple(filter(partial(_is_as_it_was, seen), self.manager.models().rejected))
+        self.manager.write(lambda models: replace(models, rejected=kept))
         for name in seen.keys() | self._since.keys():
             found = seen[name].signature if name in seen else ""
             if self._since.get(name, ("?", 0.0))[0] != found:
                 self._since[name] = (found, now)
-        is_whole = True
         for unit in self._units(seen):
             state = {name: seen[name].signature if name in seen else "" for name in sorted(unit)}
-            if any(refusal.folders == state for refusal in self.manager.models().refused):
+            if any(rejection.folders == state for rejection in self.manager.models().rejected):
                 continue
             if not asked and any(now < self._since[name][1] + SETTLED for name in unit if name in self._since):
-                is_whole = False
                 continue
             try:
                 self._change(unit, {name: seen[name] for name in unit & _wanted(self.settings, seen)})
             except CycleError:
                 circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
-                self._refuse(state, [circle], "what was served before stays")
-            except Refused as err:
-                self._refuse(state, err.reasons, "what was served before stays")
-        return is_whole
+                self._reject(state, [circle], "what was served before stays")
+            except Rejected as err:
+                self._reject(state, err.reasons, "what was served before stays")
 
     def _seen(self) -> dict[str, Found]:
         """By name. Raise OSError: a repository that cannot be read has not lost its models."""
@@ -133,7 +126,7 @@ class OnChange:
             yield unit
 
     def _change(self, unit: Collection[str], found: Mapping[str, Found]) -> None:
-        """Raise Refused; TritonUnavailable if there is no tritonserver yet."""
+        """Raise Rejected; TritonUnavailable if there is no tritonserver yet."""
         self.manager.gateway.is_live()
         graph = {name: set(found[name].parts) & found.keys() for name in sorted(found)}
         order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
@@ -144,16 +137,16 @@ class OnChange:
                 for name in order:
                     copy(found[name].folder, copies / name)
             except OSError as err:
-                raise Refused([f"{', '.join(order)}: the folder cannot be copied: {err}"]) from err
+                raise Rejected([f"{', '.join(order)}: the folder cannot be copied: {err}"]) from err
             try:
                 for note in _checked(self.settings, copies, order):
                     log.info(note)
                 for name in order:
                     self._serve(name, found[name], copies / name, load)
-            except Refused as err:
+            except Rejected as err:
                 shutil.rmtree(copies, ignore_errors=True)
                 sources = {str(copies / name): found[name].folder for name in order}
-                raise Refused([_in_words(reason, sources) for reason in err.reasons]) from err
+                raise Rejected([_in_words(reason, sources) for reason in err.reasons]) from err
         gone_first = TopologicalSorter(
             {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
         )
@@ -164,13 +157,13 @@ class OnChange:
                 log.info("%s: its folder is gone, and it is served no more", name)
 
     def _serve(self, name: str, found: Found, folder: Path, load: str) -> None:
-        """Load it in the place of the one that is served, which stays if that fails. Raise Refused."""
+        """Load it in the place of the one that is served, which stays if that fails. Raise Rejected."""
         manager, old = self.manager, self.manager.get(name)
         with manager.changing(name):
             try:
                 manager.store.stage(folder, name)
                 entry = Entry(
-                    name, name, str(folder), load, old.slot if old else manager.free_slot(), READY, found.parts,
+                    name, name, str(folder), load, old.column if old else manager.free_column(), READY, found.parts,
                     began=time.monotonic(), signature=found.signature, source=str(found.folder),
                 )  # fmt: skip
                 manager.load(entry)
@@ -181,19 +174,19 @@ class OnChange:
                     manager.store.remove(name)
                 if isinstance(err, TritonUnavailable):
                     what = "tritonserver ended while it was loaded; correct it, or send serve a SIGHUP to try it again"
-                    raise Refused([f"{name}: {what}"]) from err
-                raise Refused([f"{name}: {err}"]) from err
-            others = tuple(each for each in manager.models().refused if name not in each.folders)
-            manager.write(lambda models: replace(models, entries={**models.entries, name: entry}, refused=others))
+                    raise Rejected([f"{name}: {what}"]) from err
+                raise Rejected([f"{name}: {err}"]) from err
+            others = tuple(each for each in manager.models().rejected if name not in each.folders)
+            manager.write(lambda models: replace(models, entries={**models.entries, name: entry}, rejected=others))
         if old:
             self._old.append((time.monotonic(), Path(old.folder)))
         log.info("%s: the model that lies in %s now is served", name, found.folder)
 
-    def _refuse(self, state: dict[str, str], reasons: Sequence[str], what: str) -> None:
+    def _reject(self, state: dict[str, str], reasons: Sequence[str], what: str) -> None:
         for reason in reasons:
             log.error("%s; %s", reason, what)
-        others = tuple(each for each in self.manager.models().refused if not state.keys() & each.folders.keys())
-        self.manager.write(lambda models: replace(models, refused=(*others, Refusal(state, list(reasons)))))
+        others = tuple(each for each in self.manager.models().rejected if not state.keys() & each.folders.keys())
+        self.manager.write(lambda models: replace(models, rejected=(*others, Rejection(state, list(reasons)))))
 
     def _remove_old(self, now: float) -> None:
         while self._old and self._old[0][0] < now - KEPT:
@@ -211,8 +204,8 @@ def _wanted(settings: Settings, seen: Mapping[str, Found]) -> set[str]:
     return found
 
 
-def _is_as_it_was(seen: Mapping[str, Found], refusal: Refusal) -> bool:
-    return all(state == (seen[name].signature if name in seen else "") for name, state in refusal.folders.items())
+def _is_as_it_was(seen: Mapping[str, Found], rejection: Rejection) -> bool:
+    return all(state == (seen[name].signature if name in seen else "") for name, state in rejection.folders.items())
 
 
 def _is_served(name: str, seen: Mapping[str, Found], served: Mapping[str, Entry], wanted: Collection[str]) -> bool:
@@ -224,21 +217,21 @@ def _is_served(name: str, seen: Mapping[str, Found], served: Mapping[str, Entry]
 
 def _checked(settings: Settings, repository: Path, names: Collection[str]) -> Sequence[str]:
     """Check these models, which are all that the repository holds, as `serve --check` does. Return what the log should
-    say. Raise Refused."""
+    say. Raise Rejected."""
     own = replace(
         settings, model_repositories=(repository,), load_models=tuple(names), default_model=min(names), reload="false"
     )
     survey = _run(own, "survey")
     if survey.returncode:
-        raise Refused([f"it cannot be read: {_last(survey.stderr)}"])
+        raise Rejected([f"it cannot be read: {_last(survey.stderr)}"])
     facts = Facts.from_json(survey.stdout)
     if mistakes := facts.mistakes or facts.unreadable:
-        raise Refused([line for line in mistakes if "\n" not in line])  # the others show a repository as it should be
+        raise Rejected([line for line in mistakes if "\n" not in line])  # the others show a repository as it should be
     check = _run(own, "check", "load")
     if check.returncode:
         said = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
         lines = [line for line in check.stdout.splitlines() if not line.startswith(said)]
-        raise Refused(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"])
+        raise Rejected(lines if check.returncode == 1 and lines else [f"its check ended: {_last(check.stderr)}"])
     return (*facts.warnings, *facts.engines)
 
 
@@ -250,7 +243,7 @@ def _run(settings: Settings, module: str, *words: str) -> "subprocess.CompletedP
             command, env=environ, cwd=HERE, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as err:
-        raise Refused([f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)"]) from err
+        raise Rejected([f"its check took more than {seconds:g} s (SERVE_START_TIMEOUT)"]) from err
 
 
 def _last(text: str) -> str:

@@ -1,9 +1,9 @@
-"""python -m serving.manager: the process that loads, unloads and recovers models.
+"""python -m serving.model_manager: the process that loads, unloads and recovers models.
 
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
     a call that met a dead process       --datagram on deaths.sock--> recovery
 
-It has no Flask, no codecs and no clients. SIGHUP asks the policy for a look at once, at what was refused too.
+It has no Flask, no codecs and no clients. SIGHUP asks the policy for a look at once, at what was rejected too.
 """
 
 import json
@@ -23,11 +23,10 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.manager.at_start import AtStart
-from serving.manager.manager import Manager
-from serving.manager.on_change import OnChange
-from serving.manager.on_request import OnRequest
-from serving.manager.recovery import Recovery, Report
+from serving.model_manager.manager import AtStart, Manager
+from serving.model_manager.on_change import OnChange
+from serving.model_manager.on_post import OnPost
+from serving.model_manager.recovery import Recovery, Report
 from serving.models.table import LOADING, Models
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
@@ -43,7 +42,7 @@ class Server(ThreadingMixIn, UnixStreamServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, path: str, policy: Any) -> None:
+    def __init__(self, path: str, policy: AtStart) -> None:
         self.policy = policy
         Path(path).unlink(missing_ok=True)
         super().__init__(path, Handler)
@@ -94,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
 class Watch(threading.Thread):
     """Follows tritonserver from one start to the next, and its models' processes."""
 
-    def __init__(self, manager: Manager, policy: Any) -> None:
+    def __init__(self, manager: Manager, policy: AtStart) -> None:
         super().__init__(name="watch", daemon=True)
         self.manager, self.policy, self.recovery = manager, policy, Recovery(manager)
         self._pid, self._taken_up = manager.models().server, False
@@ -135,7 +134,7 @@ def _of_server(pid: int, before: int, models: Models) -> Models:
     return replace(models, server=pid, entries=entries)
 
 
-def follow(policy: Any, asked: threading.Event) -> None:
+def follow(policy: AtStart, asked: threading.Event) -> None:
     """Let the policy look every second."""
     said = ""
     while True:
@@ -172,7 +171,7 @@ def main() -> None:
     settings = Settings.from_env(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
     manager = Manager(settings, TritonGateway(f"unix:{settings.triton_sockets.grpc}", settings.grpc_timeout))
-    policy: Any = (OnRequest if settings.multi_model else OnChange if settings.reloads else AtStart)(manager)
+    policy = (OnPost if settings.multi_model else OnChange if settings.reloads else AtStart)(manager)
     policy.begin()
     watch = Watch(manager, policy)
     watch.start()

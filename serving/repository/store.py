@@ -7,7 +7,7 @@ whether anything is missing or not: a load takes 1.4 s instead of 0.15 s. So if 
 Python-based, Triton is told to leave configurations as they are, and they are completed here. (Other backends complete
 more than what is missing.)
 
-`python -m serving.models.store MODEL CONFIG BACKENDS` is the process that completes one: it does what Triton's
+`python -m serving.repository.store MODEL CONFIG BACKENDS` is the process that completes one: it does what Triton's
 Python backend does with `auto_complete_config`, with the backend's own module triton_python_backend_utils. Classes that
 only its stub has, such as Tensor and Logger, are empty.
 """
@@ -72,7 +72,7 @@ class Store:
         shutil.rmtree(self.path(triton_name), ignore_errors=True)
 
     def _completed(self, shown: Path, name: str) -> str:
-        module = "serving.models.store"
+        module = "serving.repository.store"
         command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
         failed = f"the configuration of '{name}' is not complete, and"
