@@ -25,6 +25,7 @@ pytestmark = pytest.mark.stack
 
 Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
+CPU = ("--for", "cpu", "--no-load", "--out")  # the server loads what is built
 RESNET = ROOT / "model_repository/resnet"
 
 
@@ -32,11 +33,11 @@ RESNET = ROOT / "model_repository/resnet"
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with nothing but what one command for each makes."""
     folder = tmp_path_factory.mktemp("ensembles")
-    assert main(["build", "text_embedding", "--for", "cpu", "--out", str(folder)]) == 0
+    assert main(["build", "text_embedding", *CPU, str(folder)]) == 0
     digits = ["--weights", str(RESNET / "1/model.onnx"), "--labels", str(RESNET / "labels.txt")]
-    assert main(["build", "image_classes", *digits, "--for", "cpu", "--out", str(folder)]) == 0
+    assert main(["build", "image_classes", *digits, *CPU, str(folder)]) == 0
     pooling = ["--name", "by_tokens", "--set", "pooling=mean"]
-    assert main(["build", "text_embedding", *pooling, "--for", "cpu", "--out", str(folder)]) == 0
+    assert main(["build", "text_embedding", *pooling, *CPU, str(folder)]) == 0
     return folder
 
 
@@ -181,7 +182,7 @@ def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
 
 def test_building_again_changes_nothing(built: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()}
-    assert main(["build", "text_embedding", "--for", "cpu", "--out", str(built)]) == 0
+    assert main(["build", "text_embedding", *CPU, str(built)]) == 0
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()} == before
 
 
