@@ -119,7 +119,7 @@ def looks(count: int) -> Looks:
         (b"1\n" * 10_000, CLIENT, 50),
     ],
 )
-def test_json_lines_look_at_the_deadline_whatever_they_hold(data: bytes, model: ServedModel, count: int) -> None:
+def test_reading_json_lines_checks_the_deadline(data: bytes, model: ServedModel, count: int) -> None:
     with pytest.raises(TritonTimeout):
         Hostile(LINES, data, model).ask(looks(count))
 
@@ -131,7 +131,7 @@ def test_json_lines_look_at_the_deadline_whatever_they_hold(data: bytes, model: 
         (tensor("FP32", b"[" * 20 + b"1" + b"]" * 20, b"1"), 10),
     ],
 )
-def test_tensors_look_at_the_deadline(data: bytes, count: int) -> None:
+def test_reading_tensors_checks_the_deadline(data: bytes, count: int) -> None:
     with pytest.raises(TooLate):
         Hostile(JSON_TYPE, data, NUMBERS).ask(looks(count))
 
@@ -143,7 +143,7 @@ def test_lines_of_many_instances_are_not_worked_all_at_once() -> None:
         Hostile(LINES, line * 1000, CLIENT).ask(looks(150))
 
 
-def test_what_is_within_the_figures_is_answered() -> None:
+def test_bodies_within_the_limits_are_answered() -> None:
     content_type, data = strings(MOST_STRINGS)
     assert Hostile(content_type, data, TEXTS).ask().content.count(b'""') == MOST_STRINGS
     assert orjson.loads(Hostile(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 50_000), CLIENT).ask().content) == {

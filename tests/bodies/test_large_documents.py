@@ -29,10 +29,11 @@ DATATYPES = st.sampled_from(
 
 
 def tensors(body: bytes) -> list[Tensor] | str:
-    """Return the tensors of the body, or the error's text."""
+    """Return the tensors of the body, the kind of a body without tensors, or the error's text."""
     try:
         read = read_body("application/json", body)
-        assert isinstance(read, TensorBody)
+        if not isinstance(read, TensorBody):
+            return type(read).__name__
         assert read.document is not None
         return [
             Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
@@ -51,7 +52,7 @@ def size(data: Any) -> int:
 
 
 @given(DATATYPES, DATA)
-def test_a_large_document_means_what_a_small_one_means(datatype: str, data: Any) -> None:
+def test_a_large_document_has_the_meaning_of_a_small_one(datatype: str, data: Any) -> None:
     body = of_data(datatype, data)
     # A small body bounds its shapes by its length, so both get the same length.
     assert tensors(body.ljust(1000)) == tensors(body + PADDING)
@@ -74,30 +75,14 @@ def test_a_large_document_means_what_a_small_one_means(datatype: str, data: Any)
         + b'"a"'
         + b"]" * 900
         + b"}]}",
-    ],
-)
-def test_odd_documents_mean_the_same_too(body: bytes) -> None:
-    assert tensors(body) == tensors(body + PADDING)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
         b'["datatype"]',
         b'{"inputs": "datatype"}',
         b'{"instances": ["datatype"]}',
         b'{"inputs": [{"datatype": "FP32"}, {"text": 1}]}',
     ],
 )
-def test_what_is_no_list_of_tensors_is_of_the_same_kind(body: bytes) -> None:
-    assert kind(body) == kind(body + PADDING)
-
-
-def kind(body: bytes) -> str:
-    try:
-        return type(read_body("application/json", body)).__name__
-    except InvalidRequest as err:
-        return str(err)
+def test_odd_documents_mean_the_same_too(body: bytes) -> None:
+    assert tensors(body) == tensors(body + PADDING)
 
 
 def test_a_large_document_that_ends_too_early_is_refused() -> None:

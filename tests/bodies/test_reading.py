@@ -60,7 +60,7 @@ def test_a_client_of_json_names_the_keys_of_an_instance_or_takes_any() -> None:
 
 
 @pytest.mark.parametrize("size", ["", "-1", "1.5", "x", "3", "9" * 5000, "\u0663"])
-def test_a_header_size_that_is_no_number_within_the_body_is_refused(size: str) -> None:
+def test_a_header_size_that_is_not_a_number_within_the_body_is_refused(size: str) -> None:
     with pytest.raises(InvalidRequest):
         read_body(f"{BINARY};json-header-size={size}", b"{}")
 
@@ -105,7 +105,7 @@ def packed(data: bytes) -> bytes:
         (" Identity ", BODY),
     ],
 )
-def test_what_was_packed_comes_out_up_to_the_very_limit(encoding: str, data: bytes) -> None:
+def test_a_packed_body_is_unpacked_up_to_the_limit(encoding: str, data: bytes) -> None:
     assert unpacked(data, encoding, LIMIT) == BODY
 
 
@@ -121,6 +121,6 @@ def test_a_byte_more_than_the_limit_is_too_large(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"hello", packed(BODY)[:-9], packed(BODY) + b"rest", BODY])
-def test_what_cannot_be_unpacked_is_the_caller_s_mistake(data: bytes) -> None:
+def test_a_body_that_cannot_be_unpacked_is_an_invalid_request(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         unpacked(data, "gzip", LIMIT * 10)

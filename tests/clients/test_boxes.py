@@ -55,7 +55,7 @@ def random_case(rng: np.random.Generator) -> tuple[Any, Any, Any, float]:
     return boxes.astype(np.float32), scores.astype(np.float32), classes, float(rng.choice([0, 0.25, 0.45, 0.5, 0.9, 1]))
 
 
-def test_nms_keeps_what_onnxs_operator_keeps_on_1000_random_cases() -> None:
+def test_nms_keeps_the_boxes_of_onnx_s_operator_in_1000_random_cases() -> None:
     rng, session = np.random.default_rng(2), onnx_nms()
     for _ in range(1000):
         boxes, scores, classes, iou = random_case(rng)

@@ -121,7 +121,7 @@ def test_predictions_and_classes_of_booleans_are_booleans() -> None:
 
 
 @pytest.mark.parametrize("row", [["", 1], [None, 1], {"a": "nan", "b": 1}])
-def test_empty_cells_are_no_numbers_where_the_model_takes_them(row: Any, tmp_path: Path) -> None:
+def test_empty_cells_are_nan_if_the_model_takes_missing_numbers(row: Any, tmp_path: Path) -> None:
     client = client_of(folder=written(tmp_path, columns="a\nb\n"), missing="nan")
     (found,) = client.preprocess([row])["X"]
     assert np.isnan(found[0]) and found[1] == 1
@@ -195,7 +195,7 @@ def test_a_row_is_csv_or_json(data: bytes, row: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"1\n2", b"\xff,1", b'"a', b"[1", b'"a"b'])
-def test_what_is_no_row_is_refused(data: bytes) -> None:
+def test_data_that_is_not_one_row_is_refused(data: bytes) -> None:
     with pytest.raises(DecodingError):
         ROW.from_bytes(data, Limits())
 

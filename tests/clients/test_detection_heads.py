@@ -105,14 +105,14 @@ def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: 
 
 
 @pytest.mark.parametrize("last", [0.5, -1, 2])
-def test_six_columns_that_are_no_end_to_end_head_are_an_error_and_not_an_answer(last: float, tmp_path: Path) -> None:
+def test_six_columns_that_are_not_an_end_to_end_head_are_an_error(last: float, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     with pytest.raises(InferenceFailed, match="labels"):
         detect(client_of(tmp_path, (300, 6)), np.full((300, 6), last))
 
 
 @pytest.mark.parametrize("layout", ["yolov5u", "yolov5", "end2end"])
-def test_masks_are_the_edges_of_what_torch_enlarges(layout: str, tmp_path: Path) -> None:
+def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: Path) -> None:
     """Ultralytics' process_mask: enlarged bilinearly, above 0, cut at the box."""
     ys, xs = np.mgrid[:80, :80].astype(np.float32)
     prototypes = np.zeros((32, 80, 80), np.float32)

@@ -200,7 +200,7 @@ def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Pat
     assert served.predict(texts[:1])
 
 
-def test_a_model_that_infers_nothing_is_no_zero_shot_classifier(tmp_path: Path) -> None:
+def test_a_model_without_entailment_is_not_a_zero_shot_classifier(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'entail'"):
         serve(tmp_path, "zero-shot-classification", named({0: "bad", 1: "good"}))
 

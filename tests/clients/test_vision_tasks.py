@@ -95,7 +95,7 @@ def test_boxes_are_cut_at_the_image_and_drawn(tmp_path: Path) -> None:
     assert ImageChops.difference(client.draw(sheet, {"detections": [found]}), sheet).getbbox()
 
 
-def test_what_is_no_set_of_boxes_with_these_labels_is_refused(tmp_path: Path) -> None:
+def test_outputs_that_are_not_boxes_with_these_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="pred_boxes"):
         detector_of(tmp_path, boxes=5)
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
@@ -178,7 +178,7 @@ def test_an_encoder_with_a_batch_of_one_of_its_own_gives_a_vector() -> None:
     assert client.postprocess({"vector": vectors}, {}, [None], {"normalize": False}) == [{"embedding": [3, 4]}]
 
 
-def test_what_is_no_vector_is_refused() -> None:
+def test_an_output_that_is_not_a_vector_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'vector'"):
         encoder_of(7, 7, 32)
     for wrong in (np.full((1, 4), np.nan), np.zeros((1, 2, 4))):
@@ -260,7 +260,7 @@ def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Pa
         client.draw(large, without)
 
 
-def test_what_is_no_map_of_these_labels_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_is_not_a_map_of_these_labels_is_refused(tmp_path: Path) -> None:
     for shape in ((32,), (257, 4, 4), (1, 4, 4)):
         with pytest.raises(InvalidRequest):
             segmenter_of(tmp_path, *shape)

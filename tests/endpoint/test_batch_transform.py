@@ -121,7 +121,7 @@ def test_each_line_gives_a_line_in_the_same_order_in_batches_of_the_model_s_larg
 
 @pytest.mark.parametrize("kind", [LINES, "application/x-jsonlines", "application/x-ndjson", f"{LINES}; charset=utf-8"])
 @pytest.mark.parametrize("accept", ["*/*", LINES, "application/json"])
-def test_every_name_of_json_lines_is_understood_whatever_accept_says(server: Server, kind: str, accept: str) -> None:
+def test_every_name_of_json_lines_is_understood_with_any_accept(server: Server, kind: str, accept: str) -> None:
     assert lines(send(server, [[1, 2]], headers={"Content-Type": kind, "Accept": accept})) == [
         {"sum": 3, "together": 1}
     ]
@@ -223,7 +223,7 @@ def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
         ([[1, 2]] * 8 + [[104, 0]], "summer", 504, "triton_timeout"),
     ],
 )
-def test_what_concerns_all_lines_is_an_http_error(
+def test_an_error_of_all_lines_is_an_http_error(
     server: Server, records: list[Any] | bytes, model: str, status: int, code: str
 ) -> None:
     reply = send(server, records, model)

@@ -113,7 +113,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_what_http_allows_is_answered_once_for_each_request(server: Server, name: str) -> None:
+def test_unusual_but_valid_requests_are_answered_once_each(server: Server, name: str) -> None:
     expected, request = SERVED[name]
     statuses, body = answers(server, request)
     assert (statuses, json.loads(body)["predictions"]) == (expected, [0.0])
@@ -123,7 +123,7 @@ def test_a_request_of_http_0_9_gets_no_more_than_a_body(server: Server) -> None:
     assert answers(server, b"GET /ping\r\n") == ([], b"")
 
 
-def test_nobody_writes_control_characters_or_lines_into_the_log(server: Server) -> None:
+def test_control_characters_of_a_caller_are_escaped_in_the_log(server: Server) -> None:
     escapes = b"\x1b[31mred\xc2\x9bX"
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(post(b"Content-Length: 99999999", b"Referer: " + escapes))
@@ -133,7 +133,7 @@ def test_nobody_writes_control_characters_or_lines_into_the_log(server: Server) 
     assert not re.findall(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", server.log.read_bytes())
 
 
-def test_the_log_says_post_of_what_nginx_answers_itself(server: Server) -> None:
+def test_a_post_that_nginx_answers_itself_is_logged_as_a_post(server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "is-a-post"}
     assert server.post("/ping", data=bytes(5000)).status_code == 413  # not logged
     assert server.post("/nowhere", data=bytes(5000), headers=headers).status_code == 404

@@ -81,7 +81,7 @@ def test_texts_through_the_ensemble_equal_its_parts_called_one_by_one(triton: In
     np.testing.assert_array_equal(whole, by_parts(triton, strings(*TEXTS)))
 
 
-def test_what_the_ensemble_pools_is_what_the_network_pools(triton: InferenceServerClient) -> None:
+def test_pooling_by_the_ensemble_equals_pooling_in_the_network(triton: InferenceServerClient) -> None:
     by_tokens, whole = (infer(triton, name, {"INPUT0": strings(*TEXTS)}) for name in ("by_tokens", "text_embedding"))
     np.testing.assert_allclose(by_tokens["finaloutput"], whole["finaloutput"], atol=1e-6)
 

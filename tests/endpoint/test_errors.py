@@ -245,11 +245,11 @@ def test_a_text_may_begin_as_json_does(server: Server, kind: str, data: bytes) -
     assert server.post(**raw(data, kind, "bert")).status_code == 200
 
 
-def test_model_in_the_query_is_told_to_be_model_name(server: Server) -> None:
+def test_the_error_of_model_in_the_query_names_model_name(server: Server) -> None:
     expect(server.post(params={"model": "resnet"}, data=b"x"), 400, "invalid_request", "model_name")
 
 
-def test_tensors_of_another_rank_or_none_get_what_the_model_takes(server: Server) -> None:
+def test_the_error_of_tensors_of_another_rank_or_none_names_the_shape(server: Server) -> None:
     tensor = {"name": "x", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
     expect(server.post(params={"model_name": "scale"}, json={"inputs": [tensor]}), 400, "invalid_request", "[-1, -1]")
     expect(server.post(params={"model_name": "scale"}, json={"inputs": []}), 400, "invalid_request", "[-1, -1]")

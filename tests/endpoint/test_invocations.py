@@ -255,7 +255,7 @@ def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) 
     assert np.abs(np.asarray(drawn.convert("RGB"), int) - np.asarray(image, int)).max() > 100
 
 
-def test_models_are_listed_with_what_they_take(server: Server) -> None:
+def test_models_are_listed_with_their_inputs_and_parameters(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert {name: model["client"] for name, model in listed.items()} == {
         "resnet": "resnet",

@@ -27,7 +27,7 @@ def test_health_is_triton_s_and_empty(server: Server, path: str) -> None:
     assert reply.headers["X-Request-Id"]
 
 
-def test_what_a_model_is_can_be_read(server: Server) -> None:
+def test_metadata_configuration_and_statistics_of_a_model_can_be_read(server: Server) -> None:
     assert server.get("/v2").json()["name"] == "triton"
     for path in ("/v2/models/scale", "/v2/models/scale/versions/1"):
         assert server.get(path).json()["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}]
@@ -105,7 +105,7 @@ http://x//v2/repository/index
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_nothing_but_what_is_listed_reaches_triton(server: Server, method: str) -> None:
+def test_only_the_listed_routes_reach_triton(server: Server, method: str) -> None:
     for path in FORBIDDEN + DISGUISES:
         answer = wire.send(server.port, method, path, {"Connection": "close"}, b"{}")
         assert answer.status in (400, 404, 405), (path, answer)

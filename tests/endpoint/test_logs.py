@@ -272,7 +272,7 @@ def test_an_exception_is_one_line_and_has_its_message_only_when_debugging(messag
     assert (MARK in text) == ("it failed" in text) == messages
 
 
-def test_a_line_fits_into_a_pipe_whole_whatever_its_message() -> None:
+def test_a_line_with_a_long_message_fits_into_a_pipe() -> None:
     record_ = record(ValueError("x"))
     record_.msg, record_.args = "\u00e9" * 100_000, ()
     text = JsonFormatter(True).format(record_)
@@ -280,7 +280,7 @@ def test_a_line_fits_into_a_pipe_whole_whatever_its_message() -> None:
     assert json.loads(text)["message"].startswith("\u00e9")
 
 
-def test_a_terminal_gets_text_without_what_a_caller_could_write_into_it() -> None:
+def test_a_terminal_gets_text_without_control_characters() -> None:
     record_ = record(ValueError("\x1b[31m\nserve | ready"))
     record_.msg, record_.args = "\x1b[31mred\nserve | ready", ()
     first, *trace = TextFormatter(True).format(record_).split("\n")

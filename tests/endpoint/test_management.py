@@ -65,7 +65,7 @@ def test_without_the_secret_every_management_call_is_refused(secret: Server, met
     assert method == "HEAD" or is_forbidden(reply)
 
 
-def test_loads_and_unloads_are_counted_with_what_became_of_them(secret: Server) -> None:
+def test_loads_and_unloads_are_counted_by_result(secret: Server) -> None:
     def count(text: str) -> float:
         lines = secret.get("/metrics").text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith(text))

@@ -190,7 +190,7 @@ def test_metrics_of_the_front_are_given_while_triton_is_down(server: Server) -> 
     assert value(scrape(server), "serve_process_starts_total", process="tritonserver") == starts + 1
 
 
-def test_the_cloudwatch_agent_is_started_with_what_it_has_to_scrape(server: Server) -> None:
+def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) -> None:
     started = server.run_dir / "agent-starts"
     wait_until(started.exists, "the agent has started")
     assert (server.run_dir / "agent-in-container").read_text() == "True"
@@ -215,7 +215,7 @@ def test_models_of_every_repository_are_served_by_name_and_other_folders_do_no_h
     assert server.says("first/code") and server.says("'top'")
 
 
-def test_at_the_level_warning_good_requests_are_not_logged_and_refused_ones_are(server: Server) -> None:
+def test_the_level_warning_logs_refused_requests_only(server: Server) -> None:
     statuses = {}
     for model in ("scale", "nope"):
         headers = {"X-Amzn-SageMaker-Inference-Id": f"asks-{model}"}

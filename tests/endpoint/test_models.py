@@ -114,7 +114,7 @@ def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(se
         assert_detections(prediction, picture, whole(picture, threshold=0.1))
 
 
-def test_an_image_that_is_too_narrow_for_its_proportions_is_told_with_its_place(server: Server) -> None:
+def test_the_error_of_a_too_narrow_image_names_its_instance_and_size(server: Server) -> None:
     instances = [in_base64(Image.new("RGB", (900, height))) for height in (900, 9)]
     answer = server.post("/invocations?model_name=animals", json={"instances": instances})
     assert answer.status_code == 400
@@ -227,7 +227,7 @@ def test_tensors_are_tensors_still(server: Server) -> None:
         ("topics", {"inputs": "a"}, "labels"),
     ],
 )
-def test_what_is_no_instance_of_the_task_is_refused(model: str, body: Any, name: str, server: Server) -> None:
+def test_an_instance_that_does_not_fit_the_task_is_refused(model: str, body: Any, name: str, server: Server) -> None:
     answer = server.post(f"/invocations?model_name={model}", json=body)
     assert answer.status_code == 400
     assert name in answer.json()["error"]

@@ -250,7 +250,7 @@ def endless(server: Server, folder: Path) -> requests.Response:
     return reply
 
 
-def test_callers_who_leave_give_their_places_back(server: Server, tmp_path: Path) -> None:
+def test_callers_who_leave_free_their_slots(server: Server, tmp_path: Path) -> None:
     """More of them, one batch after the other, than there are threads and places."""
     before = cancelled(server)
     for left in (5, 10, 15, 20):

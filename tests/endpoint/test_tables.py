@@ -179,7 +179,9 @@ def test_in_batch_transform_each_row_has_its_line_and_a_wrong_one_spoils_no_othe
         ("mixed", {"instances": [[None, "cook", 3, "Bern", 1]]}, ("'age'",)),
     ],
 )
-def test_a_mistake_is_told_by_row_and_column(model: str, body: Any, names: tuple[str, ...], server: Server) -> None:
+def test_the_error_of_a_cell_names_its_row_and_column(
+    model: str, body: Any, names: tuple[str, ...], server: Server
+) -> None:
     reply = ask(server, model, body)
     assert reply.status_code == 400
     assert not [name for name in names if name not in reply.json()["error"]], reply.text
@@ -195,7 +197,7 @@ def test_more_cells_and_rows_than_one_request_may_have_are_refused(server: Serve
     assert ask(server, "odd", "1\n" * 100_001).status_code == 413
 
 
-def test_a_model_of_another_kind_takes_no_csv_and_what_it_takes_is_listed(server: Server) -> None:
+def test_a_table_s_columns_are_listed_and_a_wrong_header_setting_is_refused(server: Server) -> None:
     listed = {model["name"]: model for model in server.get("/models").json()["models"]}
     assert listed["mixed"]["columns"] == ["age", "job", "fare (EUR)", "city", "grade"]
     assert listed["mixed"]["client"] == "table"

@@ -36,7 +36,7 @@ def callers(server: Confined) -> Iterator[Callers]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_costs_no_answer(fault: Fault, server: Confined, callers: Callers) -> None:
+def test_every_request_is_answered_despite_a_fault(fault: Fault, server: Confined, callers: Callers) -> None:
     found = trial.run(fault, server, callers)
     assert found.mistakes == ()
     assert found.verdicts[RIGHT] > 0

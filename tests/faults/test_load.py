@@ -45,7 +45,7 @@ def answers(*verdicts: str) -> list[Answer]:
     return [Answer(f"load-{when}", "number", when, when + 1, verdict) for when, verdict in enumerate(verdicts)]
 
 
-def test_what_must_not_be_is_named() -> None:
+def test_wrong_late_and_cut_answers_are_named() -> None:
     found = [*mistakes_in(FAULT, answers(RIGHT, "503 overloaded", LATE, CUT, REFUSED, "wrong: 200"))]
     assert [line.partition(" ")[0] for line in found] == ["load-2", "load-3", "load-4", "load-5"]
     ends = Fault("nginx", FAULT.strike, cuts=True)

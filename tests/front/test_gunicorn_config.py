@@ -23,7 +23,7 @@ print(before, len(gc.get_objects()))
 """
 
 
-def test_a_workers_garbage_collector_does_not_go_through_what_the_app_imported() -> None:
+def test_a_worker_s_garbage_collector_skips_the_imported_modules() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert after < before / 100

@@ -118,7 +118,7 @@ def test_masks_and_keypoints_are_drawn_where_they_are(page: Page, server: Server
     expect(page.locator(".shapes circle")).to_have_count(2)
 
 
-def test_a_class_map_lies_over_its_picture_as_clear_as_the_slider_says(page: Page, server: Server) -> None:
+def test_a_class_map_covers_its_picture_with_the_slider_s_opacity(page: Page, server: Server) -> None:
     expected = asked(server, EXAMPLE, "streets")
     choose(page, "streets")
     upload(page, EXAMPLE)
@@ -182,7 +182,7 @@ def test_a_moved_slider_asks_again(page: Page, server: Server) -> None:
     expect(page.locator(".box")).to_have_count(min(everything, 300))
 
 
-def test_a_file_that_is_no_picture_is_an_error_that_the_next_picture_takes_away(page: Page, tmp_path: Path) -> None:
+def test_the_error_of_a_file_that_is_not_a_picture_goes_with_the_next_picture(page: Page, tmp_path: Path) -> None:
     bad = tmp_path / "<b onmouseover='document.title=1'>bad.jpg"
     bad.write_bytes(b"no picture at all")
     upload(page, bad)

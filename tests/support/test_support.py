@@ -17,7 +17,7 @@ def sleeper() -> subprocess.Popen[bytes]:
     return process
 
 
-def test_what_a_failing_fixture_or_test_has_started_is_ended_and_nothing_else() -> None:
+def test_a_failing_test_ends_the_processes_that_it_started_and_no_others() -> None:
     before = sleeper()
     with pytest.raises(ZeroDivisionError), ended_on_failure():
         within = sleeper()
@@ -26,7 +26,7 @@ def test_what_a_failing_fixture_or_test_has_started_is_ended_and_nothing_else() 
     kill(before)
 
 
-def test_a_process_that_has_ended_is_not_killed_once_more_for_another_may_have_its_number() -> None:
+def test_a_process_that_has_ended_is_not_killed_again() -> None:
     ended, another = sleeper(), sleeper()
     kill(ended)
     ended.pid = another.pid
