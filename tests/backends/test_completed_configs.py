@@ -12,7 +12,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.host import tritonserver
 from tests.backends.onnx_models import SERVED
-from tests.backends.triton_process import serving
 from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.stack
@@ -56,7 +55,5 @@ def test_the_last_line_says_why_a_configuration_cannot_be_completed(
     assert named in done.stderr.strip().splitlines()[-1]
 
 
-def test_the_version_is_the_one_that_tritonserver_answers(tmp_path: Path, backends: Path) -> None:
-    (tmp_path / "models").mkdir()
-    with serving(tmp_path / "models", backends, tmp_path / "log") as server, server.client() as client:
-        assert client.get_server_metadata().version == tritonserver.version()
+def test_the_version_is_the_one_that_tritonserver_answers(client: InferenceServerClient) -> None:
+    assert client.get_server_metadata().version == tritonserver.version()
