@@ -118,7 +118,7 @@ class Request:
     compare: bool = option(
         "",
         True,
-        "build INT8 for a CPU even if its answers are not those of fp32, or from fewer than 8 samples",
+        "build INT8 even if its answers are not those of fp32, or from fewer than 8 samples",
         flag="--no-compare",
         action="store_false",
     )

@@ -178,6 +178,6 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, family: str, request: Request) -> Batches:
-    """Return what the client makes of the files of --calibration, without those on which a CPU's engine is compared."""
-    held_out = False if request.compare and request.target != "tensorrt" else None
+    """Return what the client makes of the files of --calibration, without those on which the engine is compared."""
+    held_out = False if request.compare else None
     return Batches(comparison.for_calibration(client, family, request.calibration, held_out))

@@ -138,6 +138,12 @@ def test_int8_brings_its_calibration_cache(tmp_path: Path, nvidia: Nvidia) -> No
     (run,) = nvidia.runs()
     assert {"int8", "fp16", "calib"} < run.keys()
     assert "verify resnet" in done.stdout  # a plan is not compared
+    few = ["--calibration", str(ROOT / "model_repository/resnet"), "--force"]
+    assert build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "int8", *few).returncode == 2
+    assert (
+        build(tmp_path / "models", nvidia.environ, "resnet", "--precision", "int8", *few, "--no-compare").returncode
+        == 0
+    )
     first, *ranges = (tmp_path / "models/resnet/1/calibration.cache").read_text().splitlines()
     assert first == "TRT-100800-EntropyCalibration2"
     names = {line.partition(":")[0] for line in ranges}
