@@ -53,48 +53,16 @@ class Found:
     parts: tuple[str, ...] = ()
 
 
-class OnChange(AtStart):
-    """For one thread."""
+class Folders:
+    """Looks at the model repositories."""
 
-    def __init__(self, manager: Manager) -> None:
-        super().__init__(manager)
-        self._since: dict[str, tuple[str, float]] = {}
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._parts: dict[tuple[Path, str], tuple[str, ...]] = {}
-        self._old: list[tuple[float, Path]] = []
 
-    def failed(self, entries: list[Entry]) -> None:
-        """A start goes on without a model that Triton cannot load."""
-        for entry in entries:
-            self.manager.forget(entry)
-            self._reject({entry.name: entry.signature}, [entry.reason], "it is not served")
-
-    def step(self, asked: bool) -> None:
-        """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
-        seen, now = self._seen(), time.monotonic()
-        self._remove_old(now)
-        kept = () if asked else tuple(filter(partial(_is_as_it_was, seen), self.manager.models().rejected))
-        self.manager.write(lambda models: replace(models, rejected=kept))
-        for name in seen.keys() | self._since.keys():
-            found = seen[name].signature if name in seen else ""
-            if self._since.get(name, ("?", 0.0))[0] != found:
-                self._since[name] = (found, now)
-        for unit in self._units(seen):
-            state = {name: seen[name].signature if name in seen else "" for name in sorted(unit)}
-            if any(rejection.folders == state for rejection in self.manager.models().rejected):
-                continue
-            if not asked and any(now < self._since[name][1] + SETTLED for name in unit if name in self._since):
-                continue
-            try:
-                self._change(unit, {name: seen[name] for name in unit & _wanted(self.settings, seen)})
-            except CycleError:
-                circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
-                self._reject(state, [circle], "what was served before stays")
-            except Rejected as err:
-                self._reject(state, err.reasons, "what was served before stays")
-
-    def _seen(self) -> dict[str, Found]:
-        """By name. Raise OSError: a repository that cannot be read has not lost its models."""
-        paths = [path for repository in self.settings.model_repositories for path in folders_in(repository)]
+    def look(self) -> dict[str, Found]:
+        """Return the models by name. Raise OSError: a repository that cannot be read has not lost its models."""
+        paths = [path for repository in self._settings.model_repositories for path in folders_in(repository)]
         found = {}
         for path in reversed(paths):
             with suppress(OSError):  # being removed
@@ -105,25 +73,51 @@ class OnChange(AtStart):
     def _parts_of(self, folder: Path, state: str) -> tuple[str, ...]:
         if (folder, state) not in self._parts:
             try:
-                self._parts[folder, state] = tuple(parts_of(read_config(folder, self.settings.device)))
+                self._parts[folder, state] = tuple(parts_of(read_config(folder, self._settings.device)))
             except Unreadable:  # which is said when it is checked
                 self._parts[folder, state] = ()
         return self._parts[folder, state]
 
-    def _units(self, seen: Mapping[str, Found]) -> Iterator[set[str]]:
-        """Yield models that belong together because one calls another, and of which one has changed, came or went."""
-        served, wanted = self.manager.models().entries, _wanted(self.settings, seen)
-        known = wanted | served.keys()
-        calls = [(name, part) for name in wanted for part in seen[name].parts]
-        calls += [(name, part) for name, entry in served.items() for part in entry.parts]
-        pairs = [pair for pair in calls if known.issuperset(pair)]
-        left = {name for name in known if not _is_served(name, seen, served, wanted)}
-        while left:
-            unit = {left.pop()}
-            while more := {other for pair in pairs if unit & set(pair) for other in pair} - unit:
-                unit |= more
-            left -= unit
-            yield unit
+
+class OnChange(AtStart):
+    """For one thread."""
+
+    def __init__(self, manager: Manager) -> None:
+        super().__init__(manager)
+        self._folders = Folders(self.settings)
+        self._since: dict[str, tuple[str, float]] = {}
+        self._old: list[tuple[float, Path]] = []
+
+    def failed(self, entries: list[Entry]) -> None:
+        """A start goes on without a model that Triton cannot load."""
+        for entry in entries:
+            self.manager.forget(entry)
+            self._reject({entry.name: entry.signature}, [entry.reason], "it is not served")
+
+    def step(self, asked: bool) -> None:
+        """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
+        seen, now = self._folders.look(), time.monotonic()
+        self._remove_old(now)
+        kept = () if asked else tuple(filter(partial(_is_as_it_was, seen), self.manager.models().rejected))
+        self.manager.write(lambda models: replace(models, rejected=kept))
+        for name in seen.keys() | self._since.keys():
+            found = seen[name].signature if name in seen else ""
+            if self._since.get(name, ("?", 0.0))[0] != found:
+                self._since[name] = (found, now)
+        wanted = _wanted(self.settings, seen)
+        for unit in _units(wanted, seen, self.manager.models().entries):
+            state = {name: seen[name].signature if name in seen else "" for name in sorted(unit)}
+            if any(rejection.folders == state for rejection in self.manager.models().rejected):
+                continue
+            if not asked and any(now < self._since[name][1] + SETTLED for name in unit if name in self._since):
+                continue
+            try:
+                self._change(unit, {name: seen[name] for name in unit & wanted})
+            except CycleError:
+                circle = f"{', '.join(state)}: each calls the other; an ensemble calls models in one direction"
+                self._reject(state, [circle], "what was served before stays")
+            except Rejected as err:
+                self._reject(state, err.reasons, "what was served before stays")
 
     def _change(self, unit: Collection[str], found: Mapping[str, Found]) -> None:
         """Raise Rejected; TritonUnavailable if there is no tritonserver yet."""
@@ -144,7 +138,9 @@ class OnChange(AtStart):
                 for name in order:
                     self._serve(name, found[name], copies / name, load)
             except Rejected as err:
-                shutil.rmtree(copies, ignore_errors=True)
+                for name in order:
+                    if (served := self.manager.get(name)) is None or served.folder != str(copies / name):
+                        shutil.rmtree(copies / name, ignore_errors=True)
                 sources = {str(copies / name): found[name].folder for name in order}
                 raise Rejected([_in_words(reason, sources) for reason in err.reasons]) from err
         gone_first = TopologicalSorter(
@@ -152,7 +148,8 @@ class OnChange(AtStart):
         )
         for name in reversed([name for name in gone_first.static_order() if name in set(unit) - found.keys()]):
             if (gone := self.manager.get(name)) is not None:
-                self.manager.unload(gone)
+                with self.manager.changing(name):
+                    self.manager.unload(gone)
                 self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder is gone, and it is served no more", name)
 
@@ -193,6 +190,21 @@ class OnChange(AtStart):
             shutil.rmtree(self._old.pop(0)[1], ignore_errors=True)
 
 
+def _units(wanted: set[str], seen: Mapping[str, Found], served: Mapping[str, Entry]) -> Iterator[set[str]]:
+    """Yield models that belong together because one calls another, and of which one has changed, came or went."""
+    known = wanted | served.keys()
+    calls = [(name, part) for name in wanted for part in seen[name].parts]
+    calls += [(name, part) for name, entry in served.items() for part in entry.parts]
+    pairs = [pair for pair in calls if known.issuperset(pair)]
+    left = {name for name in known if name not in wanted or not _is_served(seen[name], served.get(name))}
+    while left:
+        unit = {left.pop()}
+        while more := {other for pair in pairs if unit & set(pair) for other in pair} - unit:
+            unit |= more
+        left -= unit
+        yield unit
+
+
 def _wanted(settings: Settings, seen: Mapping[str, Found]) -> set[str]:
     """As at a start (preparation/survey.py): what is named and what that calls, or all."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
@@ -208,11 +220,8 @@ def _is_as_it_was(seen: Mapping[str, Found], rejection: Rejection) -> bool:
     return all(state == (seen[name].signature if name in seen else "") for name, state in rejection.folders.items())
 
 
-def _is_served(name: str, seen: Mapping[str, Found], served: Mapping[str, Entry], wanted: Collection[str]) -> bool:
-    entry = served.get(name)
-    if name not in wanted or entry is None:
-        return False
-    return (str(seen[name].folder), seen[name].signature) == (entry.source, entry.signature)
+def _is_served(found: Found, entry: Entry | None) -> bool:
+    return entry is not None and (str(found.folder), found.signature) == (entry.source, entry.signature)
 
 
 def _checked(settings: Settings, repository: Path, names: Collection[str]) -> Sequence[str]:
