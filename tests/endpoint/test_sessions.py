@@ -91,8 +91,8 @@ def test_a_session_opened_and_ended_at_once_has_both_headers_with_the_model_s_id
 
 def test_an_idle_session_is_gone_and_a_used_one_is_not(server: Server) -> None:
     idle, used = (opened(call(server, "brief_summer", "NEW_SESSION", tensors(1))) for _ in range(2))
-    for number in range(2, 10):
-        time.sleep(1)  # of the six that the model allows, the rest for a machine that is busy
+    for number in range(2, 8):
+        time.sleep(1)  # of the four that the model allows, the rest for a machine that is busy
         assert total(call(server, "brief_summer", used, tensors(1))) == number
     assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
 

@@ -23,7 +23,7 @@ LINES = {"Accept": "application/jsonlines"}
 started = module_server(
     *(make_teller, make_reader, make_echo, make_prompt, make_summer),
     SERVE_MAX_CONCURRENCY="16",
-    SERVE_REQUEST_TIMEOUT="5",
+    SERVE_REQUEST_TIMEOUT="3",
     SERVE_STOP_TIMEOUT="2",  # after generate on its own port, Triton waits in vain for connections to end
 )
 
@@ -161,14 +161,14 @@ def test_each_response_leaves_when_it_is_there(server: Server, accept: dict[str,
 
 
 def test_a_stream_may_last_longer_than_a_request(server: Server) -> None:
-    """SERVE_REQUEST_TIMEOUT is 5 s here, for the whole and between two responses."""
-    reply = ask(server, "teller", {"text_input": "a", "delay": 5.5}, **EVENTS)
+    """SERVE_REQUEST_TIMEOUT is 3 s here, for the whole and between two responses."""
+    reply = ask(server, "teller", {"text_input": "a", "delay": 3.5}, **EVENTS)
     assert len(events(reply)) == 1
 
 
 def test_a_deadline_ends_a_stream_with_an_event(server: Server, tmp_path: Path) -> None:
     patient = app(server)
-    patient.extensions["serving"].gateway.stream_timeout = 4.0
+    patient.extensions["serving"].gateway.stream_timeout = 2.0
     body = {"text_input": f"a b {tmp_path / 'never'}"}
     reply = patient.test_client().post("/invocations?model_name=teller", json=body, headers=EVENTS)
     *told, (name, last) = parsed(reply.text)

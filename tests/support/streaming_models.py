@@ -228,7 +228,7 @@ def make_direct_summer(repository: Path) -> None:
     make_python_model(repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER)
 
 
-def make_brief_summer(repository: Path, idle_seconds: float = 6) -> None:
+def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:
     """`brief_summer`: the same of the oldest strategy, with ids of any kind, soon idle, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     make_python_model(repository / "brief_summer", config, SUMMER)
