@@ -4,10 +4,6 @@
 The release's packages are AGPL and not used here. `Release` repeats their published structure.
 """
 
-import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-MODULE = "models_of_the_release"  # importable while a checkpoint is written, not when it is read
 ANCHORS = [[[8, 9], [20, 11], [21, 40]], [[50, 51], [52, 110], [130, 70]], [[140, 150], [260, 200], [380, 390]]]
 
 
@@ -115,22 +110,6 @@ def rows(maps: Tensor, anchors: Tensor, stride: int) -> Tensor:
     return torch.stack(found, 1)
 
 
-@contextmanager
-def importable() -> Iterator[types.ModuleType]:
-    """Make a module with the stand-in's classes importable, because a checkpoint names its classes by it."""
-    module = types.ModuleType(MODULE)
-    sys.modules[MODULE] = module
-    classes = [Conv, Bottleneck, C3, SPPF, Release]
-    homes = {each: each.__module__ for each in classes}
-    for each in classes:
-        setattr(module, each.__name__, each)
-        each.__module__ = MODULE
-    yield module
-    for each, home in homes.items():
-        each.__module__ = home
-    sys.modules.pop(MODULE, None)
-
-
 def random_release(classes: int) -> Release:
     """Return a release whose norms and biases are random too."""
     torch.manual_seed(0)
@@ -150,5 +129,4 @@ def save(release: Release, path: Path, **changes: Any) -> Path:
     """Save as the release does: half precision, the model or its moving average in a dictionary."""
     torch.save({"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"} | changes, path)
     release.float()
-    sys.modules.pop(MODULE)
     return path

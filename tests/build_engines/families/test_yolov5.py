@@ -1,8 +1,6 @@
 """YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from them."""
 
 import os
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,12 @@ from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.yolov5 import export, read
 from build_engines.request import Request
-from tests.build_engines.yolov5_release import C3, importable, random_release, save
+from tests.build_engines.yolov5_release import C3, random_release, save
 
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(name="importable")
-def an_importable_release() -> Iterator[types.ModuleType]:
-    with importable() as module:
-        yield module
-
-
-def test_a_checkpoint_answers_as_the_release_does(importable: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_answers_as_the_release_does(tmp_path: Path) -> None:
     model = random_release(7)
     network, names = read(save(model, tmp_path / "best.pt"))
     pixels = torch.randint(0, 256, (2, 3, 32, 64), dtype=torch.uint8)
@@ -40,7 +32,7 @@ def test_a_checkpoint_answers_as_the_release_does(importable: Any, tmp_path: Pat
     assert names == tuple(f"thing {number}" for number in range(7))
 
 
-def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(importable: Any, tmp_path: Path) -> None:
+def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(tmp_path: Path) -> None:
     model = random_release(3)
     model.names = {0: "cat", 1: "dog", 2: "fox"}
     request = Request("pets", str(save(model, tmp_path / "best.pt")), client="yolov5", size=160, repository=tmp_path)
@@ -59,7 +51,7 @@ def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(im
         )
 
 
-def test_the_moving_average_goes_first(importable: Any, tmp_path: Path) -> None:
+def test_the_moving_average_goes_first(tmp_path: Path) -> None:
     model, other = random_release(2), random_release(2)
     with torch.no_grad():
         other.model[0].conv.weight.zero_()
@@ -68,7 +60,7 @@ def test_the_moving_average_goes_first(importable: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": None}, {"model": nn.Linear(2, 2)}, "cut off"])
-def test_another_checkpoint_is_refused(change: Any, importable: Any, tmp_path: Path) -> None:
+def test_another_checkpoint_is_refused(change: Any, tmp_path: Path) -> None:
     path = save(random_release(2), tmp_path / "best.pt", **(change if isinstance(change, dict) else {}))
     if change == "cut off":
         path.write_bytes(path.read_bytes()[:-1000])
@@ -98,9 +90,7 @@ def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> Non
     assert made.exists()  # so it would
 
 
-def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_it(
-    importable: Any, tmp_path: Path
-) -> None:
+def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_it(tmp_path: Path) -> None:
     model = random_release(2)
     model.model[9].cv1 = C3(256, 256, 1)
     with pytest.raises(BuildError) as refused:
