@@ -5,11 +5,11 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ from tests.support.started import ends_with, kill
 END_SECONDS = 20.0
 SHARED = "shm-region-prefix-name="
 Arrays = dict[str, NDArray[Any]]
-Feed = TypeVar("Feed")
-Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -42,34 +40,6 @@ class Server:
     def client(self) -> grpcclient.InferenceServerClient:
         return grpcclient.InferenceServerClient(f"127.0.0.1:{self.grpc}")
 
-    def wait_until_started(self) -> bool:
-        """Return whether it has started; False if it ended before."""
-
-        def started() -> bool:
-            return "Started Metrics Service" in self.text()
-
-        wait_until(lambda: started() or self.process.poll() is not None, "tritonserver starts or ends")
-        return started()
-
-    def wait_for_exit(self) -> int:
-        """The exit status."""
-        return self.process.wait(PATIENCE)
-
-    def stop(self) -> None:
-        _end(self.process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL to the group: a server whose stub cannot start ignores SIGTERM."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for left in shared_memory(process):
-        left.unlink(missing_ok=True)
-
 
 def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
     """Return the shared memory of the server and its stubs."""
@@ -78,51 +48,44 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
     return list(Path("/dev/shm").glob(f"{prefix}*"))
 
 
-def start(repository: Path, backends: Path, log: Path, options: Sequence[str] = (), **variables: str) -> Server:
+@contextlib.contextmanager
+def serving(repository: Path, backends: Path, log: Path, *options: str, **variables: str) -> Iterator[Server]:
+    """A Triton that has started, whether all its models load or not. Stopped by SIGTERM at the end, then by SIGKILL to
+    the group: a server whose stub cannot start ignores SIGTERM."""
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [option for name, port in named for option in (f"--{name}-address=127.0.0.1", f"--{name}-port={port}")]
     prefix = f"build-{secrets.token_hex(8)}"
     command = [str(tritonserver.binary()), f"--backend-directory={backends}", f"--model-repository={repository}"]
     command += [f"--backend-config={name},{SHARED}{prefix}" for name in tritonserver.python_backends(backends)]
-    environment = tritonserver.with_stub_wait(tritonserver.environment(os.environ)) | variables
+    environment = tritonserver.with_stub_wait(tritonserver.environment(os.environ))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, *addresses, *options],
-            env=environment,
+            [*command, *addresses, "--exit-on-error=false", *options],
+            env=environment | {"SERVE_INFERENCE_THREADS": "1"} | variables,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     ends_with(lambda: kill(process))
-    return Server(process, log, http, grpc)
+    running = Server(process, log, http, grpc)
 
+    def started() -> bool:
+        return "Started Metrics Service" in running.text()
 
-@contextlib.contextmanager
-def serving(repository: Path, backends: Path, log: Path, *options: str, **variables: str) -> Iterator[Server]:
-    """A Triton that has started, models that cannot be loaded or not; stopped at the end."""
-    variables = {"SERVE_INFERENCE_THREADS": "1"} | variables
-    running = start(repository, backends, log, ["--exit-on-error=false", *options], **variables)
     try:
-        if not running.wait_until_started():
-            raise AssertionError(f"tritonserver did not start:\n{running.text()[-4000:]}")
+        wait_until(lambda: started() or process.poll() is not None, "tritonserver starts or ends")
+        assert started(), f"tritonserver did not start:\n{running.text()[-4000:]}"
         yield running
     finally:
-        running.stop()
-
-
-def at_once(ask: Callable[[Feed], Answer], feeds: Sequence[Feed]) -> list[Answer | Exception]:
-    """The answers, or Triton's errors, to requests that are sent at the same time."""
-
-    def one(feed: Feed) -> Answer | Exception:
-        try:
-            return ask(feed)
-        except InferenceServerException as err:
-            failed: Exception = err
-            return failed
-
-    with ThreadPoolExecutor(len(feeds)) as pool:
-        return list(pool.map(one, feeds))
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for left in shared_memory(process):
+            left.unlink(missing_ok=True)
 
 
 def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ()) -> Arrays:
@@ -142,8 +105,17 @@ def executions(client: Client, model: str) -> tuple[int, int]:
 
 
 def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays | Exception]:
-    """Sent at once; the delay in these models' dynamic batcher merges them."""
-    return at_once(lambda feed: infer(client, model, feed), feeds)
+    """The answers, or Triton's errors, to feeds that are sent at once, which these models' dynamic batcher merges."""
+
+    def one(feed: Arrays) -> Arrays | Exception:
+        try:
+            return infer(client, model, feed)
+        except InferenceServerException as err:
+            failed: Exception = err
+            return failed
+
+    with ThreadPoolExecutor(len(feeds)) as pool:
+        return list(pool.map(one, feeds))
 
 
 def answered_together(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> list[Arrays]:
