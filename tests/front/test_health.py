@@ -50,7 +50,7 @@ def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch:
         health(Served(monkeypatch, seconds=NGINX_WAITS)).check()
 
 
-@pytest.mark.parametrize("names", itertools.permutations(["above", "ensemble", "part"]))
+@pytest.mark.parametrize("names", list(itertools.permutations(["above", "ensemble", "part"])))
 def test_ping_names_the_refused_part_and_not_the_ensembles_that_call_it(
     monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
 ) -> None:
