@@ -13,6 +13,15 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
+class ConfigError(Exception):
+    """What an operator did, who is no caller: a wrong config.pbtxt, archive or client. It has no status: who shows it
+    decides. `place` is the file, folder or parameter, `what` is wrong there, `remedy` what to do."""
+
+    def __init__(self, place: object, what: str, remedy: str = "") -> None:
+        self.place, self.what, self.remedy = place, " ".join(what.split()), remedy
+        super().__init__(" ".join(filter(None, (str(place), self.what))) + (f": {remedy}" if remedy else ""))
+
+
 class ServingError(Exception):
     """Base of all; `retry_after` (seconds) becomes the Retry-After header."""
 

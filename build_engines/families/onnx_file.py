@@ -22,7 +22,7 @@ from build_engines.request import REPOSITORY, Request
 from build_engines.runners import Runner, example_feed, onnx_runner
 from build_engines.weights import onnx_files
 from clients.base import Model, Tensors, TensorSpec
-from serving.errors import InvalidRequest
+from serving.errors import ConfigError, InvalidRequest
 from serving.inference.registry import families, family, make_client
 from serving.triton.tensors import numpy_dtype
 
@@ -134,7 +134,7 @@ def _with_scores(request: Request, folder: Path, graph: onnx.ModelProto, spec: M
                 spec.client, folder, spec.inputs, spec.outputs, spec.max_batch_size, {**settings, "client": spec.client}
             )
         )
-    except (InvalidRequest, OSError):  # the check of the finished folder says why
+    except (ConfigError, InvalidRequest, OSError):  # the check of the finished folder says why
         return spec
     name = client.outputs[0] if client else ""
     spec = replace(spec, outputs=tuple(sorted(spec.outputs, key=lambda each: each.name != name)))

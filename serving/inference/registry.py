@@ -24,6 +24,7 @@ import clients
 from clients.base import Model, ModelClient, TensorSpec, leads_out
 from serving.errors import (
     BackendDied,
+    ConfigError,
     InvalidRequest,
     ModelFailed,
     ModelNotFound,
@@ -243,13 +244,13 @@ def _spec(tensor: Any) -> TensorSpec:
 
 def make_client(model: Model) -> ModelClient | None:
     """Make the model's client: its folder's client.py, else the one that its `client` parameter names, else the one
-    named as the model or its folder, else none. Raise what the client's code raises, or InvalidRequest."""
+    named as the model or its folder, else none. Raise what the client's code raises, or ConfigError."""
     module = _client_module(model)
     if module is None:
         return None
     client = getattr(module, "Client", None)
     if not (isinstance(client, type) and issubclass(client, ModelClient)):
-        raise InvalidRequest(f"{module.__file__} defines no class Client(ModelClient)")
+        raise ConfigError(module.__file__, "defines no class Client(ModelClient)")
     return client(model)
 
 
@@ -259,7 +260,7 @@ def _client_module(model: Model) -> ModuleType | None:
         return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
     if named := family_name(model.parameters.get("client", "")):
         if named not in families():
-            raise InvalidRequest(f"there is no client '{named}'; the clients are: {', '.join(families())}")
+            raise ConfigError("", f"there is no client '{named}'", f"the clients are {', '.join(families())}")
         return importlib.import_module(f"clients.{named}")
     names = (model.name, model.path.name)  # an archive's folder has another name than Triton's model
     return next((importlib.import_module(f"clients.{name}") for name in names if name in families()), None)
@@ -285,7 +286,7 @@ def family(name: str) -> type[ModelClient]:
 def _import_file(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise InvalidRequest(f"{path} cannot be imported")
+        raise ConfigError(path, "cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -21,7 +21,7 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.model_manager.manager import AtStart, Manager
 from serving.models.table import READY, Entry, Rejection
 from serving.repository.facts import Facts
@@ -164,7 +164,7 @@ class OnChange(AtStart):
                     began=time.monotonic(), signature=found.signature, source=str(found.folder),
                 )  # fmt: skip
                 manager.load(entry)
-            except (TritonUnavailable, TritonTimeout, ServingError) as err:
+            except (ConfigError, ServingError) as err:
                 if old:
                     manager.store.stage(Path(old.folder), name)
                 else:

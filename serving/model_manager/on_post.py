@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from serving.errors import (
+    ConfigError,
     InvalidRequest,
     LoadFailed,
     ModelAlreadyLoaded,
@@ -28,6 +29,7 @@ from serving.model_manager.manager import AtStart, Manager
 from serving.model_manager.memory import ModelMemory, estimate
 from serving.models.table import LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
+from serving.repository.model_config import Unreadable
 from serving.triton.errors import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,12 @@ class OnPost(AtStart):
         if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
             expected = f"1 to {LONGEST_NAME} printable characters, the first one no slash"
             raise InvalidRequest(f"'model_name' must be {expected}")
-        archive = locate(url, self.settings.models_root)
+        try:
+            archive = locate(url, self.settings.models_root)
+        except Unreadable as err:
+            raise LoadFailed(str(err)) from err
+        except ConfigError as err:
+            raise InvalidRequest(str(err)) from err
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
                 raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
@@ -62,6 +69,9 @@ class OnPost(AtStart):
             try:
                 self._stage(entry, archive)
                 self._load(entry)
+            except ConfigError as err:
+                self._drop(entry)
+                raise LoadFailed(str(err)) from err
             except BaseException:
                 self._drop(entry)
                 raise

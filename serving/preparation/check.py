@@ -28,7 +28,7 @@ from typing import Any
 from clients.base import ModelClient, Tensors, TensorSpec
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.errors import LoadFailed, ServingError, TritonUnavailable
+from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, runs
 from serving.inference.example import ask_example
@@ -87,7 +87,7 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
     try:
         config = read_merged(folder, file)
     except Unreadable as err:
-        yield f"it cannot be read: {err.reason}"
+        yield f"it cannot be read: {err.remedy}"
         return
     if mistake := mistake_of_packages(folder, config):
         yield mistake
@@ -165,7 +165,7 @@ def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[
         for name, folder in folders.items():
             try:
                 store.stage(folder, name)
-            except LoadFailed as err:
+            except ConfigError as err:
                 unstaged.add(name)
                 yield name, str(err)
         asked = [name for name in asked if name not in unstaged]

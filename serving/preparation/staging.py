@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from serving.errors import LoadFailed
+from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.models.table import Entry, Models, Rejection, Table
 from serving.repository.facts import Facts
@@ -29,7 +29,7 @@ def stage(settings: Settings, folders: Mapping[str, Path], facts: Facts) -> Fact
                 found = signature(source)
                 copy(source, folder := settings.copies_folder / load / name)
             store.stage(folder, name)
-        except LoadFailed as err:
+        except ConfigError as err:
             store.remove(name)
             text = str(err).replace(str(folder), str(source))
             unreadable.append(text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from serving.errors import InvalidRequest
+from serving.errors import ConfigError, InvalidRequest
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, backend_of, parts_of, read_file
 
@@ -35,7 +35,8 @@ class Archive:
 
 
 def locate(url: str, root: Path) -> Archive:
-    """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise InvalidRequest or Unreadable."""
+    """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise InvalidRequest for a wrong
+    URL, and ConfigError."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
@@ -52,16 +53,16 @@ def locate(url: str, root: Path) -> Archive:
 
 
 def _check_entries(path: Path, root: Path) -> None:
-    """Raise InvalidRequest when the folder, or a link in it, leads out of the root, because Triton would load files of
+    """Raise ConfigError when the folder, or a link in it, leads out of the root, because Triton would load files of
     the container and quote them in its errors; or when it holds a FIFO, socket or device, which ends tritonserver."""
     inside = os.path.realpath(root)
     entries = (Path(folder, name) for folder, *names in os.walk(path) for name in chain.from_iterable(names))
     for entry in (path, *entries):
         target = os.path.realpath(entry)
         if (entry == path or entry.is_symlink()) and not Path(target).is_relative_to(inside):
-            raise InvalidRequest(f"{entry} leads to {target}, out of {root}: put the file itself into the archive")
+            raise ConfigError(entry, f"leads to {target}, out of {root}", "put the file itself into the archive")
         if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
-            raise InvalidRequest(f"{entry} is neither a file nor a folder: remove it from the archive")
+            raise ConfigError(entry, "is neither a file nor a folder", "remove it from the archive")
 
 
 def _of_folders(path: Path) -> Archive:
@@ -74,7 +75,7 @@ def _of_folders(path: Path) -> Archive:
     outer = [folder for folder in ensembles if folder.name not in inner]
     if len(outer) == 1:
         return Archive(outer[0], tuple(models))
-    raise InvalidRequest(f"{path} holds {_found(path, models, outer)}; {EXAMPLE}")
+    raise ConfigError(path, f"holds {_found(path, models, outer)}", EXAMPLE)
 
 
 def _found(path: Path, models: list[Path], ensembles: list[Path]) -> str:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from serving.errors import InvalidRequest
+from serving.errors import ConfigError
 from serving.host.machine import processor_features
 from serving.repository.layout import config_file
 from serving.repository.model_config import ENGINE_REASON, ModelConfig, Unreadable, backend_of, read_merged
@@ -94,12 +94,12 @@ class Engines:
             raise Unreadable(file, mistake)
         try:
             return self.fitted(config)
-        except InvalidRequest as err:
+        except ConfigError as err:
             raise Unreadable(file, str(err)) from err
 
     def fitted(self, config: Any) -> tuple[Any, Choice | None]:
         """Return the configuration with the chosen engine, and the choice; the same and None if there is none. Raise
-        InvalidRequest."""
+        ConfigError."""
         if self.settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
             return config, None
         choice = choose(asked_of(config), self.settings.cpu_engine, self.here)
@@ -107,10 +107,10 @@ class Engines:
 
 
 def asked_of(config: Any) -> str:
-    """Return what config.pbtxt says of the engine; "" if nothing. Raise InvalidRequest."""
+    """Return what config.pbtxt says of the engine; "" if nothing. Raise ConfigError."""
     asked = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
     if asked not in ("", AUTO, *NAMES):
-        raise InvalidRequest(f"parameter '{PARAMETER}' is '{asked}'; it must be {AUTO}, {' or '.join(NAMES)}")
+        raise ConfigError(f"parameter '{PARAMETER}'", f"is '{asked}'; it must be {AUTO}, {' or '.join(NAMES)}")
     return asked
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from serving.errors import InvalidRequest, LoadFailed
+from serving.errors import ConfigError
 from serving.repository.layout import CONFIG, PLATFORMS, config_file
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
@@ -27,12 +27,11 @@ PLAN_REMEDIES = (
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
 
 
-class Unreadable(LoadFailed):
-    """A configuration that cannot be used; if it cannot be read, `reason` begins with line and column."""
+class Unreadable(ConfigError):
+    """A configuration that cannot be used; if it cannot be read, the `remedy` begins with line and column."""
 
     def __init__(self, file: Path, reason: str) -> None:
-        self.file, self.reason = file, " ".join(reason.split())
-        super().__init__(f"{file} cannot be used: {self.reason}")
+        super().__init__(file, "cannot be used", " ".join(reason.split()))
 
 
 def _messages() -> Any:
@@ -53,18 +52,18 @@ Control: Any = _messages().ModelSequenceBatching.Control
 
 
 def parse_config(text: str) -> Any:
-    """Parse a config.pbtxt. Raise InvalidRequest with line and column."""
+    """Parse a config.pbtxt. Raise ConfigError with line and column."""
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as err:
-        raise InvalidRequest(str(err)) from err
+        raise ConfigError("", str(err)) from err
 
 
 def read_file(file: Path) -> Any:
     """Read a config.pbtxt; an empty one if there is no file, because Triton completes that. Raise Unreadable."""
     try:
         return parse_config(file.read_text(encoding="utf-8") if file.is_file() else "")
-    except (OSError, UnicodeDecodeError, InvalidRequest) as err:
+    except (OSError, UnicodeDecodeError, ConfigError) as err:
         raise Unreadable(file, str(err)) from err
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 
-from serving.errors import LoadFailed
+from serving.errors import ConfigError
 from serving.host.files import digest
 from serving.host.tritonserver import only_python_backends
 from serving.repository.engines import Choice, Engines
@@ -50,7 +50,7 @@ class Store:
 
     def stage(self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None) -> Choice | None:
         """Show the model in `folder` to Triton by that name; `names` are Triton's for the models that an ensemble
-        calls. Return why an engine was chosen, None if there was no choice. Raise LoadFailed, and Unreadable."""
+        calls. Return why an engine was chosen, None if there was no choice. Raise ConfigError."""
         shown = self.path(triton_name)
         self.remove(triton_name)
         shown.mkdir(parents=True)
@@ -75,14 +75,14 @@ class Store:
         module = "serving.repository.store"
         command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
-        failed = f"the configuration of '{name}' is not complete, and"
+        place = f"the configuration of '{name}'"
         try:
             done = subprocess.run(command, cwd=HERE, env=environ, capture_output=True, text=True, timeout=seconds)
         except subprocess.TimeoutExpired as err:
-            raise LoadFailed(f"{failed} completing it took more than {seconds:g} s") from err
+            raise ConfigError(place, f"is not complete, and completing it took more than {seconds:g} s") from err
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-            raise LoadFailed(f"{failed} cannot be completed: {reason}")
+            raise ConfigError(place, f"is not complete, and cannot be completed: {reason}")
         return done.stdout
 
 

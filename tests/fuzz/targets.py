@@ -19,7 +19,7 @@ from serving.bodies.reading import read_attributes, read_binary, read_body, unpa
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, Codec, Limits
 from serving.decoding import Decoder
-from serving.errors import InvalidRequest, LoadFailed, ServingError
+from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.inference.batch_transform import transform
 from serving.inference.registry import describe_model
@@ -225,8 +225,8 @@ def run(target: str, data: bytes) -> None:
     """Raises what is no refusal."""
     try:
         TARGETS[target](data)
-    except LoadFailed:
-        if target != "archive":
+    except ConfigError:
+        if target not in ("archive", "config"):
             raise
     except ServingError as err:
         check(err)

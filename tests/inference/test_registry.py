@@ -16,7 +16,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from clients.base import Model, TensorSpec
-from serving.errors import BackendDied, InvalidRequest, ModelNotLoaded, ModelNotReady, ModelRestarting
+from serving.errors import BackendDied, ConfigError, ModelNotLoaded, ModelNotReady, ModelRestarting
 from serving.inference.registry import Registry, families, make_client
 from serving.models.admission import Admission
 from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models, Table
@@ -76,13 +76,13 @@ def test_the_parameter_names_a_family_and_else_the_model_s_name_does(tmp_path: P
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="resnext"):
+    with pytest.raises(ConfigError, match="resnext"):
         make_client(model(tmp_path, client="resnext"))
 
 
 def test_a_client_file_without_a_client_is_refused(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text("Client = 3\n")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(ConfigError):
         make_client(model(tmp_path))
 
 
