@@ -70,49 +70,23 @@ def binary(sizes: list[Any], data: bytes, shape: list[int] | None = None) -> Ten
     return read_binary(str(len(header)), "json-header-size", header + data)
 
 
-def test_binary_parts_are_taken_in_the_order_of_the_inputs() -> None:
-    assert [bytes(tensor.data) for tensor in batch(binary([2, 3], b"abcde")).inputs] == [b"ab", b"cde"]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "data", "shape"),
-    [
-        ([2, 3], b"abcd", None),
-        ([2], b"abc", None),
-        ([2], b"ab", [3]),
-        ([-1], b"ab", [1]),
-        (["2"], b"ab", [2]),
-        ([2.0], b"ab", [2]),
-    ],
-)
-def test_binary_data_that_do_not_fill_their_shapes_are_refused(
-    sizes: list[Any], data: bytes, shape: list[int] | None
-) -> None:
+@pytest.mark.parametrize("size", ["2", 2.0])
+def test_a_size_of_binary_data_that_is_not_a_whole_number_is_refused(size: Any) -> None:
     with pytest.raises(InvalidRequest):
-        batch(binary(sizes, data, shape))
+        batch(binary([size], b"ab", [2]))
 
 
+# tests/conformance has further ones.
 WRONG: dict[str, dict[str, Any]] = {
-    "a number too large": {"datatype": "INT8", "data": [1, 200]},
-    "a negative one": {"datatype": "UINT8", "data": [1, -1]},
-    "a fraction": {"datatype": "INT32", "data": [1, 1.5]},
     "a boolean as a number": {"datatype": "FP32", "data": [1, True]},
-    "a number as a boolean": {"datatype": "BOOL", "data": [True, 1]},
-    "a string as a number": {"datatype": "FP32", "data": [1, "1"]},
-    "a number as a string": {"datatype": "BYTES", "data": ["1", 1]},
     "an object": {"datatype": "FP32", "data": [1, {}]},
-    "null": {"datatype": "FP32", "data": [1, None]},
     "no data": {"datatype": "FP32"},
-    "one too few": {"datatype": "FP32", "data": [1]},
     "no datatype": {"data": [1, 2]},
-    "an unknown one": {"datatype": "FP128", "data": [1, 2]},
-    "a negative shape": {"datatype": "FP32", "shape": [-1], "data": [1]},
     "a shape of fractions": {"datatype": "FP32", "shape": [2.0], "data": [1, 2]},
     "a shape of booleans": {"datatype": "FP32", "shape": [True], "data": [1]},
     "no shape": {"datatype": "FP32", "shape": None, "data": [1]},
     "more binary data than there are": {"datatype": "FP32", "parameters": {"binary_data_size": 8}},
     "parameters that are none": {"datatype": "FP32", "data": [1, 2], "parameters": [1]},
-    "shared memory": {"datatype": "FP32", "data": [1, 2], "parameters": {"shared_memory_region": "r"}},
 }
 
 
@@ -122,7 +96,7 @@ def test_a_wrong_tensor_is_refused(tensor: dict[str, Any]) -> None:
         batch(body(**tensor))
 
 
-@pytest.mark.parametrize("shape", [[1, 2**40], [4, 2**62], [2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
+@pytest.mark.parametrize("shape", [[2**70], [0, 2**62], [2**32, 2**32, 2**32], [300]])
 def test_a_shape_that_the_body_cannot_hold_is_refused(shape: list[int]) -> None:
     with pytest.raises(InvalidRequest):
         batch(body(datatype="FP32", shape=shape, data=[1]))

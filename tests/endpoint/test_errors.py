@@ -214,10 +214,6 @@ def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(server: Server, meth
     assert method not in reply.headers.get("Allow", "")
 
 
-def test_a_body_to_an_unknown_route_is_a_404_with_the_routes(server: Server) -> None:
-    expect(server.post("/predict", data=bytes(5000)), 404, "not_found", "/invocations")
-
-
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 def test_an_image_as_json_is_a_400_with_its_content_type(server: Server, kind: str) -> None:
     data = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff\xe0"}[kind] + bytes(20)
