@@ -40,8 +40,7 @@ from serving.front.services import Services, services
 from serving.headers import ATTRIBUTES
 from serving.inference.batch_transform import transform
 from serving.inference.registry import Registry
-from serving.request import PATH, Body, Reply, Request, Target
-from serving.served_model import ServedModel
+from serving.request import PATH, Body, Reply, Request, ServedModel, Target
 from serving.settings.table import Settings
 from serving.triton.gateway import IndexEntry
 

@@ -29,8 +29,7 @@ from serving.budget import Deadline
 from serving.codecs import ROW
 from serving.decoding import Decoder, Item
 from serving.errors import InvalidRequest
-from serving.request import RESERVED, Batch, Body, Reply, Request, Target
-from serving.served_model import ServedModel
+from serving.request import RESERVED, Batch, Body, Reply, Request, ServedModel, Target
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor, to_raw
 

@@ -26,8 +26,7 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.headers import JSON_TYPE, preferred
-from serving.request import NOBODY, Batch, Body, Reply, Request, Target, Timings
-from serving.served_model import ServedModel
+from serving.request import NOBODY, Batch, Body, Reply, Request, ServedModel, Target, Timings
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 

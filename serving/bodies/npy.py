@@ -17,8 +17,7 @@ from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import preferred
-from serving.request import Batch, Body, Reply, Request
-from serving.served_model import ServedModel
+from serving.request import Batch, Body, Reply, Request, ServedModel
 from serving.sessions import Session
 from serving.triton.tensors import InferReply, Tensor, numpy_dtype
 

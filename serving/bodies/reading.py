@@ -15,11 +15,10 @@ from typing import Any
 import orjson
 import simdjson
 
-from serving.bodies.csv_rows import CSV, TEXT, URL_ENCODED, TextOrForm, read_csv
 from serving.bodies.flat import SHAPES, FlatBody
 from serving.bodies.instances import Instances, listed_items
-from serving.bodies.json_lines import LINES_TYPES, JsonLines
 from serving.bodies.kserve import BINARY_TYPE, TensorBody
+from serving.bodies.lines import CSV, LINES_TYPES, TEXT, URL_ENCODED, JsonLines, TextOrForm, read_csv
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
 from serving.bodies.values import an_object, check_keys
 from serving.budget import MOST_MEMBERS, check_count, check_json, read_json

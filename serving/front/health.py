@@ -28,7 +28,7 @@ from serving.inference.example import try_example
 from serving.inference.registry import Registry
 from serving.inference.service import Inference
 from serving.models.table import Entry, Models
-from serving.served_model import ServedModel
+from serving.request import ServedModel
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import flask
 
-from serving.bodies.csv_rows import TextOrForm
+from serving.bodies.lines import TextOrForm
 from serving.bodies.reading import read_attributes, read_body, unpacked
 from serving.budget import HANDED_OVER, Budget, Deadline
 from serving.codecs import FORM

@@ -107,7 +107,7 @@ def _body(path: str) -> Json:
         infer = path.endswith("/infer")
         tensors = {JSON_TYPE: {"schema": _reference(TENSORS) if infer else OBJECT}}
         return tensors | ({"application/octet-stream": {"schema": FILE}} if infer else {})
-    from serving.bodies.json_lines import LINES_TYPES
+    from serving.bodies.lines import LINES_TYPES
     from serving.bodies.npy import NPY_TYPE
 
     raw = {kind for client in _clients().values() for kind in client.codec.media_types} - {JSON_TYPE}

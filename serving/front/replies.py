@@ -13,13 +13,11 @@ from werkzeug.exceptions import HTTPException
 
 from serving.budget import MOST_PARTS
 from serving.errors import InvalidRequest, MethodNotAllowed, NotFound, PayloadTooLarge, ServingError, TritonUnavailable
-from serving.front.hangups import HangUps
 from serving.front.incoming import Incoming, incoming
-from serving.front.services import services
+from serving.front.services import HangUps, services
 from serving.headers import preferred
 from serving.inference.service import Inference, Line
-from serving.request import Reply, Request
-from serving.served_model import ServedModel
+from serving.request import Reply, Request, ServedModel
 from serving.sessions import session_headers
 from serving.triton.gateway import Responses
 

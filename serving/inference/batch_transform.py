@@ -16,18 +16,16 @@ from typing import Any
 
 import orjson
 
-from serving.bodies.csv_rows import CsvBody
 from serving.bodies.flat import FlatBody
 from serving.bodies.instances import Instances, as_items, joined
-from serving.bodies.json_lines import JSON_LINES, JsonLines
 from serving.bodies.kserve import require_json
+from serving.bodies.lines import JSON_LINES, CsvBody, JsonLines
 from serving.bodies.reading import read_document
 from serving.budget import read_json
 from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest, ServingError, TooLate, TritonTimeout
 from serving.inference.service import Inference
-from serving.request import PATH, Body, Reply, Request, Target
-from serving.served_model import ServedModel
+from serving.request import PATH, Body, Reply, Request, ServedModel, Target
 
 log = logging.getLogger(__name__)
 WHOLE_REQUEST = {"instances", "inputs", "payload"}  # one of these keys makes a line a request of its own

@@ -16,8 +16,7 @@ from serving.errors import (
     NotAcceptable,
 )
 from serving.inference.service import Inference
-from serving.request import Request
-from serving.served_model import ServedModel
+from serving.request import Request, ServedModel
 
 
 def try_example(inference: Inference, served: ServedModel) -> None:

@@ -43,7 +43,7 @@ from serving.repository.model_config import (
     datatype_name,
     sequence_idle_seconds,
 )
-from serving.served_model import ServedModel
+from serving.request import ServedModel
 from serving.sessions import Sequencing
 from serving.triton.gateway import IndexEntry, TritonGateway
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, NotAcceptable
-from serving.request import Batch, Reply, Request
-from serving.served_model import ServedModel
+from serving.request import Batch, Reply, Request, ServedModel
 from serving.sessions import Session, session_errors, session_headers
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor

@@ -24,8 +24,7 @@ from pathlib import Path
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.model_manager.manager import AtStart, Manager
 from serving.models.table import READY, Entry, Rejection
-from serving.repository.facts import Facts
-from serving.repository.layout import folders_in, is_model
+from serving.repository.layout import Facts, folders_in, is_model
 from serving.repository.model_config import Unreadable, parts_of, read_config
 from serving.repository.store import copy, signature
 from serving.settings.table import Settings

@@ -39,7 +39,7 @@ from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, read_merged
 from serving.repository.own_packages import mistake_of_packages
 from serving.repository.store import Store
-from serving.served_model import ServedModel
+from serving.request import ServedModel
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import numpy_dtype

@@ -12,7 +12,7 @@ from pathlib import Path
 from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.models.table import Entry, Models, Rejection, Table
-from serving.repository.facts import Facts
+from serving.repository.layout import Facts
 from serving.repository.store import Store, copy, signature
 from serving.settings.table import Settings
 

@@ -1,7 +1,7 @@
 """Find the models to serve and what is wrong with the repositories: `python -m serving.preparation.survey`.
 
 `serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt takes
-protobuf. The environment has the settings; it prints the JSON of repository/facts.py. With `stage` it also stages the
+protobuf. The environment has the settings; it prints the JSON of repository/layout.py. With `stage` it also stages the
 models for tritonserver (staging.py).
 """
 
@@ -15,8 +15,16 @@ from typing import Any
 from serving.host.tritonserver import backend_directory
 from serving.preparation.staging import stage
 from serving.repository.engines import Choice, Engines, choice_lines
-from serving.repository.facts import Facts, ModelFacts
-from serving.repository.layout import CONFIG, LayoutError, folders_in, has_a_model, is_model, versions
+from serving.repository.layout import (
+    CONFIG,
+    Facts,
+    LayoutError,
+    ModelFacts,
+    folders_in,
+    has_a_model,
+    is_model,
+    versions,
+)
 from serving.repository.model_config import ENSEMBLE, ModelConfig, Unreadable, backend_of, parts_of, read_config
 from serving.settings.table import Settings
 

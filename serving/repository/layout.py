@@ -1,12 +1,16 @@
-"""The folders of a model repository: which are models, which versions, which configuration. Standard library only.
+"""The folders of a model repository: which are models, which versions, which configuration; and what the survey found.
+Standard library only.
 
 A repository is a folder of model folders; several are served as one. serve never writes to one: Triton is shown links
 to it (repository/store.py).
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from serving.settings.table import AUTO
 
@@ -74,3 +78,39 @@ def config_file(model: Path, device: str) -> Path:
     """Return the file that counts on the `device`. One that is not whole is merged into config.pbtxt."""
     own = model / "configs/cpu.pbtxt"
     return own if device == "cpu" and own.is_file() else model / CONFIG
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model that is loaded: the models that it calls, and its backend."""
+
+    parts: tuple[str, ...] = ()
+    backend: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The repositories' final folders, the models that are loaded by name, the one of requests that name none ("":
+    there is no such), and what the log should say.
+
+    `engines` says which engines were chosen and why. A start ends with `mistakes`, those of the layout, or
+    `unreadable`, those of configurations.
+    """
+
+    folders: tuple[str, ...] = ()
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    default: str = ""
+    warnings: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Facts":
+        found: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        models = {name: ModelFacts(**each | {"parts": tuple(each["parts"])}) for name, each in found["models"].items()}
+        return cls(**found | lists | {"models": models})

@@ -1,7 +1,7 @@
 """Variables of NVIDIA's image that stand for an option of tritonserver or of the CloudWatch agent: they are checked and
 handed on.
 
-Only serving/supervisor/triton.py and processes.py read them, which make the command line and the agent's file.
+Only serving/supervisor/processes.py and processes.py read them, which make the command line and the agent's file.
 """
 
 from dataclasses import dataclass

@@ -1,25 +1,29 @@
-"""The table of processes that `serve` watches: their command lines and environments. tritonserver's is in triton.py."""
+"""The table of processes that `serve` watches: their command lines, environments and configurations."""
 
+import glob
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from serving import VERSION
+from serving.host import tritonserver
+from serving.host.files import replace_file
+from serving.host.machine import cpu_quota, gpu_count
 from serving.host.network import bracketed, reached
-from serving.settings.handed_on import LOG_GROUP, METRIC_NAMESPACE
-from serving.settings.table import SECRETS, Settings
-from serving.supervisor.nginx import MALLOC_THRESHOLD, nginx
+from serving.host.tritonserver import python_backends
+from serving.settings.handed_on import HANDED_ON, LOG_GROUP, METRIC_NAMESPACE, HandedOn
+from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
+from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, hard_limit, new_prefix, nginx_connections
 from serving.supervisor.system import Process
-from serving.supervisor.triton import triton
 
 HERE = Path(__file__).resolve().parents[2]
-
-
 AGENT = "start-amazon-cloudwatch-agent"
 AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
 DECLARATION = ("source_labels", "label_matcher", "dimensions", "metric_selectors")
@@ -74,8 +78,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     command += [f"--{name}={value}" for name, value in flags.items()]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
     one_thread["TOKENIZERS_PARALLELISM"] = "false"
-    # A worker keeps freed memory for the next request until it is idle (front/idle.py): without that, page faults take
-    # two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
+    # A worker keeps freed memory for the next request until it is idle (front/services.py): without that, page faults
+    # take two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
     heap = {
         "MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
@@ -145,3 +149,187 @@ def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
 
 def ping_address(settings: Settings) -> tuple[str, int]:
     return reached(settings.host), settings.port
+
+
+LOADS_AT_ONCE = 32
+# gunicorn has answered all requests before tritonserver is told to stop. What it waits for then is instances whose
+# process has died or hangs, and these never end.
+EXIT_SECONDS = 5
+THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
+# Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
+# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs. Those of
+# OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
+# want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
+SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
+ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
+# Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
+# socket; without a GPU, that none is found.
+TRITON_NOISE = (
+    r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
+    r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
+)
+NO_GPU_NOISE = (
+    r"^Error: Failed to initialize NVML$|\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
+    r"CudaDriverHelper has not been initialized|DCGM unable to start|Collecting CPU metrics)",
+)
+
+
+def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
+    """Return tritonserver's process. Its shared memory has a name of its own, so what a killed one leaves there can be
+    removed."""
+    sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
+    sockets.folder.mkdir(mode=0o700, exist_ok=True)
+    settings.staged_folder.mkdir(exist_ok=True)
+    prefix = new_prefix()
+    replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
+    flags = {
+        # Whatever is staged when it starts is loaded before it listens; the model manager loads and unloads the rest.
+        "model-repository": settings.staged_folder,
+        "model-control-mode": "explicit",
+        "load-model": "*",
+        "backend-directory": backends,
+        "allow-metrics": "true",
+        # While a model is tried that nobody calls yet, the others are ready.
+        "strict-readiness": str(not settings.reloads).lower(),
+        # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
+        "exit-on-error": "false",
+        "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
+    } | addresses(sockets)
+    environ = tritonserver.with_stub_wait(tritonserver.environment(_spinning(environ) | dict(environ)))
+    if settings.multi_model:
+        flags |= {"model-load-thread-count": LOADS_AT_ONCE}
+    if settings.device == "cpu":
+        flags |= {"allow-gpu-metrics": "false"}
+    command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
+    if tritonserver.only_python_backends(backends):  # what is staged is complete
+        command.append("--disable-auto-complete-config")
+    for backend in tritonserver.python_backends(backends):
+        command.append(f"--backend-config={backend},shm-region-prefix-name={prefix}")
+        if settings.multi_model:
+            command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
+    command += handed_on(settings, environ, backends)
+    command += settings.additional_arguments  # the last option of a name counts
+    return Process(
+        "tritonserver",
+        tuple(command),
+        environ,
+        HERE,
+        noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
+        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
+        leftover_folders=ENVIRONMENTS,
+        restart_request=settings.triton_restart_request,
+        answers_at=(sockets.http, "/v2/health/live"),
+    )
+
+
+def _spinning(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of SPINNING that the operator left open. OMP_WAIT_POLICY also says how long OpenMP spins."""
+    said = {"GOMP_SPINCOUNT"} if "OMP_WAIT_POLICY" in environ else set()
+    return {name: value for name, value in SPINNING.items() if name not in environ.keys() | said}
+
+
+def addresses(sockets: TritonSockets) -> dict[str, object]:
+    """Return the options that say where tritonserver listens."""
+    return {
+        "http-address": f"unix:{sockets.http}",
+        "grpc-address": f"unix:{sockets.grpc}".removesuffix(f":{GRPC_PORT}"),
+        "grpc-port": GRPC_PORT,
+        "metrics-address": f"unix:{sockets.metrics}",
+    }
+
+
+def handed_on(settings: Settings, environ: Mapping[str, str], backends: Path, gpus: int | None = None) -> Iterator[str]:
+    """Yield the options that variables of NVIDIA's image stand for. `gpus` is their number; None: the machine's."""
+    logs = {"log_info": settings.logs("info"), "log_warning": settings.logs("warning")}
+    for row in HANDED_ON:
+        value = row.read(environ)
+        text = row.format(logs[row.name] if value == "auto" else value)
+        for target in _targets(row, settings, backends, gpu_count() if gpus is None else gpus):
+            if row.each != "gpu" or value:
+                yield f"{row.option.format(target)}{text}"
+
+
+def _targets(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> Iterable[object]:
+    """Return what the option is given for, once each."""
+    own_tensorflow = (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends)
+    return {
+        "server": [""],
+        "python backend": python_backends(backends),
+        "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
+        "gpu": range(gpus) if settings.device == "gpu" else [],
+    }[row.each]
+
+
+TEMPLATE = HERE / "nginx.conf"
+SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
+FEWEST_REQUESTS = 512
+NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
+MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
+# Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself.
+NGINX_NOISE = (r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',)
+
+
+def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> Process:
+    """Return nginx's process, and write nginx.conf into the run folder. The variable NGINX names its listeners."""
+    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    if not binary:
+        raise FileNotFoundError("nginx is not installed: install a package of it, such as Debian's nginx-light")
+    configuration = settings.run_dir / "nginx.conf"
+    text = nginx_configuration(settings)
+    configuration.write_text(text, encoding="utf-8")
+    command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
+    # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
+    heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
+    inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
+    return Process(
+        "nginx",
+        command,
+        {**environ, **heap, **inherited},
+        settings.run_dir,
+        stop_signal=signal.SIGQUIT,
+        noise=NGINX_NOISE,
+        listeners=tuple(listeners),
+    )
+
+
+def nginx_configuration(settings: Settings) -> str:
+    """Return nginx.conf with every {{name}} replaced, without each {{#name}} … {{/name}} whose setting is false."""
+    connections = nginx_connections(settings.max_concurrency, hard_limit())
+    values = {
+        # As root nginx would give its workers to another user, who cannot enter the run folder.
+        "user": "user root;" if os.geteuid() == 0 else "",
+        "nginx_workers": min(4, math.ceil(cpu_quota())),
+        "connections": connections,
+        "open_files": connections + OWN_FILES,
+        "most_requests": min(connections // FILES_PER_REQUEST, max(FEWEST_REQUESTS, 4 * settings.max_concurrency)),
+        "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
+        "run_dir": settings.run_dir,
+        "log_level": NGINX_LOG_LEVELS[settings.log_level],
+        "gunicorn_socket": settings.gunicorn_socket,
+        "triton_http": settings.triton_sockets.http,
+        "triton_grpc": settings.triton_sockets.grpc,
+        "triton_metrics": settings.triton_sockets.metrics,
+        "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
+        "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
+        "kserve": int(settings.kserve != "false"),
+        "max_body_bytes": settings.max_body_bytes,
+        "max_body_mb": f"{settings.max_body_mb:g}",
+        "request_timeout": _milliseconds(settings.request_timeout),
+        "log_successes": int(settings.logs("info")),
+        "log_mistakes": int(settings.logs("warning")),
+        "load_timeout": _milliseconds(settings.load_timeout + 10),
+        "stream_timeout": _milliseconds(settings.nginx_stream_timeout),
+        "streams_by_default": int(settings.inference_type == "generate_stream"),
+        "program": HERE,
+        "version": VERSION,
+        "listen": f"{bracketed(settings.host)}:{settings.port}",
+    }
+    wanted = {name: getattr(settings, name) for name in ("allow_grpc", "allow_metrics")}
+    wanted["trusted_kserve"] = settings.kserve == "trusted"
+    wanted["page"] = settings.page == "true"
+    template = SECTION.sub(lambda match: match[2] if wanted[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

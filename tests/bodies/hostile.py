@@ -11,15 +11,14 @@ import numpy as np
 from numpy.lib import format as npy
 
 from clients.base import Model, ModelClient, Names, Parameter, TensorSpec
-from serving.bodies.json_lines import JsonLines
+from serving.bodies.lines import JsonLines
 from serving.bodies.reading import read_body, unpacked
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Limits
 from serving.decoding import Decoder
 from serving.inference.batch_transform import transform
 from serving.inference.service import Inference
-from serving.request import Reply, Request
-from serving.served_model import ServedModel
+from serving.request import Reply, Request, ServedModel
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
 

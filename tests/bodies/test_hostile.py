@@ -18,8 +18,7 @@ from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.inference.service import Inference
-from serving.request import Request
-from serving.served_model import ServedModel
+from serving.request import Request, ServedModel
 from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor
 from tests.bodies.hostile import (

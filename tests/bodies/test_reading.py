@@ -8,9 +8,9 @@ import pytest
 
 from clients.base import Model, TensorSpec
 from clients.table import Client
-from serving.bodies.csv_rows import CsvBody
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
+from serving.bodies.lines import CsvBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.reading import read_attributes, read_body, unpacked
 from serving.budget import NEVER

@@ -16,8 +16,7 @@ from serving.bodies.reading import read_binary, read_document
 from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest
-from serving.request import Batch, Body, Request
-from serving.served_model import ServedModel
+from serving.request import Batch, Body, Request, ServedModel
 from serving.triton.tensors import InferReply, Tensor
 
 pytestmark = pytest.mark.unit

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from serving.front.hangups import HangUps
 from serving.front.replies import Ending
+from serving.front.services import HangUps
 from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit

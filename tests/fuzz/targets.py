@@ -13,7 +13,7 @@ import flask
 import numpy as np
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
-from serving.bodies.json_lines import JsonLines
+from serving.bodies.lines import JsonLines
 from serving.bodies.npy import read_npy
 from serving.bodies.reading import read_attributes, read_binary, read_body, unpacked
 from serving.budget import NEVER, Budget, Deadline
@@ -27,8 +27,7 @@ from serving.inference.service import Inference
 from serving.model_manager.on_post import triton_name
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
-from serving.request import Body, Request, Target
-from serving.served_model import ServedModel
+from serving.request import Body, Request, ServedModel, Target
 from serving.sessions import Sequencing, Session
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.hostile import Echo

@@ -11,7 +11,7 @@ import pytest
 from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.settings.table import Settings
-from serving.supervisor.triton import triton
+from serving.supervisor.processes import triton
 
 pytestmark = pytest.mark.unit
 

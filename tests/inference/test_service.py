@@ -18,8 +18,7 @@ from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest, TooLate
 from serving.inference.service import Inference
-from serving.request import Request
-from serving.served_model import ServedModel
+from serving.request import Request, ServedModel
 from serving.triton.tensors import InferRequest
 from tests.bodies.hostile import Echo
 from tests.support.harness import PATIENCE

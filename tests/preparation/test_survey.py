@@ -7,7 +7,7 @@ import pytest
 from serving.host.tritonserver import backend_directory
 from serving.models.table import LOADING, Table
 from serving.preparation.survey import survey
-from serving.repository.facts import Facts, ModelFacts
+from serving.repository.layout import Facts, ModelFacts
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 

@@ -9,8 +9,7 @@ from typing import IO, Any
 import pytest
 
 from serving.supervisor.log import LINE_LIMIT, Output, Pump, as_text, read_lines
-from serving.supervisor.nginx import NGINX_NOISE
-from serving.supervisor.triton import NO_GPU_NOISE, TRITON_NOISE
+from serving.supervisor.processes import NGINX_NOISE, NO_GPU_NOISE, TRITON_NOISE
 
 pytestmark = pytest.mark.unit
 

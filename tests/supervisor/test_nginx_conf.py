@@ -19,8 +19,8 @@ import requests
 
 from serving.host.machine import Machine
 from serving.settings.table import Settings
-from serving.supervisor import nginx as nginx_module
-from serving.supervisor.nginx import nginx
+from serving.supervisor import processes
+from serving.supervisor.processes import nginx
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
 
@@ -354,8 +354,8 @@ def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> No
 
 def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = tmp_path / "nginx.conf"
-    template.write_text(nginx_module.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s"))
-    monkeypatch.setattr(nginx_module, "TEMPLATE", template)
+    template.write_text(processes.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s"))
+    monkeypatch.setattr(processes, "TEMPLATE", template)
     edge = Edge(behind(upstream, tmp_path))
     with connected(edge) as connection:
         connection.sendall(HALF_A_BODY)
@@ -367,7 +367,7 @@ def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: py
 def test_more_requests_than_nginx_holds_are_refused_and_health_is_answered(
     upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nginx_module, "FEWEST_REQUESTS", 8)
+    monkeypatch.setattr(processes, "FEWEST_REQUESTS", 8)
     edge = Edge(behind(upstream, tmp_path), SERVE_MAX_CONCURRENCY="2")
     with contextlib.ExitStack() as uploads:
         for _ in range(8):

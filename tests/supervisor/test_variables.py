@@ -11,8 +11,8 @@ from serving.host.network import PortPicker
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import ROWS, Settings
+from serving.supervisor.processes import handed_on
 from serving.supervisor.resources import listening
-from serving.supervisor.triton import handed_on
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import free_port
 

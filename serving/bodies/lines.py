@@ -1,6 +1,8 @@
-"""CSV: each row is an instance of a model that takes rows; the first may be a header.
+"""Bodies of lines: CSV, whose rows are instances of a model that takes rows, and JSON lines.
 
-Rows are kept as bytes until it is their turn, because their cells take several times the memory.
+Rows are kept as bytes until it is their turn, because their cells take several times the memory. Of JSON lines each is
+a request of its own, or an instance; a wrong one gives {"error", "code"} in its place, and the others are answered
+(serving/inference/batch_transform.py).
 """
 
 import csv
@@ -15,14 +17,12 @@ import orjson
 
 from clients.base import ModelClient
 from serving.bodies.instances import Instances, check_media_type
-from serving.bodies.json_lines import JSON_LINES
 from serving.budget import MOST_INSTANCES, Deadline, check_count, in_time
 from serving.codecs import ROW, Limits, read_cells
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest
 from serving.headers import JSON_TYPE, preferred
-from serving.request import Batch, Body, Reply, Request
-from serving.served_model import ServedModel
+from serving.request import Batch, Body, Reply, Request, ServedModel
 from serving.sessions import Session
 
 CSV, TEXT = "text/csv", "text/plain"
@@ -200,3 +200,22 @@ def _cells(value: Any) -> Iterator[Any]:
             yield from _cells(each)
     else:
         yield value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+JSON_LINES = "application/jsonlines"
+LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
+
+
+@dataclass(frozen=True)
+class JsonLines(Body):
+    """Lines of JSON; `generates` is that of a FlatBody."""
+
+    data: bytes
+    generates: bool = False
+
+    def by_line(self, accept: str) -> bool:
+        return True
+
+    def lines(self, deadline: Deadline) -> Iterator[bytes]:
+        """Yield the lines that are not empty, so that a large body is not held twice. Raise TooLate."""
+        return (line for line in in_time(io.BytesIO(self.data), deadline) if not line.isspace())
