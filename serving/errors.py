@@ -23,11 +23,15 @@ class ConfigError(Exception):
 
 
 class ServingError(Exception):
-    """Base of all; `retry_after` (seconds) becomes the Retry-After header."""
+    """Base of all. `retry_after` (seconds) becomes the Retry-After header. A subclass inherits what it leaves out."""
 
     status = 500
     code = "internal_error"
     retry_after: int | None = None
+
+    def __init_subclass__(cls, status: int = 0, code: str = "", retry_after: int | None = None) -> None:
+        cls.status, cls.code = status or cls.status, code or cls.code
+        cls.retry_after = retry_after or cls.retry_after
 
     def facts(self) -> dict[str, str]:
         """What a caller is told; what the text quotes of the caller's own may be long, and is cut."""
@@ -35,18 +39,12 @@ class ServingError(Exception):
         return {"error": text if len(text) <= LONGEST else f"{text[:LONGEST]}…", "code": self.code}
 
 
-class InvalidRequest(ServingError):
+class InvalidRequest(ServingError, status=400, code="invalid_request"):
     """The request itself is wrong; sending it again does not help."""
 
-    status = 400
-    code = "invalid_request"
 
-
-class DecodingError(ServingError):
+class DecodingError(ServingError, status=400, code="decoding_error"):
     """One instance cannot be decoded: which, in what field, and what was expected there."""
-
-    status = 400
-    code = "decoding_error"
 
     def __init__(self, reason: str, *, field: str = "", instance: int | None = None) -> None:
         self.reason, self.field, self.instance = reason, field, instance
@@ -62,64 +60,43 @@ class DecodingError(ServingError):
         return f"{', '.join(place)}: {self.reason}" if place else self.reason
 
 
-class Forbidden(ServingError):
+class Forbidden(ServingError, status=403, code="forbidden"):
     """Managing models is closed to this caller: see SERVE_MANAGEMENT_SECRET."""
 
-    status = 403
-    code = "forbidden"
 
-
-class ModelNotFound(ServingError):
-    status = 404
-    code = "model_not_found"
-
+class ModelNotFound(ServingError, status=404, code="model_not_found"):
     def __init__(self, name: str, available: Iterable[str]) -> None:
         super().__init__(f"there is no model '{name}'; the models served are: {_listed(available)}")
 
 
-class VersionNotFound(ServingError):
-    status = 404
-    code = "version_not_found"
-
+class VersionNotFound(ServingError, status=404, code="version_not_found"):
     def __init__(self, name: str, version: str, available: Iterable[str]) -> None:
         super().__init__(f"model '{name}' has no version '{version}'; its versions are: {_listed(available)}")
 
 
-class NotFound(ServingError):
+class NotFound(ServingError, status=404, code="not_found"):
     """An unknown route."""
 
-    status = 404
-    code = "not_found"
+
+class MethodNotAllowed(ServingError, status=405, code="method_not_allowed"):
+    """The route exists, and takes other methods."""
 
 
-class MethodNotAllowed(ServingError):
-    status = 405
-    code = "method_not_allowed"
-
-
-class NotAcceptable(ServingError):
+class NotAcceptable(ServingError, status=406, code="not_acceptable"):
     """Accept asks for a form that this model cannot give."""
 
-    status = 406
-    code = "not_acceptable"
+
+class PayloadTooLarge(ServingError, status=413, code="payload_too_large"):
+    """The body, or what it unpacks to or asks for, is beyond a limit."""
 
 
-class PayloadTooLarge(ServingError):
-    status = 413
-    code = "payload_too_large"
+class UnsupportedMediaType(ServingError, status=415, code="unsupported_media_type"):
+    """Content-Type or Content-Encoding is not one that is taken."""
 
 
-class UnsupportedMediaType(ServingError):
-    status = 415
-    code = "unsupported_media_type"
-
-
-class SessionNotFound(ServingError):
+class SessionNotFound(ServingError, status=410, code="session_not_found"):
     """The session has ended, was idle for too long, or never began. Not 404: in multi-model mode that would say
     that the model is not loaded."""
-
-    status = 410
-    code = "session_not_found"
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -128,65 +105,44 @@ class SessionNotFound(ServingError):
         )
 
 
-class InferenceFailed(ServingError):
+class InferenceFailed(ServingError, status=500, code="inference_failed"):
     """Triton or the model's client failed on a request that looked right."""
 
-    status = 500
-    code = "inference_failed"
+
+class ModelNotReady(ServingError, status=503, code="model_not_ready", retry_after=1):
+    """The model is being loaded; waiting helps."""
 
 
-class ModelNotReady(ServingError):
-    status = 503
-    code = "model_not_ready"
-    retry_after = 1
-
-
-class ModelFailed(ServingError):
+class ModelFailed(ServingError, status=503, code="model_failed"):
     """The model cannot be loaded, or its client not be made: waiting does not mend it. A start ends with it
     (serving/supervisor/linux.py)."""
-
-    status = 503
-    code = "model_failed"
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"model '{name}' cannot be served, and to try again does not help: {reason}")
 
 
-class TritonUnavailable(ServingError):
-    status = 503
-    code = "triton_unavailable"
-    retry_after = 1
+class TritonUnavailable(ServingError, status=503, code="triton_unavailable", retry_after=1):
+    """tritonserver does not answer: it is being started."""
 
 
-class BackendDied(ServingError):
+class BackendDied(ServingError, status=503, code="model_restarting", retry_after=1):
     """A process of a model has died, which Triton does not mend. `details` is what Triton said of it, in one line.
     Callers see the ModelRestarting that it becomes (serving/inference/registry.py)."""
-
-    status = 503
-    code = "model_restarting"
-    retry_after = 1
 
     def __init__(self, details: str) -> None:
         super().__init__(f"{details}; it is being started again: try again shortly")
         self.details = details
 
 
-class ModelRestarting(ServingError):
+class ModelRestarting(ServingError, status=503, code="model_restarting", retry_after=2):
     """A process of this model has died; the model alone is being started again."""
-
-    status = 503
-    code = "model_restarting"
-    retry_after = 2
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"model '{name}' is being started again ({reason}); try again shortly")
 
 
-class ModelRefused(ServingError):
+class ModelRefused(ServingError, status=503, code="model_refused"):
     """The processes of this model died too often: it is not served until `seconds` have passed."""
-
-    status = 503
-    code = "model_refused"
 
     def __init__(self, name: str, reason: str, seconds: int) -> None:
         super().__init__(
@@ -199,24 +155,16 @@ class RegionUnknown(TritonUnavailable):
     """Triton was started again since it was told of the shared memory that holds an input."""
 
 
-class Overloaded(ServingError):
+class Overloaded(ServingError, status=503, code="overloaded", retry_after=1):
     """More requests than can be worked on; trying again a little later helps."""
 
-    status = 503
-    code = "overloaded"
-    retry_after = 1
+
+class TritonTimeout(ServingError, status=504, code="triton_timeout"):
+    """Triton did not answer within the time of the request."""
 
 
-class TritonTimeout(ServingError):
-    status = 504
-    code = "triton_timeout"
-
-
-class TooLate(ServingError):
+class TooLate(ServingError, status=504, code="timeout"):
     """The request's time was over before its work was: it waited for its turn."""
-
-    status = 504
-    code = "timeout"
 
     def __init__(self) -> None:
         super().__init__(
@@ -225,35 +173,23 @@ class TooLate(ServingError):
         )
 
 
-class LoadFailed(ServingError):
+class LoadFailed(ServingError, status=400, code="load_failed"):
     """Multi-model mode: Triton cannot load this archive; what it said is in the message."""
 
-    status = 400
-    code = "load_failed"
 
-
-class ModelNotLoaded(ServingError):
+class ModelNotLoaded(ServingError, status=404, code="model_not_loaded"):
     """Multi-model mode: the platform loads the model and sends the call again."""
-
-    status = 404
-    code = "model_not_loaded"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the model '{name}' is not loaded; POST /models loads it")
 
 
-class ModelAlreadyLoaded(ServingError):
+class ModelAlreadyLoaded(ServingError, status=409, code="model_already_loaded"):
     """Multi-model mode: a load of what is loaded."""
 
-    status = 409
-    code = "model_already_loaded"
 
-
-class OutOfMemory(ServingError):
+class OutOfMemory(ServingError, status=507, code="out_of_memory"):
     """No memory, or another resource that unloading other models frees."""
-
-    status = 507
-    code = "out_of_memory"
 
 
 def by_code(code: str, text: str) -> ServingError:

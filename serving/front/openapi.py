@@ -1,25 +1,28 @@
-"""GET /openapi.json: the routes, the errors, and each client's parameters and example, as OpenAPI 3.1.
+"""GET /openapi.json, and what the page to try the models (page/, which nginx serves) needs besides the routes of all callers.
 
-It is made from the code alone and calls nothing, so it is the same whatever is served; GET /models has the models. What
-writes it is imported at the first call, because that takes time.
+The document has the routes, the errors, and each client's parameters and example, as OpenAPI 3.1. It is made from the
+code alone and calls nothing, so it is the same whatever is served; GET /models has the models. What writes it is
+imported at the first call, because that takes time.
 """
 
 import base64
 import importlib
 import inspect
+import mimetypes
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from flask import Flask, Response, current_app, send_from_directory
 from functools import cache
-from typing import Any
-
-from flask import Response, current_app
-
+from importlib.util import find_spec
+from pathlib import Path
 from serving import VERSION
-from serving.errors import ServingError
+from serving.errors import NotFound, ServingError
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.replies import json_reply
+from serving.front.services import services
 from serving.headers import JSON_TYPE, TARGET_MODEL
+from typing import Any
 
 Json = dict[str, Any]
 UNSAID = {"HEAD", "OPTIONS"}
@@ -196,3 +199,31 @@ def _codes() -> dict[str, str]:
 def _errors() -> Json:
     content = {JSON_TYPE: {"schema": _reference("Error")}}
     return {status: {"description": f"code: {codes}", "content": content} for status, codes in _codes().items()}
+
+
+SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
+
+
+def add_page(app: Flask) -> None:
+    """Adds its routes."""
+    app.add_url_rule("/examples/<name>", view_func=example, methods=["GET"])
+    app.add_url_rule("/docs/<name>", view_func=swagger_ui, methods=["GET"])
+
+
+def example(name: str) -> Response:
+    """The model's example as it would be posted."""
+    with services().registry.use(name) as served:
+        file = served.example_file()
+        content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
+    kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
+    response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
+    response.headers.set("Content-Disposition", "attachment", filename=called)  # no page of ours, whatever it holds
+    return response
+
+
+def swagger_ui(name: str) -> Response:
+    """A file of Swagger UI, which /docs is made of."""
+    package = find_spec("flask_swagger_ui")
+    if name not in SWAGGER_UI or not package or not package.origin:
+        raise NotFound(f"there is no /docs/{name}; /docs needs the Python package flask-swagger-ui")
+    return send_from_directory(Path(package.origin).parent / "dist", name)

@@ -1,17 +1,21 @@
-"""One request to one model that is known: an answer in one piece, or a stream of lines."""
+"""One request to one model that is known: an answer in one piece, or a stream of lines; and the model's own example, asked
+as a caller would.
+"""
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
-
-from serving.decoding import Decoder
-from serving.errors import InvalidRequest, NotAcceptable
+from pathlib import Path
+from serving.bodies.instances import Instances
+from serving.decoding import Decoder, Item
+from serving.errors import BackendDied, DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
 from serving.request import Batch, Reply, Request, ServedModel
 from serving.sessions import Session, session_errors, session_headers
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor
+from typing import Any
 
 AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
 
@@ -159,3 +163,43 @@ def _next(request: Request, responses: Responses) -> InferReply | None:
 
 def _flags(request: Request) -> list[Any]:
     return [request.attributes, request.parameters, *request.body.flags()]
+
+
+def try_example(inference: Inference, served: ServedModel) -> None:
+    """Raises a ServingError; a model without a client has no example."""
+    if not served.client and not served.client_error:
+        return
+    item = Item("example", raw=served.example())
+    try:
+        _infer(inference, served, Request("canary", Instances([item])))
+    except (DecodingError, InvalidRequest) as err:
+        raise ModelFailed(served.name, f"its example is refused: {err}") from err
+
+
+def ask_example(inference: Inference, served: ServedModel) -> None:
+    """Ask a model that was just loaded. Raise a ServingError that its author can use: LoadFailed has the line of the
+    client's code that failed."""
+    if served.client_error:
+        raise LoadFailed(served.client_error)
+    try:
+        try_example(inference, served)
+    except InferenceFailed as err:
+        raise LoadFailed(f"{err} {_place(err.__cause__)}".strip()) from err
+    except BackendDied as err:
+        raise LoadFailed(f"a process of it died when its example was asked ({err.details})") from err
+
+
+def _place(cause: BaseException | None) -> str:
+    """Return what a client's code raised, and where; "" for what Triton answered."""
+    is_own = cause is not None and not type(cause).__module__.startswith("grpc")
+    calls = traceback.extract_tb(cause.__traceback__) if cause and is_own else []
+    return (
+        f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
+    )
+
+
+def _infer(inference: Inference, served: ServedModel, request: Request) -> None:
+    try:
+        inference.once(served, request)
+    except NotAcceptable:  # the model only streams
+        deque(inference.stream(served, request).lines, maxlen=0)
