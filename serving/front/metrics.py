@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -41,20 +40,6 @@ WATCHED_BY_OTHERS = ("ping", "metrics")  # endpoints whose calls say nothing of 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A request that was answered; `model` is "" when it named none that is served, sizes are in bytes,
-    `sent` is None when it was not known before it was sent."""
-
-    model: str
-    version: str
-    status: int
-    seconds: float
-    received: int
-    sent: int | None
-    stages: Mapping[str, float] = field(default_factory=dict)
-
-
 class Metrics:
     """Counts; safe to share between threads. `status_file` is the supervisor's, `table` the model manager's; None where
     there is none."""
@@ -76,27 +61,29 @@ class Metrics:
         self._stages = histogram("serve_stage_seconds", "Time by stage", STAGE_BUCKETS, "model", "stage")
         self._received = histogram("serve_request_bytes", "Size of the requests' bodies", SIZE_BUCKETS)
         self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", SIZE_BUCKETS)
-        self._loads = counter("serve_model_loads", "Loads of models, by result", "result")
-        self._unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
+        self.loads = counter("serve_model_loads", "Loads of models, by result", "result")
+        self.unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
 
-    def count(self, request: Finished) -> None:
-        """A request that was answered."""
-        model, version = self._bounded(request.model, request.version)
-        self._requests.labels(model, version, str(request.status)).inc()
-        self._seconds.labels(model).observe(request.seconds)
-        for stage, seconds in request.stages.items():
-            self._stages.labels(model, stage).observe(seconds)
-        self._received.observe(request.received)
-        if request.sent is not None:
-            self._sent.observe(request.sent)
-
-    def count_load(self, result: str) -> None:
-        """A load of a model has ended: "ok", or the code of the ServingError."""
-        self._loads.labels(result).inc()
-
-    def count_unload(self, result: str) -> None:
-        """An unload of a model has ended: "ok", or the code of the ServingError."""
-        self._unloads.labels(result).inc()
+    def count(
+        self,
+        model: str,
+        version: str,
+        status: int,
+        seconds: float,
+        received: int,
+        sent: int | None,
+        stages: Mapping[str, float],
+    ) -> None:
+        """Count a request that was answered. `model` is "" when it named none that is served; `received` and `sent` are
+        bytes, and `sent` is None for a stream."""
+        model, version = self._bounded(model, version)
+        self._requests.labels(model, version, str(status)).inc()
+        self._seconds.labels(model).observe(seconds)
+        for stage, spent in stages.items():
+            self._stages.labels(model, stage).observe(spent)
+        self._received.observe(received)
+        if sent is not None:
+            self._sent.observe(sent)
 
     def render(self, triton: bytes | None, in_flight: int) -> bytes:
         """Return our metrics, then Triton's text (None: it could not be had). `in_flight` counts Flask's requests."""
@@ -146,13 +133,15 @@ class Observer:
             return response
         if header := source.timings.header():
             response.headers["Server-Timing"] = header
-        started, facts = source.started, _facts(source, response)
+        started, received = source.started, source.content_length or 0
+        sent = None if response.is_streamed else response.calculate_content_length()
         self._count_management(source, response)
 
         def finish() -> None:
             if source.is_in_flight:
                 self._admission.leave()
-            self._metrics.count(replace(facts, seconds=perf_counter() - started))
+            about = (source.model, source.version, response.status_code, perf_counter() - started)
+            self._metrics.count(*about, received, sent, source.timings)
 
         if response.is_streamed:
             response.call_on_close(finish)
@@ -161,25 +150,13 @@ class Observer:
         return response
 
     def _count_management(self, source: Incoming, response: Response) -> None:
-        """Count a load for POST /models, an unload for DELETE /models/NAME."""
+        """Count a load for POST /models, an unload for DELETE /models/NAME, by "ok" or the error's code."""
         rule = source.url_rule.rule if source.url_rule else ""
         result = response.headers.get("X-Error-Code", "ok")
         if source.method == "POST" and rule == "/models":
-            self._metrics.count_load(result)
+            self._metrics.loads.labels(result).inc()
         elif source.method == "DELETE" and rule.startswith("/models/"):
-            self._metrics.count_unload(result)
-
-
-def _facts(source: Incoming, response: Response) -> Finished:
-    return Finished(
-        model=source.model,
-        version=source.version,
-        status=response.status_code,
-        seconds=0.0,
-        received=source.content_length or 0,
-        sent=None if response.is_streamed else response.calculate_content_length(),
-        stages=source.timings,
-    )
+            self._metrics.unloads.labels(result).inc()
 
 
 def reserve_files() -> None:

@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from predictor import create_app
-from serving.front.metrics import MOST_MODELS, OTHER, Finished, Metrics
+from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
@@ -233,14 +233,14 @@ def test_the_app_gives_its_metrics_without_serve_as_well() -> None:
     assert value(metrics, "serve_triton_up") == 0
 
 
-def finished(model: str, version: str = "1") -> Finished:
-    return Finished(model, version, 200, 0.02, 100, 100, dict.fromkeys(STAGES, 0.005))
+def count(metrics: Metrics, model: str) -> None:
+    metrics.count(model, "1", 200, 0.02, 100, 100, dict.fromkeys(STAGES, 0.005))
 
 
 def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
     metrics = Metrics()
     for number in range(MOST_MODELS + 50):
-        metrics.count(finished(f"model-{number}"))
+        count(metrics, f"model-{number}")
     shown = parse(metrics.render(None, 0).decode())
     models = {sample.labels["model"] for sample in shown["serve_requests"].samples}
     assert len(models) == MOST_MODELS + 1
@@ -251,5 +251,5 @@ def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
 def test_any_model_name_gives_valid_metrics() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
-        metrics.count(finished(name))
+        count(metrics, name)
         assert value(parse(metrics.render(None, 0).decode()), "serve_requests_total", model=name) == 1
