@@ -22,8 +22,7 @@ from serving.front.incoming import Incoming, incoming, read_invocation, read_req
 from serving.front.kserve import KServeRoutes
 from serving.front.metrics import CONTENT_TYPE, Observer
 from serving.front.models import ModelRoutes
-from serving.front.openapi import openapi
-from serving.front.page import add_page
+from serving.front.openapi import add_page, openapi
 from serving.front.replies import (
     EVENTS,
     Format,

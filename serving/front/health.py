@@ -24,9 +24,8 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.host.files import read_tritonserver
-from serving.inference.example import try_example
 from serving.inference.registry import Registry
-from serving.inference.service import Inference
+from serving.inference.service import Inference, try_example
 from serving.models.table import Entry, Models
 from serving.request import ServedModel
 
@@ -36,9 +35,9 @@ ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 
 
 class Health:
-    """What /ping asks. The supervisor writes `status_file`; None where none supervises."""
+    """What /ping asks. The supervisor writes `status_file`."""
 
-    def __init__(self, registry: Registry, inference: Inference, status_file: Path | None = None) -> None:
+    def __init__(self, registry: Registry, inference: Inference, status_file: Path) -> None:
         self.registry, self.inference, self.status_file = registry, inference, status_file
         self._lock = threading.Lock()
         self._running = False
@@ -97,17 +96,15 @@ class Health:
     def _generation(self) -> int:
         return read_tritonserver(self.status_file).starts
 
-    def _marker(self, generation: int) -> Path | None:
-        return self.status_file.with_name(f"canary-{generation}") if self.status_file else None
+    def _marker(self, generation: int) -> Path:
+        return self.status_file.with_name(f"canary-{generation}")
 
     def _was_ready(self) -> bool:
         """Whether the canary has passed since the container began."""
-        folder = self.status_file.parent if self.status_file else None
-        return self._passed is not None or (folder is not None and any(folder.glob("canary-*")))
+        return self._passed is not None or any(self.status_file.parent.glob("canary-*"))
 
     def _has_passed(self, generation: int) -> bool:
-        marker = self._marker(generation)
-        return self._passed == generation or (marker is not None and marker.exists())
+        return self._passed == generation or self._marker(generation).exists()
 
     def _start_canary(self, generation: int) -> None:
         with self._lock:
@@ -124,8 +121,7 @@ class Health:
                     with self.registry.use(name) as served:
                         self._try_example(served)
             self._passed = generation
-            if marker := self._marker(generation):
-                marker.touch()
+            self._marker(generation).touch()
         except TritonUnavailable:
             log.info("canary: tritonserver is not answering yet")
         except ModelFailed as err:

@@ -1,4 +1,4 @@
-"""GET /openapi.json, and what the page to try the models (page/, which nginx serves) needs besides the routes of all callers.
+"""GET /openapi.json, and the routes that only the page to try the models (page/, which nginx serves) calls.
 
 The document has the routes, the errors, and each client's parameters and example, as OpenAPI 3.1. It is made from the
 code alone and calls nothing, so it is the same whatever is served; GET /models has the models. What writes it is
@@ -12,17 +12,19 @@ import mimetypes
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from flask import Flask, Response, current_app, send_from_directory
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response, current_app, send_from_directory
+
 from serving import VERSION
 from serving.errors import NotFound, ServingError
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.replies import json_reply
 from serving.front.services import services
 from serving.headers import JSON_TYPE, TARGET_MODEL
-from typing import Any
 
 Json = dict[str, Any]
 UNSAID = {"HEAD", "OPTIONS"}

@@ -3,6 +3,7 @@
 tritonserver reaps a stub that it has ended itself. One that dies otherwise stays a zombie until tritonserver's end.
 """
 
+import glob
 import os
 import shutil
 import signal
@@ -32,6 +33,19 @@ def runs(program: str) -> bool:
             if file.read_text() == f"{program}\n":
                 return True
     return False
+
+
+def remove_made(pattern: str, program: str, since: float) -> None:
+    """Remove our user's folders that match the glob pattern and were made `since` then. Do nothing while `program` runs
+    elsewhere, because the folders may belong to that process."""
+    folders = glob.glob(pattern)  # noqa: PTH207
+    if folders and runs(program):
+        return
+    for folder in map(Path, folders):
+        with suppress(OSError):
+            made = folder.stat()
+            if made.st_uid == os.geteuid() and made.st_mtime >= since:
+                shutil.rmtree(folder)
 
 
 def describe_exit(code: int, meaning: str = "") -> str:

@@ -19,6 +19,7 @@ PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
 TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> of the tritonserver in it
 STUB_WAIT_VERSION = "2.51.0"  # the only one that backends/stub_wait.c was verified with
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
 
 
 def is_nvidia_image() -> bool:
@@ -58,6 +59,14 @@ def only_python_backends(folder: Path) -> bool:
     """Whether it holds no other."""
     known = python_backends(folder)
     return all(backend.name in known for backend in folder.glob("*/"))
+
+
+def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
+    """Return a command line. The names of what the Python backends make in /dev/shm begin with `prefix`."""
+    words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
+    if only_python_backends(backends):  # what is staged is complete
+        words.append("--disable-auto-complete-config")
+    return words + [f"--backend-config={each},shm-region-prefix-name={prefix}" for each in python_backends(backends)]
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:

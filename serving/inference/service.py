@@ -1,5 +1,5 @@
-"""One request to one model that is known: an answer in one piece, or a stream of lines; and the model's own example, asked
-as a caller would.
+"""One request to one model that is known: an answer in one piece, or a stream of lines. A model's own example is asked
+as a caller would ask it.
 """
 
 import traceback
@@ -8,14 +8,23 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
 from serving.bodies.instances import Instances
 from serving.decoding import Decoder, Item
-from serving.errors import BackendDied, DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
+from serving.errors import (
+    BackendDied,
+    DecodingError,
+    InferenceFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelFailed,
+    NotAcceptable,
+)
 from serving.request import Batch, Reply, Request, ServedModel
 from serving.sessions import Session, session_errors, session_headers
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor
-from typing import Any
 
 AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
 

@@ -11,10 +11,8 @@ It runs as `python -m serving.preparation.check`, because PID 1 has the standard
 settings.
 """
 
-import glob
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,10 +28,9 @@ from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
-from serving.host.processes import describe_exit, dying_with_us, runs
-from serving.inference.example import ask_example
+from serving.host.processes import describe_exit, dying_with_us, remove_made
 from serving.inference.registry import describe_model, make_client, served_model
-from serving.inference.service import Inference
+from serving.inference.service import Inference, ask_example
 from serving.model_manager.manager import PREFACE
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, read_merged
@@ -152,7 +149,6 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
-ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
 
 
 def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -206,13 +202,7 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
         "grpc-port": GRPC_PORT,
         "exit-timeout-secs": int(EXIT_SECONDS),
     }
-    command = [*dying_with_us("KILL"), str(tritonserver.binary())]
-    command += [f"--{name}={value}" for name, value in flags.items()]
-    if tritonserver.only_python_backends(backends):  # what is staged is complete
-        command.append("--disable-auto-complete-config")
-    command += [
-        f"--backend-config={one},shm-region-prefix-name={prefix}" for one in tritonserver.python_backends(backends)
-    ]
+    command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
     command += [each for each in settings.additional_arguments if each.startswith("--backend-config")]
     environ = {name: value for name, value in os.environ.items() if name not in SECRETS} | QUIET
     environ = tritonserver.with_stub_wait(tritonserver.environment(environ))
@@ -256,13 +246,7 @@ def _end(process: "subprocess.Popen[bytes]", prefix: str, began: float) -> None:
     process.wait()
     for path in Path("/dev/shm").glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
-    folders = glob.glob(ENVIRONMENTS)  # noqa: PTH207
-    if folders and runs("tritonserver"):  # nobody can tell which are that one's
-        return
-    for folder in map(Path, folders):
-        with suppress(OSError):
-            if folder.stat().st_uid == os.geteuid() and folder.stat().st_mtime >= began:
-                shutil.rmtree(folder)
+    remove_made(tritonserver.ENVIRONMENTS, "tritonserver", began)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import glob
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.network import Address, get
-from serving.host.processes import dying_with_us, runs
+from serving.host.processes import dying_with_us, remove_made
 from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
 from serving.supervisor.system import STOP_SIGNALS, PermanentFailure, Process
 
@@ -159,14 +158,7 @@ class LinuxSystem:
         for leftover in chain.from_iterable(map(glob.glob, ended.process.leftovers)):
             with contextlib.suppress(OSError):
                 Path(leftover).unlink()
-        folders = glob.glob(ended.process.leftover_folders)  # noqa: PTH207
-        if folders and runs(ended.process.name):  # beside another `serve`: which are that one's nobody can tell
-            return
-        for folder in map(Path, folders):
-            with contextlib.suppress(OSError):
-                made = folder.stat()
-                if made.st_uid == os.geteuid() and made.st_mtime >= ended.started:
-                    shutil.rmtree(folder)
+        remove_made(ended.process.leftover_folders, ended.process.name, ended.started)
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         if pid in self._running:

@@ -161,7 +161,6 @@ THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,0
 # OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
 # want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
 SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
-ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
 # Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
 # socket; without a GPU, that none is found.
 TRITON_NOISE = (
@@ -200,13 +199,10 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         flags |= {"model-load-thread-count": LOADS_AT_ONCE}
     if settings.device == "cpu":
         flags |= {"allow-gpu-metrics": "false"}
-    command = [str(tritonserver.binary()), *(f"--{name}={value}" for name, value in flags.items())]
-    if tritonserver.only_python_backends(backends):  # what is staged is complete
-        command.append("--disable-auto-complete-config")
-    for backend in tritonserver.python_backends(backends):
-        command.append(f"--backend-config={backend},shm-region-prefix-name={prefix}")
-        if settings.multi_model:
-            command.append(f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}")
+    command = tritonserver.command(flags, backends, prefix)
+    if settings.multi_model:
+        size = f"thread-pool-size={THREADS_OF_A_MODEL}"
+        command += [f"--backend-config={each},{size}" for each in python_backends(backends)]
     command += handed_on(settings, environ, backends)
     command += settings.additional_arguments  # the last option of a name counts
     return Process(
@@ -216,7 +212,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         HERE,
         noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
         leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
-        leftover_folders=ENVIRONMENTS,
+        leftover_folders=tritonserver.ENVIRONMENTS,
         restart_request=settings.triton_restart_request,
         answers_at=(sockets.http, "/v2/health/live"),
     )

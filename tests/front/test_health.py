@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ class Served:
 
 
 def health(registry: Served) -> Health:
-    made = Health(registry, None)  # type: ignore[arg-type]
+    made = Health(registry, None, Path("status.json"))  # type: ignore[arg-type]
     made._passed = 0
     return made
 
