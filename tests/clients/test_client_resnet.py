@@ -14,7 +14,6 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from clients.base import Model, TensorSpec, softmax
 from clients.resnet import Client
-from serving.codecs import IMAGE, Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
 
 pytestmark = pytest.mark.full
@@ -52,11 +51,6 @@ def predict(client: Client, rows: Any, top_k: int = 5) -> list[Any]:
 
 def ids(prediction: Mapping[str, Any]) -> list[int]:
     return [entry["class_id"] for entry in prediction["classes"]]
-
-
-def test_a_photo_of_twelve_megapixels_is_decoded_at_an_eighth_for_224() -> None:
-    data = encode_image(Image.new("RGB", (4000, 3000)), "image/jpeg")
-    assert IMAGE.from_bytes(data, Limits(side=client_of().side)).size == (500, 375)
 
 
 # --- preprocessing against independent references ---

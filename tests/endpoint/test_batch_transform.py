@@ -154,9 +154,6 @@ def test_lines_that_are_wrong_in_every_way_spoil_no_other(server: Server) -> Non
         else:
             assert set(line) == {"error", "code"}
             assert line["code"] == expected
-
-
-def test_a_group_of_nothing_but_wrong_lines_gives_as_many_errors(server: Server) -> None:
     assert {line["code"] for line in lines(send(server, [[-1, 0]] * 20))} == {"inference_failed"}
 
 
