@@ -19,9 +19,8 @@ from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
 from serving.errors import Forbidden, ServingError, TritonTimeout, TritonUnavailable
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
-from serving.front.kserve import KServeRoutes
 from serving.front.metrics import CONTENT_TYPE, Observer
-from serving.front.models import ModelRoutes
+from serving.front.models import KServeRoutes, ModelRoutes
 from serving.front.openapi import add_page, openapi
 from serving.front.replies import (
     EVENTS,

@@ -93,7 +93,7 @@ class ServedModel:
             described["parameters"] = [
                 {
                     "name": p.name,
-                    "default": _plain(self.client.defaults[p.name]),
+                    "default": plain(self.client.defaults[p.name]),
                     "expected": p.expected(),
                     "help": p.help,
                     "schema": schemas[p.name],
@@ -103,7 +103,7 @@ class ServedModel:
         return described | ({"error": self.client_error} if self.client_error else {})
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a tuple as a list, because orjson does not write subclasses of tuple, such as Names."""
     return list(value) if isinstance(value, tuple) else value
 

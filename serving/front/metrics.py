@@ -90,7 +90,10 @@ class Metrics:
         gauges = CollectorRegistry()
         deaths = self._table.look().deaths if self._table else {}
         gauges.register(_Gauges(self._status_file, triton is not None, in_flight, deaths))
-        ours = generate_latest(_all_workers() if MULTIPROCESS in os.environ else self._registry)
+        registry = self._registry
+        if MULTIPROCESS in os.environ:
+            MultiProcessCollector(registry := CollectorRegistry())
+        ours = generate_latest(registry)
         return ours + generate_latest(gauges) + (triton or b"")
 
     def _bounded(self, model: str, version: str) -> tuple[str, str]:
@@ -193,9 +196,3 @@ class _Gauges(Collector):
         for name, times in sorted(self._deaths.items())[:MOST_MODELS]:
             crashes.add_metric([name], times)
         yield crashes
-
-
-def _all_workers() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)
-    return registry

@@ -1,23 +1,30 @@
-"""The routes of multi-model mode that load, unload and list models.
+"""The routes whose path names a model: those of multi-model mode that load, unload and list models, and KServe's own.
 
-A 404 tells the platform to load the model, a 507 to unload others first: so no other error has these statuses.
+In multi-model mode a 404 tells the platform to load the model, a 507 to unload others first: so no other error has
+these statuses. Of /v2/models/MODEL[/versions/VERSION]/… requests with a body come here, and nginx hands those without
+one (health, metadata, statistics) to Triton.
 """
 
 import base64
 import binascii
 import http.client
+from collections.abc import Callable
 
 import orjson
 from flask import Flask, Response
 
+from serving.bodies.flat import FlatBody
+from serving.bodies.kserve import HEADER_LENGTH, TensorBody
+from serving.bodies.reading import parse_object, read_binary
 from serving.codecs import describe
 from serving.errors import InvalidRequest, ModelNotLoaded, ModelNotReady, by_code
-from serving.front.incoming import incoming
-from serving.front.replies import json_reply
+from serving.front.incoming import Incoming, incoming
+from serving.front.replies import EVENTS, Format, json_reply
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.inference.registry import Registry
 from serving.models.table import READY, Entry
+from serving.request import PATH, Body, Target
 from serving.settings.table import Settings
 
 PAGE, LARGEST_PAGE = 100, 1000
@@ -109,3 +116,49 @@ def _read_limit() -> int:
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= LARGEST_PAGE):
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     return int(limit)
+
+
+Answer = Callable[[Body, Target, Format | None], Response]
+MODEL = "/v2/models/<name>"
+VERSION = "/v2/models/<name>/versions/<version>"
+
+
+class KServeRoutes:
+    """`answer` answers a body for the target that the path names, as a stream where a format is given."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def add_to(self, app: Flask) -> None:
+        for path in (MODEL, VERSION):
+            app.add_url_rule(f"{path}/infer", view_func=self.infer, methods=["POST"])
+            app.add_url_rule(f"{path}/generate", view_func=self.generate, methods=["POST"])
+            app.add_url_rule(f"{path}/generate_stream", view_func=self.generate_stream, methods=["POST"])
+
+    def infer(self, name: str, version: str | None = None) -> Response:
+        """Tensors, as JSON or with binary data behind it."""
+        return self._answer(read_tensors(incoming()), Target(PATH, name, version), None)
+
+    def generate(self, name: str, version: str | None = None) -> Response:
+        """A flat object, answered by exactly one response."""
+        return self._answer(_read_flat(incoming()), Target(PATH, name, version), None)
+
+    def generate_stream(self, name: str, version: str | None = None) -> Response:
+        """The same, answered by any number of responses."""
+        return self._answer(_read_flat(incoming()), Target(PATH, name, version), EVENTS)
+
+
+def read_tensors(source: Incoming) -> TensorBody:
+    """Raises InvalidRequest."""
+    data = source.whole()
+    length = source.headers.get(HEADER_LENGTH)
+    if length is not None:
+        return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
+    return TensorBody(parse_object(data, "the body"), memoryview(b""), len(data), is_kserve=True)
+
+
+def _read_flat(source: Incoming) -> FlatBody:
+    document = parse_object(source.whole(), "the body")
+    if not document:
+        raise InvalidRequest("the body is an empty object: it names no input")
+    return FlatBody(document, generates=True)

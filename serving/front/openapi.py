@@ -6,7 +6,6 @@ imported at the first call, because that takes time.
 """
 
 import base64
-import importlib
 import inspect
 import mimetypes
 import re
@@ -25,6 +24,7 @@ from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.replies import json_reply
 from serving.front.services import services
 from serving.headers import JSON_TYPE, TARGET_MODEL
+from serving.request import plain
 
 Json = dict[str, Any]
 UNSAID = {"HEAD", "OPTIONS"}
@@ -136,9 +136,9 @@ def _reply(path: str, method: str) -> Json:
 @cache
 def _clients() -> dict[str, Any]:
     """Return the class of each client by its name."""
-    from serving.inference.registry import families
+    from serving.inference.registry import families, family
 
-    return {name: importlib.import_module(f"clients.{name}").Client for name in families()}
+    return {name: family(name) for name in families()}
 
 
 def _schemas() -> dict[str, Json]:
@@ -155,7 +155,7 @@ def _schemas() -> dict[str, Json]:
 def _request(client: Any) -> Json:
     """Return the schema of a JSON body for a model of this client."""
     parameters = {
-        each.name: each.schema() | {"description": each.help, "default": _plain(each.default)}
+        each.name: each.schema() | {"description": each.help, "default": plain(each.default)}
         for each in client.parameters
     }
     instances = {"type": "array", "minItems": 1, "description": f"each is {client.codec.expected}"}
@@ -176,10 +176,6 @@ def _example(client: Any) -> Json | None:
     part = client.codec.part
     instance = {part: base64.b64encode(data).decode()} if part else data.decode()
     return {"model_name": "NAME", "instances": [instance]}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _reference(name: str) -> Json:

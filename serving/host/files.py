@@ -1,6 +1,5 @@
 """Files that several processes share, and the one in which the supervisor reports its processes to the front."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,15 +24,6 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
 def digest(name: str) -> str:
     """A name as a file's name."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def try_lock(descriptor: int, kind: int) -> bool:
-    """Whether an open file could be locked at once (LOCK_SH or LOCK_EX of fcntl). Closing it frees the lock."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

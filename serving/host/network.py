@@ -2,7 +2,7 @@
 
 import http.client
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 
@@ -40,16 +40,14 @@ class LocalConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._unix_socket))
 
 
-def get(
-    address: Address, path: str, timeout: float, headers: Mapping[str, str] | None = None, limit: int = BODY_LIMIT
-) -> tuple[int, bytes]:
-    """The status and the beginning of the body, `limit` bytes; `timeout` in seconds bounds each wait. Raises OSError
-    where nothing answers, or what answers is no HTTP."""
+def get(address: Address, path: str, timeout: float) -> tuple[int, bytes]:
+    """Return the status and the first BODY_LIMIT bytes of the body; `timeout` in seconds bounds each wait. Raise
+    OSError if nothing answers, or if the answer is not HTTP."""
     connection = LocalConnection(address, timeout)
     try:
-        connection.request("GET", path, headers=dict(headers or {}))
+        connection.request("GET", path)
         response = connection.getresponse()
-        return response.status, response.read(limit)
+        return response.status, response.read(BODY_LIMIT)
     except http.client.HTTPException as err:
         raise ConnectionError(f"{type(err).__name__}: {err}") from err
     finally:

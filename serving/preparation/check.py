@@ -33,8 +33,7 @@ from serving.inference.registry import describe_model, make_client, served_model
 from serving.inference.service import Inference, ask_example
 from serving.model_manager.manager import PREFACE
 from serving.repository.layout import CONFIG
-from serving.repository.model_config import Unreadable, read_merged
-from serving.repository.own_packages import mistake_of_packages
+from serving.repository.model_config import Unreadable, mistake_of_packages, read_merged
 from serving.repository.store import Store
 from serving.request import ServedModel
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets

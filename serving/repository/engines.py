@@ -20,8 +20,14 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.host.machine import processor_features
 from serving.repository.layout import config_file
-from serving.repository.model_config import ENGINE_REASON, ModelConfig, Unreadable, backend_of, read_merged
-from serving.repository.own_packages import mistake_of_packages
+from serving.repository.model_config import (
+    ENGINE_REASON,
+    ModelConfig,
+    Unreadable,
+    backend_of,
+    mistake_of_packages,
+    read_merged,
+)
 from serving.settings.table import Settings
 
 AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from serving.host.machine import Machine, this_machine
-from serving.settings.contradictions import BATCH_MEGABYTES, contradictions, obstacle_to_reload
 from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
 from serving.settings.setting import (
+    BATCH_MEGABYTES,
     LOG_LEVELS,
     Setting,
     SettingsError,
+    contradictions,
     format_paths,
     format_port_range,
+    obstacle_to_reload,
     parse_arguments,
     parse_header_secret,
     parse_log_level,
@@ -259,11 +261,6 @@ class Settings:
     def stream_timeout(self) -> float:
         """Seconds that a stream of responses may last."""
         return max(LONGEST_STREAM, self.request_timeout)
-
-    @property
-    def nginx_stream_timeout(self) -> float:
-        """Between two parts of a stream; what bounds a stream as a whole is its gRPC call."""
-        return 1.1 * self.stream_timeout
 
     @property
     def grpc_timeout(self) -> float:

@@ -1,7 +1,7 @@
 """The log: JSON lines, or text where it is a terminal, on one file descriptor.
 
 `serve` writes its own lines and those that it reads from tritonserver, nginx and the agent. gunicorn inherits the
-descriptor and writes to it directly, in the same format (serving/front/logs.py).
+descriptor and writes to it directly, in the same format (serving/front/gunicorn_config.py).
 """
 
 import contextlib

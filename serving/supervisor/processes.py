@@ -314,7 +314,7 @@ def nginx_configuration(settings: Settings) -> str:
         "log_successes": int(settings.logs("info")),
         "log_mistakes": int(settings.logs("warning")),
         "load_timeout": _milliseconds(settings.load_timeout + 10),
-        "stream_timeout": _milliseconds(settings.nginx_stream_timeout),
+        "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # its gRPC call ends first
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "program": HERE,
         "version": VERSION,

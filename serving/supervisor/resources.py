@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from serving.host.files import try_lock
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 
@@ -112,8 +111,8 @@ def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
         if not PREFIX.fullmatch(left):
             continue
         with contextlib.suppress(OSError), lock.open("r+b") as file:
-            if try_lock(file.fileno(), fcntl.LOCK_EX):
-                _remove(left, folder)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(left, folder)
     with contextlib.ExitStack() as locked:
         with contextlib.suppress(OSError):  # a full or missing /dev/shm has its own warning
             descriptor = os.open(folder / f".{prefix}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)

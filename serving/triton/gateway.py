@@ -109,7 +109,7 @@ class Call:
         self._deadline, self._timeout = deadline, timeout
         large = [each for each in request.inputs if len(each.data) >= LEAST]
         self._regions = memory.write(large) if large else {}
-        self._message = request.message(self._regions)
+        self._message = request.message({name: region.name for name, region in self._regions.items()})
         self._future: Any = None
 
     def send(self) -> None:

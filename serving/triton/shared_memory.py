@@ -16,22 +16,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from serving.errors import ServingError
+from serving.triton.tensors import Tensor
 
 FOLDER = Path("/dev/shm")
 LEAST = 2**20  # bytes of an input: with 0.6 MB nothing is gained, with 4.9 MB a call takes half the time
-
-
-class Input(Protocol):
-    """An input and its bytes."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def data(self) -> bytes | memoryview: ...
 
 
 @dataclass(eq=False)
@@ -66,7 +56,7 @@ class SharedMemory:
         self._known: set[Region] = set()
         self._free: list[Region] = []
 
-    def write(self, inputs: Sequence[Input]) -> dict[str, Region]:
+    def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
         """Write each input into a region, as far as there is room. Return the regions by the inputs' names."""
         written = {}
         for each in inputs:

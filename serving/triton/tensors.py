@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
-from serving.triton.shared_memory import Region
-
 Array = NDArray[Any]
-Regions = Mapping[str, Region]  # input name -> the region that holds the input
 Parameters = Mapping[str, bool | int | float | str]
 
 
@@ -59,13 +56,13 @@ class InferRequest:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("traceparent", self.traceparent),) if self.traceparent else ()
 
-    def message(self, regions: Regions) -> Any:
-        """Return the protobuf. Triton reads the inputs in `regions` from shared memory."""
+    def message(self, regions: Mapping[str, str]) -> Any:
+        """Return the protobuf. `regions` has the inputs that Triton reads from shared memory, and where."""
         message = service_pb2.ModelInferRequest(model_name=self.model, model_version=self.version, id=self.id)
         for tensor in self.inputs:
             added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
             if region := regions.get(tensor.name):
-                added.parameters["shared_memory_region"].string_param = region.name
+                added.parameters["shared_memory_region"].string_param = region
                 added.parameters["shared_memory_byte_size"].int64_param = len(tensor.data)
             else:
                 message.raw_input_contents.append(bytes(tensor.data))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from serving.front.logs import JsonFormatter, TextFormatter
+from serving.front.gunicorn_config import JsonFormatter, TextFormatter
 from tests.endpoint.test_metrics import path_with_agent
 from tests.support.harness import (
     Server,

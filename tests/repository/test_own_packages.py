@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import PYTHON
-from serving.repository.model_config import parse_config
-from serving.repository.own_packages import STUB, mistake_of_packages
+from serving.repository.model_config import STUB, mistake_of_packages, parse_config
 from tests.support.harness import ONE_INSTANCE, Server
 
 MODEL = """
