@@ -113,17 +113,16 @@ def read_body(content_type: str, data: bytes, generates: bool = False) -> Body:
     ):
         raise InvalidRequest(f"the body is a {found.upper()}, not JSON; send Content-Type: image/{found}")
     if kind.endswith("json") or OBJECT.match(data):
-        document = _parse_text(data) if kind in (TEXT, CSV) else _parse_body(data)
+        if kind in (TEXT, CSV):
+            document = _parse_text(data)
+        else:
+            document = _parse_tensors(data) or parse_object(data, "the body", f" ({SHAPES})")
         if document is not None:
             return read_document(document, len(data), generates)
     if kind == CSV:
         return read_csv(data, params.get("header", ""))
     body = TextOrForm if kind in (TEXT, URL_ENCODED) else Instances
     return body([Item("body", raw=data)], media_type=kind)
-
-
-def _parse_body(data: bytes) -> dict[str, Any]:
-    return _parse_tensors(data) or parse_object(data, "the body", f" ({SHAPES})")
 
 
 def _parse_tensors(data: bytes) -> dict[str, Any] | None:
@@ -195,11 +194,9 @@ def read_binary(header_length: str, place: str, data: bytes, is_kserve: bool = F
 
 def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` are KServe's. Others are an input of that name, or instances, of a flat body."""
-    return isinstance(inputs, list) and all(isinstance(each, dict) and _is_tensor(each) for each in inputs)
-
-
-def _is_tensor(value: dict[str, Any]) -> bool:
-    return not value or not INPUT_KEYS.isdisjoint(value)
+    return isinstance(inputs, list) and all(
+        isinstance(each, dict) and not (each and INPUT_KEYS.isdisjoint(each)) for each in inputs
+    )
 
 
 def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
