@@ -105,7 +105,7 @@ class Supervisor:
             while not self._is_stop(self._system.wait(self._seconds_to_wait())):
                 for child, exit_code in self._reap():
                     self._handle_death(child, exit_code)
-                self._restart_on_post()
+                self._restart_on_request()
                 self._kill_what_hangs()
                 self._start_due()
                 self._check_readiness()
@@ -172,7 +172,7 @@ class Supervisor:
             self._write_status()
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
-    def _restart_on_post(self) -> None:
+    def _restart_on_request(self) -> None:
         for child in self._children:
             if child.pid is not None and not child.restart_reason and (reason := _requested_restart(child)):
                 child.restart_reason = reason
