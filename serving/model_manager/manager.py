@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -79,19 +79,19 @@ class Manager:
     def count_death(self, name: str) -> None:
         self.write(lambda models: replace(models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}))
 
-    def free_column(self, taken: Iterable[Entry] = ()) -> int:
+    def free_column(self) -> int:
         """Return a number that no model has. Raise OutOfMemory."""
-        used = {entry.column for entry in (*self._models.entries.values(), *taken)}
+        used = {entry.column for entry in self._models.entries.values()}
         column = next((number for number in range(MODELS) if number not in used), None)
         if column is None:
             raise OutOfMemory(f"{MODELS} models are loaded, and there can be no more: unload others")
         return column
 
     @contextmanager
-    def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
+    def changing(self, name: str) -> Iterator[None]:
         """While one loads, unloads or recovers a model nobody else does. Raise TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
-        if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
+        if not lock.acquire(timeout=self.settings.load_timeout):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
         try:
             yield

@@ -24,11 +24,11 @@ LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
 class Entry:
     """A model. `name` is its callers' name for it (the platform's, in multi-model mode), `triton_name` Triton's.
 
-    `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its calls in
-    the counts (leases.py). `parts`
-    are Triton's names of the models that an ensemble calls. `reason` says why it is not ready, and `until` when a
-    refused one is tried again (time.monotonic, as `began`, the time of the load). An archive has its Target-Model and
-    its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder that was copied.
+    `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its calls in the
+    counts (leases.py). `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not
+    ready, and `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). An archive
+    has its Target-Model and its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder
+    that was copied.
     """
 
     name: str
