@@ -64,14 +64,12 @@ class OnPost(AtStart):
             raise InvalidRequest(str(err)) from err
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
-                raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
+                if loaded.state != UNLOADING:
+                    raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
+                self.manager.unload(loaded)  # an unload that has given up: calls get 404 already
             entry = self._admit(name, url, target, archive)
             try:
-                self._stage(entry, archive)
-                self._load(entry)
-            except ConfigError as err:
-                self._drop(entry)
-                raise LoadFailed(str(err)) from err
+                self._load(entry, archive)
             except BaseException:
                 self._drop(entry)
                 raise
@@ -124,17 +122,18 @@ class OnPost(AtStart):
                     "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false keeps their names: rename one"
                 )
 
-    def _stage(self, entry: Entry, archive: Archive) -> None:
+    def _load(self, entry: Entry, archive: Archive) -> None:
+        """Stage its folders and have Triton load them."""
         inner = [part for part in archive.parts if part != archive.folder]
         names = {part.name: name for part, name in zip(inner, entry.parts, strict=True)}
-        for part in archive.parts:
-            name = names.get(part.name, entry.triton_name) if part != archive.folder else entry.triton_name
-            if choice := self.manager.store.stage(part, name, names):
-                log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice)
-
-    def _load(self, entry: Entry) -> None:
         try:
+            for part in archive.parts:
+                name = entry.triton_name if part == archive.folder else names[part.name]
+                if choice := self.manager.store.stage(part, name, names):
+                    log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice)
             self.manager.load(entry)
+        except ConfigError as err:
+            raise LoadFailed(str(err)) from err
         except (TritonTimeout, TritonUnavailable):
             raise
         except ServingError as err:
