@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import InferenceFailed, InvalidRequest, OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver, replace_file
 from serving.host.processes import Stubs
@@ -162,10 +162,11 @@ class Manager:
                     os.kill(stub.pid, signal.SIGKILL)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it becomes true in time. Triton may answer late while it loads or unloads."""
+        """Return whether it becomes true in time. Triton may answer late while it loads or unloads, and fails to list
+        its models while a staged folder comes or goes (24.10: "failed to stat file")."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            with suppress(TritonTimeout):
+            with suppress(TritonTimeout, InferenceFailed, InvalidRequest):
                 if condition():
                     return True
             time.sleep(PAUSE)
