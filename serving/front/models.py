@@ -8,6 +8,7 @@ one (health, metadata, statistics) to Triton.
 import base64
 import binascii
 import http.client
+import time
 from collections.abc import Callable
 
 import orjson
@@ -28,6 +29,7 @@ from serving.request import PATH, Body, Target
 from serving.settings.table import Settings
 
 PAGE, LARGEST_PAGE = 100, 1000
+MANAGER_SECONDS, PAUSE = 10.0, 0.05  # a start of the model manager takes 0.5 s, on busy processors a few
 
 
 class ModelRoutes:
@@ -72,9 +74,11 @@ class ModelRoutes:
         return json_reply({"models": [_describe(entries[name]) for name in ready[:limit]]} | token)
 
     def _ask(self, method: str, **fields: str) -> None:
-        """Have the manager do it. Raise what it answers, or ModelNotReady."""
+        """Have the manager do it. Raise what it answers, or ModelNotReady. It listens a moment after tritonserver, or
+        is started again: until it takes the connection, nothing has been asked, so this waits for it."""
         connection = LocalConnection(self._manager, self._timeout)
         try:
+            self._connect(connection)
             connection.request(method, "/models", orjson.dumps(fields))
             reply = connection.getresponse()
             answer = orjson.loads(reply.read())
@@ -84,6 +88,17 @@ class ModelRoutes:
             connection.close()
         if reply.status != http.client.OK:
             raise by_code(answer["code"], answer["error"])
+
+    def _connect(self, connection: LocalConnection) -> None:
+        """Raise OSError."""
+        end = time.monotonic() + MANAGER_SECONDS
+        while True:
+            try:
+                return connection.connect()
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(PAUSE)
 
 
 def _describe(model: Entry) -> dict[str, str]:

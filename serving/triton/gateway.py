@@ -27,6 +27,7 @@ from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
+LOAD_CONNECT_SECONDS = 10.0  # of a load, for which a platform waits for minutes
 PROBE_SECONDS = 1.2  # on busy processors tritonserver took 0.7 s; nginx waits 2 s for /ping
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -70,25 +71,28 @@ class Connection:
     def stub(self) -> Any:
         return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def call(self, first: Callable[[], Any], again: Callable[[], Any]) -> Any:
-        """Call `first`, then `again` if `first` could not be sent. After a failed attempt to connect gRPC pauses, and
-        fails all calls in between, although Triton may just have come up. Raise a ServingError."""
+    def call(self, first: Callable[[], Any], again: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
+        """Call `first`, then `again` if `first` could not be sent, once there is a connection or after so many seconds.
+        After a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just have
+        come up. Raise a ServingError."""
         try:
             return first()
         except grpc.RpcError as err:
             if not never_sent(err):
                 raise to_serving_error(err) from err
         with contextlib.suppress(grpc.FutureTimeoutError):
-            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_SECONDS)
+            grpc.channel_ready_future(self._channel).result(timeout=seconds)
         try:
             return again()
         except grpc.RpcError as err:
             raise to_serving_error(err) from err
 
-    def probe(self, method: str, request: Any, timeout: float = PROBE_SECONDS) -> Any:
-        """Make a quick call that is not an inference."""
+    def probe(
+        self, method: str, request: Any, timeout: float = PROBE_SECONDS, connect_seconds: float = CONNECT_SECONDS
+    ) -> Any:
+        """Make a call that is not an inference."""
         call = partial(getattr(self.stub, method), request, timeout=timeout)
-        return self.call(call, call)
+        return self.call(call, call, connect_seconds)
 
     def close(self) -> None:
         if channel := self.__dict__.pop("_channel", None):
@@ -292,4 +296,4 @@ class TritonGateway:
     def load(self, model: str, timeout: float) -> None:
         """Make Triton load a model whose repository it knows, and its parts, and wait for it. Raise a ServingError."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
-        self._connection.probe("RepositoryModelLoad", request, timeout)
+        self._connection.probe("RepositoryModelLoad", request, timeout, LOAD_CONNECT_SECONDS)

@@ -31,7 +31,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     server = Server(folder, folder / "none", SERVE_WORKERS="2", **variables).wait_ready()
     container = Container(server, root)
     for name in ("sound", "bad"):
-        assert container.load(name, name).status_code == 200
+        loaded = container.load(name, name)
+        assert loaded.status_code == 200, loaded.text
     yield container
     assert server.stop() == 0
     assert "killing it" not in server.output()

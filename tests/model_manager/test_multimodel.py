@@ -490,6 +490,17 @@ def test_while_the_manager_is_gone_loaded_models_answer_and_then_it_takes_up_the
     assert running.unload("meanwhile").status_code == 200
 
 
+def test_a_load_waits_for_a_manager_that_is_being_started(running: Container) -> None:
+    make_model(running.path("early") / "net", 3, label="three")
+    killed = running.server.pid("manager")
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: running.server.pid("manager") != killed, "its end is seen; the next one starts 0.25 s later")
+    loaded = running.load("early", "early")
+    assert loaded.status_code == 200, loaded.text
+    assert predictions(running.invoke("early", 1)) == [{"three": 3.0}]
+    assert running.unload("early").status_code == 200
+
+
 def test_a_load_whose_manager_dies_is_undone_and_can_be_sent_again(running: Container) -> None:
     make_model(running.path("halfway") / "net", 3, initialize="hold()", label="three")
     with ThreadPoolExecutor() as threads:
