@@ -87,8 +87,8 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 def request_of(parsed: argparse.Namespace) -> Request:
     """Return what `build` is asked for. UsageError for a name that cannot be a model's."""
     from build_engines.engines.trtexec import find_trtexec
+    from serving.clients import family_name
     from serving.host.machine import has_gpu
-    from serving.inference.registry import family_name
 
     given = {each.name: value for each in FIELDS if (value := getattr(parsed, each.name, None)) is not None}
     for name in (parsed.model, given.get("name", "")):

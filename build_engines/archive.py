@@ -14,7 +14,7 @@ from pathlib import Path
 
 from build_engines.errors import BuildError
 from build_engines.model_folder import HEADER, open_model, render
-from serving.inference.registry import families
+from serving.clients import families
 from serving.repository.layout import versions
 from serving.repository.model_config import parse_config
 

@@ -43,8 +43,8 @@ from build_engines.model_folder import (
 from build_engines.request import Request
 from build_engines.runners import onnx_runner, runner_of
 from build_engines.weights import sources
+from serving.clients import family
 from serving.host.machine import has_gpu
-from serving.inference.registry import family
 from serving.named_value import unknown
 from serving.repository.engines import AUTO, OPENVINO, PARAMETER
 

@@ -26,8 +26,9 @@ from build_engines.engines.trtexec import this_gpu
 from build_engines.errors import BuildError, UsageError
 from build_engines.request import Request
 from clients.base import Model, ModelClient, TensorSpec
+from serving.clients import make_client
 from serving.host.tritonserver import backend_directory, binary
-from serving.inference.registry import describe_model, make_client
+from serving.inference.registry import describe_model
 from serving.preparation.check import check_models, failures
 from serving.repository.layout import CONFIG, config_file, versions
 from serving.repository.model_config import (

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from clients.base import ModelClient
-from serving.inference.registry import families
+from serving.clients import families
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ("errors", "headers", "budget", "sessions", "named_value")
-REQUEST = ("decoding", "request")
+REQUEST = ("clients", "decoding", "request")
 # The packages, the lowest first; a file belongs to the package in which it lies, so a new file is covered.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "host": ("serving/host/*.py",),

@@ -26,7 +26,7 @@ from build_engines.model_folder import ModelSpec
 from build_engines.request import Request
 from build_engines.runners import onnx_runner
 from clients.base import Model, ModelClient, Tensors
-from serving.inference.registry import make_client
+from serving.clients import make_client
 from serving.repository.engines import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")

@@ -22,8 +22,8 @@ from build_engines.request import REPOSITORY, Request
 from build_engines.runners import Runner, example_feed, onnx_runner
 from build_engines.weights import onnx_files
 from clients.base import Model, Tensors, TensorSpec
+from serving.clients import families, family, make_client
 from serving.errors import ConfigError, InvalidRequest
-from serving.inference.registry import families, family, make_client
 from serving.triton.tensors import numpy_dtype
 
 MAX_BATCH_SIZE = 8

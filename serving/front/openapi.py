@@ -136,7 +136,7 @@ def _reply(path: str, method: str) -> Json:
 @cache
 def _clients() -> dict[str, Any]:
     """Return the class of each client by its name."""
-    from serving.inference.registry import families, family
+    from serving.clients import families, family
 
     return {name: family(name) for name in families()}
 

@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from clients.base import ModelClient, Tensors, TensorSpec
+from serving.clients import make_client
 from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made
-from serving.inference.registry import describe_model, make_client, served_model
+from serving.inference.registry import describe_model, served_model
 from serving.inference.service import Inference, ask_example
 from serving.model_manager.manager import PREFACE
 from serving.repository.layout import CONFIG

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from clients.base import Model, TensorSpec
+from serving.clients import family
 from serving.errors import InvalidRequest
-from serving.inference.registry import family
 from tests.clients.text_models import serve
 
 pytestmark = pytest.mark.full

@@ -9,8 +9,8 @@ import pytest
 
 from predictor import create_app
 from serving import errors
+from serving.clients import families
 from serving.errors import ServingError
-from serving.inference.registry import families
 from serving.settings.table import Settings, markdown
 from tests.support.account import account
 from tests.support.harness import ROOT

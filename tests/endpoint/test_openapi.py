@@ -11,8 +11,8 @@ from openapi_spec_validator import validate
 
 from clients.bert import TASKS
 from predictor import create_app
+from serving.clients import families
 from serving.front.openapi import OF_NGINX
-from serving.inference.registry import families
 from serving.settings.table import Settings
 from tests.support.harness import ROOT
 

@@ -16,8 +16,9 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from clients.base import Model, TensorSpec
+from serving.clients import families, make_client
 from serving.errors import BackendDied, ConfigError, ModelNotLoaded, ModelNotReady, ModelRestarting
-from serving.inference.registry import Registry, families, make_client
+from serving.inference.registry import Registry
 from serving.models.admission import Admission
 from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models, Table
 from serving.triton.gateway import TritonGateway
