@@ -1,102 +1,175 @@
-"""Every error that a caller can see: one tree, each leaf a status and a code.
+"""The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md are held against it.
 
-A class takes facts and builds the message: what was wrong and what to do. The body that leaves is
-`{"error": message, "code": code, "request_id": id}` (see predictor.py).
+The body of an error is `{"error": message, "code": code, "request_id": id}`.
 """
 
 from collections.abc import Iterable
+from typing import ClassVar, NamedTuple
 
-LONGEST = 2_000  # characters of a text
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
+LONGEST = 2_000  # characters of a message
 
 
-class ConfigError(Exception):
-    """What an operator did, who is no caller: a wrong config.pbtxt, archive or client. It has no status: who shows it
-    decides. `place` is the file, folder or parameter, `what` is wrong there, `remedy` what to do."""
+class Row(NamedTuple):
+    """What an error code means. `retry_after` is the Retry-After header in seconds, 0 for none; `also` has statuses
+    that only nginx gives."""
 
-    def __init__(self, place: object, what: str, remedy: str = "") -> None:
-        self.place, self.what, self.remedy = place, " ".join(what.split()), remedy
-        super().__init__(" ".join(filter(None, (str(place), self.what))) + (f": {remedy}" if remedy else ""))
+    status: int
+    retry_after: int
+    when: str
+    remedy: str
+    also: tuple[int, ...] = ()
+
+
+# fmt: off
+TABLE = {
+    "invalid_request": Row(400, 0, "the request makes no sense: its shape, a parameter, a tensor, no model or two",
+        "correct the request", also=(414, 431)),
+    "decoding_error": Row(400, 0, "an instance cannot be decoded", "correct it; the text names instance and field"),
+    "load_failed": Row(400, 0, "multi-model mode: the archive cannot be loaded", "correct it as the text says"),
+    "forbidden": Row(403, 0, "managing models is closed to this caller", "send what `SERVE_MANAGEMENT_SECRET` names"),
+    "not_found": Row(404, 0, "there is no such route", "use one of the routes in [calling.md](calling.md)"),
+    "model_not_found": Row(404, 0, "there is no such model", "name one that the text lists"),
+    "version_not_found": Row(404, 0, "the model has no such version", "name one that the text lists, or none"),
+    "model_not_loaded": Row(404, 0, "multi-model mode: the model is not loaded", "`POST /models`; platforms do so"),
+    "method_not_allowed": Row(405, 0, "the route does not take this method", "use one that `Allow` lists"),
+    "not_acceptable": Row(406, 0, "the model cannot give what `Accept` asks for", "ask for JSON, or as the text says"),
+    "model_already_loaded": Row(409, 0, "multi-model mode: the model is loaded already", "call it, or unload it first"),
+    "session_not_found": Row(410, 0, "the session has ended, was idle too long, or never began", "begin a new session"),
+    "payload_too_large": Row(413, 0, "the body, what it unpacks to, what is in it, or the answer is over a limit; or "
+        "the route or the method takes no body", "send less at a time; [Limits](#limits) has what can be raised"),
+    "unsupported_media_type": Row(415, 0, "the model does not take this Content-Type, or nobody knows this "
+        "Content-Encoding", "send one that the text lists"),
+    "internal_error": Row(500, 0, "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
+        "see the log under the request id"),
+    "inference_failed": Row(500, 0, "Triton or the model's client failed on a request that looked right",
+        "see the log under the request id"),
+    "overloaded": Row(503, 1, "too many requests at once", "retry; send fewer at once, or serve on more machines"),
+    "model_not_ready": Row(503, 1, "the model is being loaded", "retry"),
+    "model_restarting": Row(503, 2, "a process of the model died; the model alone is restarted", "retry"),
+    "model_refused": Row(503, 300, "processes of the model died too often; `Retry-After` says when it is tried again",
+        "find out which request ends the model; the log has how it died"),
+    "model_failed": Row(503, 0, "the model cannot be loaded, or its client cannot be made; a start ends with it",
+        "retrying will not help: correct the model and start again"),
+    "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
+    "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
+    "timeout": Row(504, 0, "the request waited for its turn longer than `SERVE_REQUEST_TIMEOUT`", "send fewer at once"),
+    "triton_timeout": Row(504, 0, "Triton did not answer within `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"),
+    "out_of_memory": Row(507, 0, "loading or calling the model needs more memory, or more of `/dev/shm`, than there is",
+        "unload other models, or use a larger machine"),
+}
+# fmt: on
 
 
 class ServingError(Exception):
-    """Base of all. `retry_after` (seconds) becomes the Retry-After header. A subclass inherits what it leaves out."""
+    """An error that a caller sees. Its status and its Retry-After are those of its code's row."""
 
-    status = 500
-    code = "internal_error"
-    retry_after: int | None = None
+    code: ClassVar[str] = "internal_error"
+    status = TABLE[code].status
+    retry_after = TABLE[code].retry_after or None
 
-    def __init_subclass__(cls, status: int = 0, code: str = "", retry_after: int | None = None) -> None:
-        cls.status, cls.code = status or cls.status, code or cls.code
-        cls.retry_after = retry_after or cls.retry_after
+    def __init_subclass__(cls, code: str) -> None:
+        cls.code, cls.status, cls.retry_after = code, TABLE[code].status, TABLE[code].retry_after or None
+        KINDS[code] = cls
 
     def facts(self) -> dict[str, str]:
-        """What a caller is told; what the text quotes of the caller's own may be long, and is cut."""
+        """Return the message, cut because it may quote the caller, and the code."""
         text = str(self)
         return {"error": text if len(text) <= LONGEST else f"{text[:LONGEST]}…", "code": self.code}
 
 
-class InvalidRequest(ServingError, status=400, code="invalid_request"):
-    """The request itself is wrong; sending it again does not help."""
+KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
 
 
-class DecodingError(ServingError, status=400, code="decoding_error"):
-    """One instance cannot be decoded: which, in what field, and what was expected there."""
+def by_code(code: str, text: str) -> ServingError:
+    """Return the error of a code, as another process of ours described it."""
+    kind = KINDS[code]
+    error = kind.__new__(kind, text)  # its __init__ takes names, and builds the text
+    error.args = (text,)
+    return error
+
+
+class ConfigError(Exception):
+    """A mistake of the operator, who is not a caller: a wrong config.pbtxt, archive or client. It has no status.
+    `source` is the file, folder or parameter, `what` is wrong there, `remedy` what to do."""
+
+    def __init__(self, source: object, what: str, remedy: str = "") -> None:
+        self.source, self.what, self.remedy = source, " ".join(what.split()), remedy
+        super().__init__(" ".join(filter(None, (str(source), self.what))) + (f": {remedy}" if remedy else ""))
+
+
+# fmt: off
+class InvalidRequest(ServingError, code="invalid_request"): ...
+class Forbidden(ServingError, code="forbidden"): ...
+class NotFound(ServingError, code="not_found"): ...
+class MethodNotAllowed(ServingError, code="method_not_allowed"): ...
+class NotAcceptable(ServingError, code="not_acceptable"): ...
+class PayloadTooLarge(ServingError, code="payload_too_large"): ...
+class UnsupportedMediaType(ServingError, code="unsupported_media_type"): ...
+class InferenceFailed(ServingError, code="inference_failed"): ...
+class ModelNotReady(ServingError, code="model_not_ready"): ...
+class TritonUnavailable(ServingError, code="triton_unavailable"): ...
+class Overloaded(ServingError, code="overloaded"): ...
+class TritonTimeout(ServingError, code="triton_timeout"): ...
+class LoadFailed(ServingError, code="load_failed"): ...
+class ModelAlreadyLoaded(ServingError, code="model_already_loaded"): ...
+class OutOfMemory(ServingError, code="out_of_memory"): ...
+# fmt: on
+
+
+class DecodingError(ServingError, code="decoding_error"):
+    """Says which instance cannot be decoded, in which field, and what was expected there."""
 
     def __init__(self, reason: str, *, field: str = "", instance: int | None = None) -> None:
         self.reason, self.field, self.instance = reason, field, instance
         super().__init__(reason)
 
     def at(self, instance: int, field: str = "") -> "DecodingError":
-        """The same error, with its place in the request."""
+        """Return the same error with its position in the request."""
         return DecodingError(self.reason, field=field or self.field, instance=instance)
 
     def __str__(self) -> str:
-        place = [] if self.instance is None else [f"instance {self.instance}"]
-        place += [f"field '{self.field}'"] if self.field else []
-        return f"{', '.join(place)}: {self.reason}" if place else self.reason
+        position = [] if self.instance is None else [f"instance {self.instance}"]
+        position += [f"field '{self.field}'"] if self.field else []
+        return f"{', '.join(position)}: {self.reason}" if position else self.reason
 
 
-class Forbidden(ServingError, status=403, code="forbidden"):
-    """Managing models is closed to this caller: see SERVE_MANAGEMENT_SECRET."""
-
-
-class ModelNotFound(ServingError, status=404, code="model_not_found"):
+class ModelNotFound(ServingError, code="model_not_found"):
     def __init__(self, name: str, available: Iterable[str]) -> None:
         super().__init__(f"there is no model '{name}'; the models served are: {_listed(available)}")
 
 
-class VersionNotFound(ServingError, status=404, code="version_not_found"):
+class VersionNotFound(ServingError, code="version_not_found"):
     def __init__(self, name: str, version: str, available: Iterable[str]) -> None:
         super().__init__(f"model '{name}' has no version '{version}'; its versions are: {_listed(available)}")
 
 
-class NotFound(ServingError, status=404, code="not_found"):
-    """An unknown route."""
+class ModelNotLoaded(ServingError, code="model_not_loaded"):
+    """Makes the platform load the model and send the call again."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the model '{name}' is not loaded; POST /models loads it")
 
 
-class MethodNotAllowed(ServingError, status=405, code="method_not_allowed"):
-    """The route exists, and takes other methods."""
+class ModelFailed(ServingError, code="model_failed"):
+    """Ends a start of the container (serving/supervisor/linux.py)."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model '{name}' cannot be served; retrying will not help: {reason}")
 
 
-class NotAcceptable(ServingError, status=406, code="not_acceptable"):
-    """Accept asks for a form that this model cannot give."""
+class ModelRestarting(ServingError, code="model_restarting"):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model '{name}' is being restarted ({reason}); try again shortly")
 
 
-class PayloadTooLarge(ServingError, status=413, code="payload_too_large"):
-    """The body, or what it unpacks to or asks for, is beyond a limit."""
+class ModelRefused(ServingError, code="model_refused"):
+    def __init__(self, name: str, reason: str, seconds: int) -> None:
+        super().__init__(f"model '{name}' is not served: {reason}; it is loaded again in {seconds} s")
+        self.retry_after = seconds
 
 
-class UnsupportedMediaType(ServingError, status=415, code="unsupported_media_type"):
-    """Content-Type or Content-Encoding is not one that is taken."""
-
-
-class SessionNotFound(ServingError, status=410, code="session_not_found"):
-    """The session has ended, was idle for too long, or never began. Not 404: in multi-model mode that would say
-    that the model is not loaded."""
+class SessionNotFound(ServingError, code="session_not_found"):
+    """Has status 410, because in multi-model mode a 404 says that the model is not loaded."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -105,96 +178,13 @@ class SessionNotFound(ServingError, status=410, code="session_not_found"):
         )
 
 
-class InferenceFailed(ServingError, status=500, code="inference_failed"):
-    """Triton or the model's client failed on a request that looked right."""
-
-
-class ModelNotReady(ServingError, status=503, code="model_not_ready", retry_after=1):
-    """The model is being loaded; waiting helps."""
-
-
-class ModelFailed(ServingError, status=503, code="model_failed"):
-    """The model cannot be loaded, or its client not be made: waiting does not mend it. A start ends with it
-    (serving/supervisor/linux.py)."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"model '{name}' cannot be served, and to try again does not help: {reason}")
-
-
-class TritonUnavailable(ServingError, status=503, code="triton_unavailable", retry_after=1):
-    """tritonserver does not answer: it is being started."""
-
-
-class BackendDied(ServingError, status=503, code="model_restarting", retry_after=1):
-    """A process of a model has died, which Triton does not mend. `details` is what Triton said of it, in one line.
-    Callers see the ModelRestarting that it becomes (serving/inference/registry.py)."""
-
-    def __init__(self, details: str) -> None:
-        super().__init__(f"{details}; it is being started again: try again shortly")
-        self.details = details
-
-
-class ModelRestarting(ServingError, status=503, code="model_restarting", retry_after=2):
-    """A process of this model has died; the model alone is being started again."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"model '{name}' is being started again ({reason}); try again shortly")
-
-
-class ModelRefused(ServingError, status=503, code="model_refused"):
-    """The processes of this model died too often: it is not served until `seconds` have passed."""
-
-    def __init__(self, name: str, reason: str, seconds: int) -> None:
-        super().__init__(
-            f"model '{name}' is not served: {reason}; it is tried again in {seconds} s, or when it is loaded anew"
-        )
-        self.retry_after = seconds
-
-
-class RegionUnknown(TritonUnavailable):
-    """Triton was started again since it was told of the shared memory that holds an input."""
-
-
-class Overloaded(ServingError, status=503, code="overloaded", retry_after=1):
-    """More requests than can be worked on; trying again a little later helps."""
-
-
-class TritonTimeout(ServingError, status=504, code="triton_timeout"):
-    """Triton did not answer within the time of the request."""
-
-
-class TooLate(ServingError, status=504, code="timeout"):
-    """The request's time was over before its work was: it waited for its turn."""
-
+class TooLate(ServingError, code="timeout"):
     def __init__(self) -> None:
         super().__init__(
-            "more requests come than can be answered in time, and this one waited too long: send fewer at once, serve "
-            "on more or larger machines, or raise SERVE_REQUEST_TIMEOUT"
+            "the request waited for its turn until its time was over: send fewer requests at once, serve on more or "
+            "larger machines, or raise SERVE_REQUEST_TIMEOUT"
         )
 
 
-class LoadFailed(ServingError, status=400, code="load_failed"):
-    """Multi-model mode: Triton cannot load this archive; what it said is in the message."""
-
-
-class ModelNotLoaded(ServingError, status=404, code="model_not_loaded"):
-    """Multi-model mode: the platform loads the model and sends the call again."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the model '{name}' is not loaded; POST /models loads it")
-
-
-class ModelAlreadyLoaded(ServingError, status=409, code="model_already_loaded"):
-    """Multi-model mode: a load of what is loaded."""
-
-
-class OutOfMemory(ServingError, status=507, code="out_of_memory"):
-    """No memory, or another resource that unloading other models frees."""
-
-
-def by_code(code: str, text: str) -> ServingError:
-    """Return the error of that code, as another process of ours described it."""
-    kinds = {kind.code: kind for kind in ServingError.__subclasses__()}
-    error = Exception.__new__(kinds.get(code, ServingError), text)
-    error.args = (text,)
-    return error
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from serving.budget import NEVER, Deadline
 from serving.errors import (
-    BackendDied,
     ModelFailed,
     ModelNotReady,
     ModelRefused,
@@ -138,7 +137,7 @@ class Health:
     def _try_example(self, served: ServedModel) -> None:
         try:
             try_example(self.inference, served)
-        except (TritonUnavailable, BackendDied, ModelFailed):
+        except (TritonUnavailable, ModelFailed):
             raise
         except ServingError as err:
             raise ModelNotReady(f"model '{served.model.name}': {err}") from err

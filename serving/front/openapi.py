@@ -19,7 +19,7 @@ from typing import Any
 from flask import Flask, Response, current_app, send_from_directory
 
 from serving import VERSION
-from serving.errors import NotFound, ServingError
+from serving.errors import TABLE, NotFound
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.replies import json_reply
 from serving.front.services import services
@@ -33,17 +33,6 @@ TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary"}
 OBJECT: Json = {"type": "object"}
 TENSORS = "Tensors"
-OF_NGINX = {  # the errors that nginx.conf answers itself
-    "400": ["invalid_request"],
-    "404": ["not_found"],
-    "405": ["method_not_allowed"],
-    "413": ["payload_too_large"],
-    "414": ["invalid_request"],
-    "431": ["invalid_request"],
-    "500": ["internal_error"],
-    "503": ["frontend_unavailable", "overloaded", "triton_unavailable"],
-    "504": ["timeout"],
-}
 
 
 def openapi() -> Response:
@@ -185,13 +174,11 @@ def _reference(name: str) -> Json:
 @cache
 def _codes() -> dict[str, str]:
     """Return the error codes of each status, separated by commas."""
-    codes = defaultdict(set, {status: set(found) for status, found in OF_NGINX.items()})
-    left: list[type[ServingError]] = [ServingError]
-    while left:
-        kind = left.pop()
-        codes[str(kind.status)].add(kind.code)
-        left += kind.__subclasses__()
-    return {status: ", ".join(sorted(found)) for status, found in sorted(codes.items())}
+    codes = defaultdict(list)
+    for code, row in sorted(TABLE.items()):
+        for status in (row.status, *row.also):
+            codes[str(status)].append(code)
+    return {status: ", ".join(listed) for status, listed in sorted(codes.items())}
 
 
 def _errors() -> Json:

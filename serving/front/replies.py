@@ -19,6 +19,7 @@ from serving.headers import preferred
 from serving.inference.service import Inference, Line
 from serving.request import Reply, Request, ServedModel
 from serving.sessions import session_headers
+from serving.triton.errors import BackendDied
 from serving.triton.gateway import Responses
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class StreamedReply:
         served: ServedModel,
         request: Request,
         form: Format,
-        report: Callable[[Exception], None],
+        report: Callable[[BackendDied], ServingError],
     ) -> None:
         self._form, self._request_id, self._report = form, request.id, report
         self._responses: Responses | None = None
@@ -166,12 +167,13 @@ class StreamedReply:
     def _error(self, error: Exception) -> bytes:
         """Return the JSON of the last event. There is no Flask request any more, so name its id."""
         about = {"request_id": self._request_id}
+        if isinstance(error, BackendDied):
+            error = self._report(error)
         if isinstance(error, ServingError):
             log.warning("the stream ends with an error: %s", error, extra=about)
         else:
             log.error("the stream failed", exc_info=error, extra=about)
             error = ServingError("an internal error; the log has it under this request_id")
-        self._report(error)
         return orjson.dumps(error.facts() | about)
 
     def close(self) -> None:

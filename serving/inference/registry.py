@@ -19,7 +19,6 @@ import orjson
 from clients.base import Model, TensorSpec, leads_out
 from serving.clients import OWN_CLIENT, make_client
 from serving.errors import (
-    BackendDied,
     InvalidRequest,
     ModelFailed,
     ModelNotFound,
@@ -40,6 +39,7 @@ from serving.repository.model_config import (
 )
 from serving.request import ServedModel
 from serving.sessions import Sequencing
+from serving.triton.errors import BackendDied
 from serving.triton.gateway import IndexEntry, TritonGateway
 
 log = logging.getLogger(__name__)
@@ -89,14 +89,15 @@ class Registry:
                     self._ready(name)  # says more
                     raise
                 except BackendDied as err:
-                    self.report(served, err, began)
-                    raise ModelRestarting(served.name, err.details) from err
+                    raise self.report(served, err, began) from err
                 return
 
-    def report(self, served: ServedModel, error: Exception, began: float) -> None:
-        """Tell the manager that a call which began at that time (time.monotonic) met a dead process, if it did."""
-        if not isinstance(error, BackendDied) or self._deaths is None:
-            return
+    def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
+        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the error
+        that the caller sees."""
+        restarting = ModelRestarting(served.name, error.details)
+        if self._deaths is None:
+            return restarting
         report = {"models": list(served.names), "details": error.details, "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
@@ -104,6 +105,7 @@ class Registry:
                 sent.sendto(orjson.dumps(report), str(self._deaths))
         except OSError as err:  # the manager is being started again; the next call reports it
             log.warning("the death of a process of model '%s' cannot be reported: %s", served.name, err)
+        return restarting
 
     def models(self) -> Models:
         """Return the table as it is now."""

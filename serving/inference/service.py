@@ -12,17 +12,10 @@ from typing import Any
 
 from serving.bodies.instances import Instances
 from serving.decoding import Decoder, Item
-from serving.errors import (
-    BackendDied,
-    DecodingError,
-    InferenceFailed,
-    InvalidRequest,
-    LoadFailed,
-    ModelFailed,
-    NotAcceptable,
-)
+from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
 from serving.request import Batch, Reply, Request, ServedModel
 from serving.sessions import Session, session_errors, session_headers
+from serving.triton.errors import BackendDied
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.tensors import InferReply, InferRequest, Tensor
 

@@ -8,18 +8,30 @@ from contextlib import contextmanager
 import grpc
 
 from serving.errors import (
-    BackendDied,
     InferenceFailed,
     InvalidRequest,
     ModelNotReady,
     NotAcceptable,
     OutOfMemory,
     Overloaded,
-    RegionUnknown,
     ServingError,
     TritonTimeout,
     TritonUnavailable,
 )
+
+
+class BackendDied(Exception):
+    """A process of the model has died, which Triton does not mend. `details` is what Triton said of it. A caller sees
+    the ModelRestarting that Registry.report makes of it."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__(details)
+        self.details = details
+
+
+class RegionUnknown(Exception):
+    """Triton was restarted, so it does not know the shared memory that holds an input. The gateway sends it again."""
+
 
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -101,15 +113,15 @@ NOT_ANSWERING = "tritonserver is not answering; it is being started (again): try
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
 
 
-def to_serving_error(err: grpc.RpcError) -> ServingError:
-    """Return our error for any gRPC error."""
+def translated(err: grpc.RpcError) -> Exception:
+    """Return a ServingError, BackendDied or RegionUnknown for any gRPC error."""
     code, details = err.code(), without_trace(err.details() or "")
     if known := _by_text(details):
         return known
     if DECOUPLED in details:
         return NotAcceptable(ONLY_STREAMS)
     if details.startswith(UNKNOWN_REGION):
-        return RegionUnknown(NOT_ANSWERING)
+        return RegionUnknown(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TritonTimeout(TOO_LATE)
     if ERRORS[code] is TritonUnavailable:
@@ -117,14 +129,14 @@ def to_serving_error(err: grpc.RpcError) -> ServingError:
     return _of_kind(ERRORS[code], details)
 
 
-def to_stream_error(message: str) -> ServingError:
-    """Return our error for an error in a stream."""
+def translated_text(message: str) -> Exception:
+    """Return a ServingError or BackendDied for an error in a stream, which is a text without a status."""
     details = without_trace(message)
     return _by_text(details) or _of_kind(InvalidRequest if MISTAKES.match(message) else InferenceFailed, details)
 
 
-def _by_text(details: str) -> ServingError | None:
-    """Return our error for texts that come with several statuses, and in streams with none."""
+def _by_text(details: str) -> Exception | None:
+    """Return the error for texts that come with several statuses, and in streams with none."""
     if details.startswith(UNKNOWN_MODEL):
         return ModelNotReady(details)
     if dead := DEAD_BACKEND.fullmatch(details):

@@ -13,16 +13,9 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.budget import NEVER, Deadline
-from serving.errors import (
-    InferenceFailed,
-    InvalidRequest,
-    ModelNotReady,
-    RegionUnknown,
-    ServingError,
-    TritonUnavailable,
-)
+from serving.errors import InferenceFailed, InvalidRequest, ModelNotReady, TritonUnavailable
 from serving.host.network import LocalConnection
-from serving.triton.errors import http_errors, never_sent, to_serving_error, to_stream_error, without_trace
+from serving.triton.errors import RegionUnknown, http_errors, never_sent, translated, translated_text, without_trace
 from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
@@ -79,13 +72,13 @@ class Connection:
             return first()
         except grpc.RpcError as err:
             if not never_sent(err):
-                raise to_serving_error(err) from err
+                raise translated(err) from err
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=seconds)
         try:
             return again()
         except grpc.RpcError as err:
-            raise to_serving_error(err) from err
+            raise translated(err) from err
 
     def probe(
         self, method: str, request: Any, timeout: float = PROBE_SECONDS, connect_seconds: float = CONNECT_SECONDS
@@ -121,10 +114,10 @@ class Call:
         self._future = infer.future(self._message, timeout=self._left(), metadata=metadata)
 
     def result(self) -> InferReply:
-        """Return the reply. Send the call first if that was not done. Raise a ServingError."""
+        """Return the reply. Send the call first if that was not done. Raise a ServingError or BackendDied."""
         try:
             message = self._answer()
-        except ServingError:
+        except Exception:
             self._give(self._memory.give_up)
             raise
         self._give(self._memory.give_back)
@@ -176,10 +169,10 @@ class Responses:
         try:
             message = next(self._call) if self._begun else self._first()
         except grpc.RpcError as err:
-            raise to_serving_error(err) from err
+            raise translated(err) from err
         if message.error_message:
             self._failed = True
-            raise to_stream_error(message.error_message)
+            raise translated_text(message.error_message)
         return InferReply.of(message.infer_response)
 
     def _first(self) -> Any:

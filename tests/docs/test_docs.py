@@ -8,9 +8,7 @@ from itertools import pairwise
 import pytest
 
 from predictor import create_app
-from serving import errors
 from serving.clients import families
-from serving.errors import ServingError
 from serving.settings.table import Settings, markdown
 from tests.support.account import account
 from tests.support.harness import ROOT
@@ -23,25 +21,8 @@ PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs"
 SHELL = [(page, block) for page in PAGES for block in shell(page)]
 
 
-def leaves(kind: type[ServingError]) -> list[type[ServingError]]:
-    return [kind, *(leaf for child in kind.__subclasses__() for leaf in leaves(child))]
-
-
 def test_the_page_of_settings_is_the_one_that_the_code_prints() -> None:
     assert (ROOT / "docs/settings.md").read_text() == markdown()
-
-
-@pytest.mark.parametrize("kind", leaves(errors.ServingError), ids=lambda kind: kind.__name__)
-def test_every_error_code_stands_in_the_table_with_its_status(kind: type[ServingError]) -> None:
-    page = (ROOT / "docs/errors.md").read_text()
-    assert re.search(rf"^\| [^|]*{kind.status}[^|]*\|[^|]*`{kind.code}`", page, re.MULTILINE)
-
-
-def test_every_code_of_nginx_stands_in_the_table() -> None:
-    page = (ROOT / "docs/errors.md").read_text()
-    codes = set(re.findall(r"/\.error/(\w+)[ /]", (ROOT / "nginx.conf").read_text()))
-    assert codes
-    assert not [code for code in codes if f"`{code}`" not in page]
 
 
 def test_every_route_stands_in_the_table() -> None:

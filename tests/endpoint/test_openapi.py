@@ -12,9 +12,7 @@ from openapi_spec_validator import validate
 from clients.bert import TASKS
 from predictor import create_app
 from serving.clients import families
-from serving.front.openapi import OF_NGINX
 from serving.settings.table import Settings
-from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.stack
 
@@ -81,14 +79,3 @@ def test_it_has_each_client_with_its_parameters_and_an_example_that_fits(describ
     assert {"bert", "resnet", "yolov5"} <= content["examples"].keys()
     for name, example in content["examples"].items():
         Draft202012Validator(described | {"$ref": f"#/components/schemas/{name}"}).validate(example["value"])
-
-
-def test_the_errors_of_nginx_are_those_of_its_configuration() -> None:
-    lines = re.findall(r"error_page ([\d ]+?)(?: =(\d+))? /\.error/(\S+?)[/;]", (ROOT / "nginx.conf").read_text())
-    found = {
-        (status, code.replace("${backend}", backend))
-        for statuses, replaced, code in lines
-        for status in ([replaced] if replaced else statuses.split())
-        for backend in ("frontend", "triton")
-    }
-    assert found == {(status, code) for status, codes in OF_NGINX.items() for code in codes}

@@ -17,10 +17,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from clients.base import Model, TensorSpec
 from serving.clients import families, make_client
-from serving.errors import BackendDied, ConfigError, ModelNotLoaded, ModelNotReady, ModelRestarting
+from serving.errors import ConfigError, ModelNotLoaded, ModelNotReady, ModelRestarting
 from serving.inference.registry import Registry
 from serving.models.admission import Admission
 from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models, Table
+from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
 

@@ -6,7 +6,6 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from serving.errors import (
-    BackendDied,
     InferenceFailed,
     InvalidRequest,
     ModelNotReady,
@@ -16,7 +15,7 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.repository.model_config import datatype_name
-from serving.triton.errors import ERRORS, to_serving_error, to_stream_error, without_trace
+from serving.triton.errors import ERRORS, BackendDied, translated, translated_text, without_trace
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferRequest, Tensor, bf16_to_float32, float32_to_bf16, numpy_dtype
 
@@ -36,16 +35,14 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
 def test_every_grpc_code_has_an_error(code: grpc.StatusCode) -> None:
-    error = to_serving_error(Failure(code, "the reason"))
-    assert type(error) is ERRORS[code]
-    assert 400 <= error.status < 600
+    assert type(translated(Failure(code, "the reason"))) is ERRORS[code]
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND", "INVALID_ARGUMENT"])
 def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code: str) -> None:
     said = "[request id: a] Request for unknown model: 'm' is not found"
-    assert isinstance(to_serving_error(Failure(grpc.StatusCode[code], said)), ModelNotReady)
-    assert isinstance(to_stream_error(said), ModelNotReady)
+    assert isinstance(translated(Failure(grpc.StatusCode[code], said)), ModelNotReady)
+    assert isinstance(translated_text(said), ModelNotReady)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +58,8 @@ def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code
 @pytest.mark.parametrize("before", ["onnx runtime error 1: ", "[ONNXRuntimeError] : 1 : FAIL : "])
 def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str, said: str) -> None:
     text = f"{before}Non-zero status code returned while running {said}"
-    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
-    assert type(to_stream_error(text)) is InvalidRequest
+    assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
+    assert type(translated_text(text)) is InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -80,36 +77,36 @@ def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(said: str
     torch = (
         "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript\n    x.view(-1, 7)\n"
     )
-    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {said}\n"))
+    error = translated(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {said}\n"))
     assert type(error) is InvalidRequest
-    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {said}\n"))) is InferenceFailed
+    assert type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {said}\n"))) is InferenceFailed
 
 
 def test_an_invalid_argument_of_nvidias_onnxruntime_backend_is_the_callers_mistake() -> None:
     text = "onnx runtime error 2: Non-zero status code returned while running Conv node. Invalid input shape: {1,1}"
-    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
+    assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
 
 
 @pytest.mark.parametrize("reason", ["CUDA failure 700: an illegal memory access", "CUDNN_STATUS_EXECUTION_FAILED"])
 def test_a_network_that_fails_by_itself_is_not_the_callers_mistake(reason: str) -> None:
     text = f"onnx runtime error 1: Non-zero status code returned while running Conv node. Status Message: {reason}"
-    assert type(to_serving_error(Failure(grpc.StatusCode.INTERNAL, text))) is InferenceFailed
+    assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InferenceFailed
 
 
 def test_a_server_that_is_gone_is_no_unknown_model() -> None:
-    assert isinstance(to_serving_error(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
+    assert isinstance(translated(Failure(grpc.StatusCode.UNAVAILABLE, "Socket closed")), TritonUnavailable)
 
 
 @pytest.mark.parametrize("before", ["", "[request id: 7] in ensemble 'chain', "])
 def test_a_dead_process_of_a_backend_is_told_with_its_name(before: str) -> None:
-    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"{before}Stub process 'scale_0_0' is not healthy."))
+    error = translated(Failure(grpc.StatusCode.INTERNAL, f"{before}Stub process 'scale_0_0' is not healthy."))
     assert isinstance(error, BackendDied)
     assert error.details == "Stub process 'scale_0_0' is not healthy"
 
 
 @pytest.mark.parametrize("said", ["Stub process is not healthy.", "Failed to obtain the health mutex."])
 def test_a_process_that_died_with_a_lock_is_dead_too(said: str) -> None:
-    error = to_serving_error(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {said}"))
+    error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {said}"))
     assert isinstance(error, BackendDied)
     assert error.details == said.removesuffix(".")
 
@@ -119,21 +116,21 @@ def test_a_process_that_died_with_a_lock_is_dead_too(said: str) -> None:
 )
 def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(said: str) -> None:
     for text in (said, f"[request id: 7] in ensemble 'chain', {said}"):
-        assert type(to_stream_error(text)) is TritonUnavailable
+        assert type(translated_text(text)) is TritonUnavailable
 
 
 @pytest.mark.parametrize("said", ["Exceeds maximum queue size", "Request timeout expired"])
 def test_a_queue_that_takes_no_more_is_no_dead_server(said: str) -> None:
     failure = Failure(grpc.StatusCode.UNAVAILABLE, f"[request id: 7] in ensemble 'chain', {said}")
-    for error in (to_serving_error(failure), to_stream_error(said)):
+    for error in (translated(failure), translated_text(said)):
         assert type(error) is Overloaded
         assert said in str(error)
 
 
 def test_a_caller_s_words_make_no_backend_dead() -> None:
     said = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
-    assert type(to_serving_error(Failure(grpc.StatusCode.INVALID_ARGUMENT, said))) is InvalidRequest
-    assert type(to_stream_error(said)) is InvalidRequest
+    assert type(translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, said))) is InvalidRequest
+    assert type(translated_text(said)) is InvalidRequest
 
 
 def test_a_traceback_and_the_request_s_id_are_cut_off() -> None:
