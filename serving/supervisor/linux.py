@@ -119,7 +119,7 @@ class LinuxSystem:
             env=dict(process.environment),
             cwd=process.folder,
             stdin=subprocess.DEVNULL,
-            stdout=None if process.writes_log else subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
             pass_fds=[listener.fileno() for listener in process.listeners],

@@ -1,7 +1,5 @@
-"""The log: JSON lines, or text where it is a terminal, on one file descriptor.
-
-`serve` writes its own lines and those that it reads from tritonserver, nginx and the agent. gunicorn inherits the
-descriptor and writes to it directly, in the same format (serving/front/gunicorn_config.py).
+"""The log: JSON lines, or text where it is a terminal. `serve` writes its own lines and those that it reads from the
+other processes.
 """
 
 import contextlib
@@ -27,13 +25,12 @@ PREFIXES = (
     # tritonserver's two formats of --log-format
     re.compile(r"(?:[\dT:.-]+Z )?(?P<level>[IWEF])(?:\d{4} [\d:.]+)? \d+ (?P<logger>[\w.-]+:\d+)\] ", re.ASCII),
     re.compile(r"(?:\d{4}/\d\d/\d\d [\d:]+|nginx:) \[(?P<level>\w+)\] (?:\d+#\d+: )?"),  # nginx's error log
-    re.compile(r"(?P<level>INFO|WARNING|ERROR): "),
 )
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
     """Return the line as one JSON object; a line that is one stays as it is. `level` is guessed if it is ""."""
-    if read_object(line) is not None:
+    if read_object(line):
         return line.translate(ESCAPED)
     level, logger, message = split_prefix(line, level)
     entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "process": process, "level": level}
@@ -42,41 +39,39 @@ def as_json(process: str, line: str, level: str = "") -> str:
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Return the line for people: time, process, text. A request in nginx's log becomes its most important fields."""
+    """Return the line for people: time, process, text. Of nginx's and gunicorn's entries the most important fields."""
+    entry = read_object(line)
+    request = f"request {entry.get('request_id', '')}"
+    if "status" in entry:
+        words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
+        message = f"{' '.join(str(word) for word in words if word)} {entry.get('seconds', 0)} s, {request}"
+        level, message = "", message.translate(ESCAPED)
+    elif "message" in entry:
+        level, message = str(entry.get("level", "")), f"{entry['message']}"
+        message += (f" ({request})" if "request_id" in entry else "") + f"\n{entry.get('trace', '')}".rstrip()
+    else:
+        level, _, message = split_prefix(line, level)
+    urgency = "" if level in ("", "info") else f"{level.upper()}: "
     now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    if (request := read_object(line)) and "status" in request:
-        words = (request.get(name, "") for name in ("method", "path", "status", "code", "model"))
-        took = f"{request.get('seconds', 0)} s, request {request.get('request_id', '')}"
-        return f"{now} {process} | {' '.join(filter(None, map(str, words)))} {took}".translate(ESCAPED)
-    level, _, message = split_prefix(line, level)
-    urgency = "" if level == "info" else f"{level.upper()}: "
     return f"{now} {process} | {urgency}" + "\n    ".join(part.translate(ESCAPED) for part in message.split("\n"))
 
 
 def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
-    """Return a line's level, the place in its source ("" when it names none) and its message."""
+    """Return a line's level, its source file ("" if it names none) and its message."""
     if not (match := next((match for prefix in PREFIXES if (match := prefix.match(line))), None)):
         return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
-    named, message = match["level"], line[match.end() :]
+    word, message = match["level"], line[match.end() :]
     with contextlib.suppress(ValueError):  # tritonserver's messages are JSON strings, with escaped line ends
         message = str(json.loads(message, strict=False)).strip() if message.startswith('"') else message
-    return LEVELS.get(named, named.lower()), match.groupdict().get("logger", ""), message
+    return LEVELS.get(word, word.lower()), match.groupdict().get("logger", ""), message
 
 
-def read_object(line: str) -> dict[str, Any] | None:
-    """Return the JSON object that a line is, None for other lines."""
-    if not (line.startswith('{"') and line.endswith("}")):
-        return None
-    try:
-        document = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are not JSON."""
-    raise ValueError(name)
+def read_object(line: str) -> dict[str, Any]:
+    """Return the JSON object that a line is, {} for other lines."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if line.startswith('{"') and line.endswith("}"):
+            return dict(json.loads(line))
+    return {}
 
 
 class Output:
@@ -123,17 +118,12 @@ class Pump(threading.Thread):
         with self._stream:
             for lines in read_lines(self._stream):
                 kept = [line for line in lines if not any(pattern.search(line) for pattern in self._noise)]
-                for line in kept:
-                    self._remember(line)
+                for line in map(str.strip, kept):
+                    if line and not line.startswith('{"'):  # an entry of nginx or gunicorn
+                        self._last_line = line
+                        self._last_error = line if ERROR_LINE.search(line) else self._last_error
                 if kept:
                     self._output.write(self._process, *kept)
-
-    def _remember(self, line: str) -> None:
-        if not line.strip() or line.startswith('{"'):  # a request in nginx's log
-            return
-        self._last_line = line.strip()
-        if ERROR_LINE.search(line):
-            self._last_error = line.strip()
 
     def last_error(self) -> str:
         """Return the last line that looks like an error, else the last line."""

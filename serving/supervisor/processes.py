@@ -87,7 +87,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     }
     counts = {"PROMETHEUS_MULTIPROC_DIR": str(emptied(settings.run_dir / "metrics"))}
     environ = {**environ, **one_thread, **heap, **counts}
-    return Process("gunicorn", tuple(command), environ, HERE, writes_log=True)
+    return Process("gunicorn", tuple(command), environ, HERE)
 
 
 def emptied(folder: Path) -> Path:

@@ -32,7 +32,6 @@ class Process:
     answers_at: tuple[Address, str] | None = None  # address and path of its health check
     listeners: tuple[socket.socket, ...] = ()  # inherited
     passed_on: tuple[signal.Signals, ...] = ()  # signals that it gets instead of `serve`
-    writes_log: bool = False  # it inherits our standard output; else we read what it writes
 
 
 class System(Protocol):
@@ -66,7 +65,7 @@ class System(Protocol):
         """Return the file systems with files that processes map which were full when the last process ended."""
 
     def last_error(self, process: Process) -> str:
-        """Return the last line of its output that looks like an error, else the last line; "" if it writes the log."""
+        """Return the last line of its output that looks like an error, else the last line."""
 
     def drain(self) -> None:
         """Wait a little until all that the processes wrote is in the log."""

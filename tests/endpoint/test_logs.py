@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from serving.front.gunicorn_config import JsonFormatter, TextFormatter
+from serving.front.logs import JsonFormatter
 from tests.endpoint.test_metrics import path_with_agent
 from tests.support.harness import (
     Server,
@@ -278,12 +278,3 @@ def test_a_line_with_a_long_message_fits_into_a_pipe() -> None:
     text = JsonFormatter(True).format(record_)
     assert len(text) < select.PIPE_BUF
     assert json.loads(text)["message"].startswith("\u00e9")
-
-
-def test_a_terminal_gets_text_without_control_characters() -> None:
-    record_ = record(ValueError("\x1b[31m\nserve | ready"))
-    record_.msg, record_.args = "\x1b[31mred\nserve | ready", ()
-    first, *trace = TextFormatter(True).format(record_).split("\n")
-    assert first.endswith(r" gunicorn | ERROR: \u001b[31mred\nserve | ready")
-    assert all(line.startswith("    ") for line in trace)
-    assert "\x1b" not in first + "".join(trace)

@@ -72,10 +72,8 @@ def messages(data: bytes) -> list[str]:
         ("2026-01-31T12:00:00Z W 216 a.cc:1] not quoted", ("warning", "not quoted", "a.cc:1")),
         ("2026/01/31 12:00:00 [crit] 7#7: *1 open() failed", ("critical", "*1 open() failed", None)),
         ("nginx: [emerg] no such file", ("critical", "no such file", None)),
-        ("WARNING: /dev/shm is small", ("warning", "/dev/shm is small", None)),
         ("a model prints this", ("info", "a model prints this", None)),
         ('{"cut off": "her', ("info", '{"cut off": "her', None)),
-        ('{"not": NaN}', ("info", '{"not": NaN}', None)),
         ('{"two": 1} {"objects": 2}', ("info", '{"two": 1} {"objects": 2}', None)),
     ],
 )
@@ -112,6 +110,13 @@ def test_a_terminal_gets_text() -> None:
     output = Output(theirs)
     output.write("nginx", json.dumps(REQUEST))
     output.write("tritonserver", GLOG)
+    entry = {
+        "level": "error",
+        "message": "\x1b[31m\nserve | ready",
+        "request_id": "4711",
+        "trace": "KeyError\n  a.py:1",
+    }
+    output.write("gunicorn", json.dumps(entry))
     output.write("serve", "plain")
     written = b""
     while b"plain\r\n" not in written:
@@ -122,7 +127,9 @@ def test_a_terminal_gets_text() -> None:
     assert re.fullmatch(r"[\d-]{10} [\d:]{8} nginx \| POST /invocations 404 model_not_found 0.031 s, .* 4711", lines[0])
     assert lines[1].endswith(' tritonserver | ERROR: it failed: "x"')
     assert lines[3:5] == ["    At:", "      model.py(14)"]
-    assert lines[5].endswith(" serve | plain")
+    assert lines[5].endswith(r" gunicorn | ERROR: \u001b[31m")
+    assert lines[6:9] == ["    serve | ready (request 4711)", "    KeyError", "      a.py:1"]
+    assert lines[9].endswith(" serve | plain")
 
 
 @pytest.mark.parametrize(
