@@ -1,11 +1,14 @@
 """Tiny ONNX models, made with onnx.helper, and the repository that the tests' tritonserver serves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.backends.triton_process import Arrays
 
 OPSET, IR_VERSION = 17, 8
 TABLE = np.array([10.0, 11.0, 12.0, 13.0, 14.0], dtype=np.float32)
@@ -27,7 +30,7 @@ DATATYPES = {
 }
 
 Shape = Sequence[int | str]
-Signature = dict[str, tuple[int, Shape]]
+Signature = Mapping[str, tuple[int, Shape]]
 
 
 def model(
@@ -80,13 +83,18 @@ def optional_bias() -> bytes:
     )
 
 
-def every_datatype() -> bytes:
+def every_datatype(datatypes: Mapping[str, int]) -> bytes:
     """OUT_T = IN_T for each datatype T, of shape [N, K]."""
-    return model(
-        [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in DATATYPES],
-        {f"IN_{name}": (datatype, ["N", "K"]) for name, datatype in DATATYPES.items()},
-        {f"OUT_{name}": (datatype, ["N", "K"]) for name, datatype in DATATYPES.items()},
-    )
+    inputs, outputs = ({f"{way}_{name}": (datatypes[name], ["N", "K"]) for name in datatypes} for way in ("IN", "OUT"))
+    nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in datatypes]
+    return model(nodes, inputs, outputs)
+
+
+def reference(file: bytes | str, feed: Arrays) -> Arrays:
+    """Return what ONNX Runtime answers in this process."""
+    session = onnxruntime.InferenceSession(file)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed), strict=True))
 
 
 OTHER_FILENAME = "net.onnx"
@@ -135,7 +143,7 @@ SERVED: dict[str, tuple[bytes, str | None]] = {
     "arithmetic": (arithmetic(["N", "K"]), EIGHT + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
     "datatypes": (
-        every_datatype(),
+        every_datatype(DATATYPES),
         EIGHT
         + MERGED
         + tensors("input", **{f"IN_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES})
@@ -163,17 +171,21 @@ SERVED: dict[str, tuple[bytes, str | None]] = {
 
 ROWS = identity(TensorProto.FLOAT, ["N", 3])
 BATCH = "max_batch_size: 8\n"
-# Name -> (ONNX file, config.pbtxt) of models that must not load.
-REFUSED: dict[str, tuple[bytes, str]] = {
-    "bad_shape": (arithmetic(["N", 3]), BATCH + arithmetic_config("FP32 4")),
-    "bad_rank": (arithmetic(["N", 3]), arithmetic_config("FP32 3")),
-    "bad_datatype": (ROWS, BATCH + xy("INT32 3")),
-    "bad_output": (ROWS, BATCH + tensors("input", x="FP32 3") + tensors("output", z="FP32 3")),
-    "bad_missing": (arithmetic(["N", 3]), BATCH + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3")),
-    "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), BATCH),
-    "bad_bfloat16": (identity(TensorProto.BFLOAT16, ["N", 3]), ""),
-    "bad_parameter": (ROWS, BATCH + THREADS.replace('"3"', '"many"') + xy("FP32 3")),
-    "bad_file": (b"this is not an ONNX file", BATCH + xy("FP32 3")),
+# Name -> (ONNX file, config.pbtxt, a word of the reason) of models that must not load.
+REFUSED: dict[str, tuple[bytes, str, str]] = {
+    "bad_shape": (arithmetic(["N", 3]), BATCH + arithmetic_config("FP32 4"), "'x'"),
+    "bad_rank": (arithmetic(["N", 3]), arithmetic_config("FP32 3"), "'x'"),
+    "bad_datatype": (ROWS, BATCH + xy("INT32 3"), "INT32"),
+    "bad_output": (ROWS, BATCH + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"), "'z'"),
+    "bad_missing": (
+        arithmetic(["N", 3]),
+        BATCH + tensors("input", x="FP32 3") + tensors("output", sum="FP32 3"),
+        "'y'",
+    ),
+    "bad_batch": (identity(TensorProto.FLOAT, [1, 3]), BATCH, "max_batch_size"),
+    "bad_bfloat16": (identity(TensorProto.BFLOAT16, ["N", 3]), "", "'x'"),
+    "bad_parameter": (ROWS, BATCH + THREADS.replace('"3"', '"many"') + xy("FP32 3"), "'intra_op_thread_count'"),
+    "bad_file": (b"this is not an ONNX file", BATCH + xy("FP32 3"), "bad_file/1/model.onnx"),
 }
 
 
@@ -188,7 +200,7 @@ def write_model(folder: Path, file: bytes, config: str | None) -> None:
 def write_repository(folder: Path) -> None:
     for name, (file, config) in SERVED.items():
         write_model(folder / name, file, config)
-    for name, (file, text) in REFUSED.items():
+    for name, (file, text, _) in REFUSED.items():
         write_model(folder / name, file, PLATFORM + ONE + text)
     (folder / "lookup/warmup").mkdir()
     (folder / "lookup/warmup/good").write_bytes(np.array([1], dtype=np.int64).tobytes())

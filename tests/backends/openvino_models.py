@@ -19,6 +19,7 @@ from tests.backends.onnx_models import (
     WARM_UP,
     arithmetic,
     arithmetic_config,
+    every_datatype,
     identity,
     lookup,
     model,
@@ -52,15 +53,6 @@ def fixed_inside() -> bytes:
     return model([helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": tensor}, {"y": tensor}, [shape])
 
 
-def every_number() -> bytes:
-    """OUT_T = IN_T for each datatype T but strings, of shape [N, K]."""
-    return model(
-        [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in NUMBERS],
-        {f"IN_{name}": (datatype, ["N", "K"]) for name, datatype in NUMBERS.items()},
-        {f"OUT_{name}": (datatype, ["N", "K"]) for name, datatype in NUMBERS.items()},
-    )
-
-
 BATCHES = ONNX + ONE + EIGHT
 FIXED = BATCHES + arithmetic_config("FP32 3") + parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
 TWO_THREADS = {"INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
@@ -73,7 +65,7 @@ SERVED: dict[str, tuple[bytes, str]] = {
     "arithmetic": (arithmetic(["N", "K"]), BATCHES + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), BATCHES + MERGED + LOOKUP + WARM_UP),
     "numbers": (
-        every_number(),
+        every_datatype(NUMBERS),
         BATCHES
         + MERGED
         + tensors("input", **{f"IN_{name}": f"{name} -1" for name in NUMBERS})
@@ -98,22 +90,22 @@ SERVED: dict[str, tuple[bytes, str]] = {
 }
 
 ROWS, XY = identity(TensorProto.FLOAT, ["N", 3]), ONNX + EIGHT + xy("FP32 3")
-# Name -> (ONNX file, config.pbtxt) of models that must not load.
-REFUSED: dict[str, tuple[bytes, str]] = {
-    "bad_string": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT),
-    "bad_output": (ROWS, ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3")),
-    "bad_batch": (fixed_inside(), XY),
-    "bad_hint": (ROWS, XY + parameters(NUM_STREAMS="many")),
-    "bad_device": (ROWS, XY + parameters(TARGET_DEVICE="NPU")),
-    "bad_extension": (ROWS, XY + parameters(CPU_EXTENSION_PATH="/nowhere.so")),
-    "bad_filename": (ROWS, BACKEND + EIGHT + xy("FP32 3")),
-    "bad_file": (b"this is not an ONNX file", XY),
+# Name -> (ONNX file, config.pbtxt, a pattern of the reason) of models that must not load.
+REFUSED: dict[str, tuple[bytes, str, str]] = {
+    "bad_string": (identity(TensorProto.STRING, ["N", 3]), ONNX + EIGHT, "'x'"),
+    "bad_output": (ROWS, ONNX + EIGHT + tensors("input", x="FP32 3") + tensors("output", z="FP32 3"), "'z'"),
+    "bad_batch": (fixed_inside(), XY, "max_batch_size 0|'y'"),
+    "bad_hint": (ROWS, XY + parameters(NUM_STREAMS="many"), "'NUM_STREAMS'"),
+    "bad_device": (ROWS, XY + parameters(TARGET_DEVICE="NPU"), "'NPU'"),
+    "bad_extension": (ROWS, XY + parameters(CPU_EXTENSION_PATH="/nowhere.so"), "'CPU_EXTENSION_PATH'"),
+    "bad_filename": (ROWS, BACKEND + EIGHT + xy("FP32 3"), "default_model_filename"),
+    "bad_file": (b"this is not an ONNX file", XY, "bad_file/1/model.onnx"),
 }
 
 
 def write_repository(folder: Path) -> None:
     """Write the models above, two in OpenVINO's own format, and each bundled model twice, once in FP32."""
-    for name, (file, config) in (SERVED | REFUSED).items():
+    for name, (file, config, *_) in (SERVED | REFUSED).items():
         write_model(folder / name, file, config)
     (folder / "lookup/warmup").mkdir()
     (folder / "lookup/warmup/good").write_bytes(np.array([1], dtype=np.int64).tobytes())

@@ -85,11 +85,6 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-@pytest.fixture
-def client(server: Server) -> Client:
-    return server.client()
-
-
 def jpeg(seed: int) -> NDArray[np.uint8]:
     """Return an encoded picture whose size and length depend on the seed."""
     random, buffer = np.random.default_rng(seed), io.BytesIO()

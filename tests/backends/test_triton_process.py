@@ -6,8 +6,20 @@ from pathlib import Path
 import pytest
 
 from serving.host import tritonserver
+from serving.host.machine import Machine
+from serving.settings.table import Settings
+from serving.supervisor.processes import triton
 
 pytestmark = pytest.mark.unit
+
+NVIDIAS = (
+    "bin/tritonserver",
+    "backends/python/libtriton_python.so",
+    "backends/python/triton_python_backend_stub",
+    "backends/tensorrt/libtriton_tensorrt.so",
+    "backends/tensorflow/libtriton_tensorflow.so",
+    "backends/vllm/model.py",
+)
 
 
 def test_the_environment_gives_the_stub_this_python_and_its_library() -> None:
@@ -22,23 +34,28 @@ def test_the_environment_gives_the_stub_this_python_and_its_library() -> None:
     assert tritonserver.environment(made) == made
 
 
-def test_the_server_of_nvidias_image_is_taken_and_its_environment_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "tritonserver").touch()
-    monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", tmp_path)
-    assert tritonserver.binary() == tmp_path / "bin" / "tritonserver"
-    assert tritonserver.backend_directory() == tmp_path / "backends"
-    assert tritonserver.environment({"PATH": "/bin"}) == {"PATH": "/bin"}
-
-
 def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Make tritonserver.py take `folder` for NVIDIA's image of this version."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin/tritonserver").touch()
+    for name in NVIDIAS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
     (folder / "TRITON_VERSION").write_text(f"{version}\n")
     monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
+
+
+def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = tmp_path / "tritonserver"
+    nvidia_image(layout, monkeypatch, "2.69.0")
+    settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
+    process = triton(settings, {"PATH": "/bin", "LD_LIBRARY_PATH": "/nvidia"})
+    assert process.command[0] == str(layout / "bin/tritonserver")
+    assert f"--backend-directory={layout}/backends" in process.command
+    assert "--backend-config=tensorflow,version=2" in process.command
+    shared = {word.split(",")[0] for word in process.command if "shm-region-prefix-name" in word}
+    assert shared == {"--backend-config=python", "--backend-config=vllm"}
+    assert (process.environment["PATH"], process.environment["LD_LIBRARY_PATH"]) == ("/bin", "/nvidia")
 
 
 def test_an_image_s_version_is_in_its_file_else_in_its_variable(

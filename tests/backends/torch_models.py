@@ -104,23 +104,32 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
     "texts": (Texts(), ALONE + TEXT.format("input", "INPUT__0") + TEXT.format("output", "OUTPUT__0")),
 }
 
-# Name -> (module, None for a file that is no TorchScript, config.pbtxt) of models that must not load.
-REFUSED: dict[str, tuple[nn.Module | None, str]] = {
-    "bad_file": (None, ALONE + tensors("input", INPUT__0="FP32 -1") + tensors("output", OUTPUT__0="FP32 -1")),
-    "bad_config": (Difference(), ALONE),
-    "bad_names": (Difference(), ALONE + tensors("input", INPUT__0="FP32 -1", INPUT__2="FP32 -1") + RESULT),
-    "bad_count": (Difference(), ALONE + tensors("input", minuend="FP32 -1") + RESULT),
-    "bad_datatype": (Texts(), ALONE + tensors("input", INPUT__0="UINT32 1") + RESULT),
-    "bad_strings": (Texts(), ALONE + tensors("input", INPUT__0="STRING 1") + RESULT),
+# Name -> (module, None for a file that is no TorchScript, config.pbtxt, a word of the reason): they must not load.
+REFUSED: dict[str, tuple[nn.Module | None, str, str]] = {
+    "bad_file": (
+        None,
+        ALONE + tensors("input", INPUT__0="FP32 -1") + tensors("output", OUTPUT__0="FP32 -1"),
+        "bad_file/1/model.pt",
+    ),
+    "bad_config": (Difference(), ALONE, "config.pbtxt"),
+    "bad_names": (
+        Difference(),
+        ALONE + tensors("input", INPUT__0="FP32 -1", INPUT__2="FP32 -1") + RESULT,
+        "INPUT__0, INPUT__2",
+    ),
+    "bad_count": (Difference(), ALONE + tensors("input", minuend="FP32 -1") + RESULT, "minuend, subtrahend"),
+    "bad_datatype": (Texts(), ALONE + tensors("input", INPUT__0="UINT32 1") + RESULT, "'INPUT__0'"),
+    "bad_strings": (Texts(), ALONE + tensors("input", INPUT__0="STRING 1") + RESULT, "'INPUT__0'"),
     "bad_parameter": (
         Difference(),
         ALONE + tensors("input", a="FP32 -1", b="FP32 -1") + RESULT + parameters(INFERENCE_MODE="maybe"),
+        "'INFERENCE_MODE'",
     ),
 }
 
 
 def write_repository(folder: Path) -> None:
-    for name, (module, config) in (SERVED | REFUSED).items():
+    for name, (module, config, *_) in (SERVED | REFUSED).items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
         file = folder / name / "1" / ("other.pt" if "other.pt" in config else "model.pt")
