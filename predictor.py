@@ -5,7 +5,6 @@ Incoming --read_request--> Request --registry--> ServedModel --Inference--> Repl
 
 import hmac
 from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
@@ -37,7 +36,7 @@ from serving.front.replies import (
 from serving.front.services import Services, services
 from serving.headers import ATTRIBUTES
 from serving.inference.batch_transform import transform
-from serving.inference.registry import Registry
+from serving.models.registry import Registry
 from serving.request import PATH, Body, Reply, Request, ServedModel, Target
 from serving.settings.table import Settings
 from serving.triton.gateway import IndexEntry
@@ -110,7 +109,7 @@ def metrics() -> Response:
         triton: bytes | None = services().gateway.metrics()
     except (TritonUnavailable, TritonTimeout):
         triton = None
-    return Response(services().metrics.render(triton, services().admission.total()), content_type=CONTENT_TYPE)
+    return Response(services().metrics.render(triton, services().admission.requests()), content_type=CONTENT_TYPE)
 
 
 def execution_parameters() -> Response:
@@ -137,13 +136,9 @@ def answer(body: Body, named: Target, form: Format | None = None) -> Response:
     form = form or _format(source, body)
     seconds = made.gateway.stream_timeout if form else made.gateway.timeout
     asked = read_request(source, seconds, made.budget, body, named)
-    with ExitStack() as stack:
-        served = stack.enter_context(made.registry.use(asked.target.name, asked.target.version))
+    with made.registry.use(source.slot, asked.target.name, asked.target.version) as served:
         source.model = served.name
-        response = _stream(served, asked, form) if form else http_reply(_once(served, asked))
-        if response.is_streamed:
-            response.call_on_close(stack.pop_all().close)
-    return response
+        return _stream(served, asked, form) if form else http_reply(_once(served, asked))
 
 
 def _read_body() -> Body:

@@ -24,11 +24,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "settings": ("serving/settings/*.py",),
     "repository": ("serving/repository/*.py",),
     "supervisor": ("serving/supervisor/*.py", "serve"),
-    "models": ("serving/models/*.py",),
     "triton": ("serving/triton/*.py",),
     "clients": ("clients/*.py", "clients/_text/*.py"),
     "request": tuple(f"serving/{name}.py" for name in REQUEST),
-    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "inference", "model_manager", "preparation")},
+    **{name: (f"serving/{name}/*.py",) for name in ("models", "bodies", "inference", "model_manager", "preparation")},
     "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }
 STANDARD = set(sys.stdlib_module_names)

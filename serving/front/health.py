@@ -22,9 +22,10 @@ from serving.errors import (
     TritonTimeout,
     TritonUnavailable,
 )
+from serving.front.admission import Admission
 from serving.host.files import read_tritonserver
-from serving.inference.registry import Registry
 from serving.inference.service import Inference, try_example
+from serving.models.registry import Registry
 from serving.models.table import Entry, Models
 from serving.request import ServedModel
 
@@ -36,8 +37,9 @@ ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 class Health:
     """What /ping asks. The supervisor writes `status_file`."""
 
-    def __init__(self, registry: Registry, inference: Inference, status_file: Path) -> None:
+    def __init__(self, registry: Registry, inference: Inference, admission: Admission, status_file: Path) -> None:
         self.registry, self.inference, self.status_file = registry, inference, status_file
+        self._admission = admission
         self._lock = threading.Lock()
         self._running = False
         self._passed: int | None = None
@@ -117,7 +119,7 @@ class Health:
             models = self.registry.models()
             for name, entry in models.current.items():
                 if not (self._was_ready() and models.error(entry)):
-                    with self.registry.use(name) as served:
+                    with self._admission.enter(0) as slot, self.registry.use(slot, name) as served:
                         self._try_example(served)
             self._passed = generation
             self._marker(generation).touch()

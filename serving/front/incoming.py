@@ -16,6 +16,7 @@ from serving.budget import HANDED_OVER, Budget, Deadline
 from serving.codecs import FORM
 from serving.decoding import Item
 from serving.errors import InvalidRequest
+from serving.front.admission import Slot
 from serving.headers import ATTRIBUTES, SESSION_ID, TARGET_MODEL
 from serving.request import PATH, RESERVED, Body, Request, Target, Timings
 
@@ -26,11 +27,12 @@ MEGABYTE = 2**20
 class Incoming(flask.Request):
     """Flask's request, with what the front notes of it for the log and the metrics."""
 
+    slot: Slot  # of all requests but those to /ping and /metrics, once they were admitted
+
     def __init__(self, environ: Any, *arguments: Any, **names: Any) -> None:
         super().__init__(environ, *arguments, **names)
         self.timings = Timings()
         self.started: float | None = None  # time.perf_counter()
-        self.is_in_flight = False
         self.model = self.version = ""  # that answer
 
     @cached_property
@@ -61,7 +63,11 @@ class Incoming(flask.Request):
     def whole(self) -> bytes:
         """The body, unpacked."""
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
-        return unpacked(self._data(), self.headers.get("Content-Encoding", ""), limit)
+        data = self._data()
+        body = unpacked(data, self.headers.get("Content-Encoding", ""), limit)
+        if more := len(body) - len(data):
+            self.slot.grow(more)
+        return body
 
     def drain(self) -> None:
         """Read what is left of the body: closing a connection with unread data resets it, and loses the reply."""

@@ -20,10 +20,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from serving.errors import Overloaded
+from serving.front.admission import Admission
 from serving.front.incoming import Incoming, incoming
 from serving.host.files import read_status
-from serving.models.admission import Admission
 from serving.models.table import Table
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -106,7 +105,7 @@ class Metrics:
 
 
 class Observer:
-    """Counts every request but those of WATCHED_BY_OTHERS, and refuses requests beyond the limit in flight. Adds the
+    """Counts every request but those of WATCHED_BY_OTHERS, once it was admitted. Adds the
     headers that nginx logs: Server-Timing has the milliseconds of each stage."""
 
     def __init__(self, metrics: Metrics, admission: Admission) -> None:
@@ -122,11 +121,7 @@ class Observer:
         if source.endpoint in WATCHED_BY_OTHERS:
             return
         source.started = perf_counter()
-        source.is_in_flight = self._admission.enter()
-        if not source.is_in_flight:
-            raise Overloaded(
-                f"{self._admission.limit} requests are in flight, which is the limit; send the request again later"
-            )
+        source.slot = self._admission.enter(source.content_length or 0)
 
     def _end(self, response: Response) -> Response:
         """Count the request when its reply ends. A streamed reply ends when it is closed, after its last part."""
@@ -141,8 +136,8 @@ class Observer:
         self._count_management(source, response)
 
         def finish() -> None:
-            if source.is_in_flight:
-                self._admission.leave()
+            if slot := getattr(source, "slot", None):
+                slot.leave()
             about = (source.model, source.version, response.status_code, perf_counter() - started)
             self._metrics.count(*about, received, sent, source.timings)
 

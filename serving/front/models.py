@@ -23,7 +23,7 @@ from serving.front.incoming import Incoming, incoming
 from serving.front.replies import EVENTS, Format, json_reply
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
-from serving.inference.registry import Registry
+from serving.models.registry import Registry
 from serving.models.table import READY, Entry
 from serving.request import PATH, Body, Target
 from serving.settings.table import Settings

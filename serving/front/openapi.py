@@ -20,6 +20,7 @@ from flask import Flask, Response, current_app, send_from_directory
 
 from serving import VERSION
 from serving.errors import TABLE, NotFound
+from serving.front.incoming import incoming
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.replies import json_reply
 from serving.front.services import services
@@ -197,7 +198,7 @@ def add_page(app: Flask) -> None:
 
 def example(name: str) -> Response:
     """The model's example as it would be posted."""
-    with services().registry.use(name) as served:
+    with services().registry.use(incoming().slot, name) as served:
         file = served.example_file()
         content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"

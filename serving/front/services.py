@@ -7,19 +7,20 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flask import current_app
 
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
+from serving.errors import ModelNotFound, ModelNotLoaded
+from serving.front.admission import Admission
 from serving.front.health import Health
 from serving.front.metrics import Metrics
-from serving.host.machine import shm_size
-from serving.inference.registry import Registry
+from serving.host.machine import memory_limit, shm_size
 from serving.inference.service import Inference
-from serving.models.admission import Admission
+from serving.models.registry import Registry
 from serving.models.table import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
@@ -28,6 +29,7 @@ from serving.triton.gateway import TritonGateway
 # more than so many bytes.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
+MEMORY_PART = 8  # the bodies of all requests in flight may take one of so many parts of the memory
 IDLE_SECONDS = 2.0  # in which no request begins or ends
 
 
@@ -46,15 +48,17 @@ class Services:
         )
         table, is_served = Table(settings.table_file), settings.run_dir.is_absolute()
         leases = settings.leases_file if is_served else None  # else this app stands alone
-        self.admission = Admission(settings.max_concurrency, settings.several_models, settings.most_workers, leases)
-        self.registry = Registry(
-            self.gateway, table, self.admission, settings.default_model, settings.deaths_socket, settings.multi_model
+        most_bytes = max(settings.max_body_bytes, memory_limit() // MEMORY_PART)
+        self.admission = Admission(
+            settings.max_concurrency, most_bytes, settings.several_models, settings.most_workers, leases
         )
+        missing = _not_loaded if settings.multi_model else ModelNotFound
+        self.registry = Registry(self.gateway, table, settings.default_model, settings.deaths_socket, missing)
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
         limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
         self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
-        self.health = Health(self.registry, self.inference, settings.status_file)
+        self.health = Health(self.registry, self.inference, self.admission, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics(settings.status_file, table)
 
@@ -70,6 +74,11 @@ class Services:
                 libc.malloc_trim(0)
                 self.gateway.shared_memory.trim()
                 trimmed = active
+
+
+def _not_loaded(name: str, _served: Iterable[str]) -> ModelNotLoaded:
+    """Answer a call of a model that the platform loads when it gets this error."""
+    return ModelNotLoaded(name)
 
 
 def services() -> Services:

@@ -1,1 +1,1 @@
-"""One request to one model: registry, clients, decoding, batches, streams. Knows nothing of HTTP."""
+"""One request to one model: decoding, batches, streams. Knows nothing of HTTP."""

@@ -122,7 +122,7 @@ class Manager:
         """Take the model out of the table, wait for the calls that have begun, and have Triton unload it. Raise
         TritonTimeout, TritonUnavailable."""
         self.update(entry, state=UNLOADING)
-        if not self._becomes(lambda: self.leases.sum(entry.column) == 0, self.settings.load_timeout):
+        if not self._becomes(lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout):
             raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
         self._end(entry)
         self.forget(entry)

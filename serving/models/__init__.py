@@ -1,2 +1,2 @@
-"""What is served: what is known of each model (table.py), who uses it (leases.py), and how many calls may
-(admission.py)."""
+"""The models that are served: what is known of each (table.py), how callers' names find them (registry.py), and how
+many requests use them (leases.py)."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting, ServingError
+from serving.errors import ModelFailed, ModelNotLoaded, ModelNotReady, ModelRefused, ModelRestarting, ServingError
 
 LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
     "loading", "ready", "restarting", "refused", "failed", "unloading"
@@ -56,6 +56,8 @@ class Entry:
             return ModelRefused(self.name, self.reason, max(1, round(self.until - time.monotonic())))
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
+        if self.target and not self.reason:  # the platform's first load of an archive is in progress
+            return ModelNotLoaded(self.name)
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
 
 
@@ -104,6 +106,11 @@ class Models:
         """Return why the model does not answer: for an ensemble it may be one of its parts that does not."""
         errors = (one.error() for one in [*self.closure(entry)][::-1])
         return next((error for error in errors if error), None)
+
+    @cached_property
+    def ready(self) -> dict[str, Entry]:
+        """The models that answer, by each name that a caller may use."""
+        return {name: entry for name, entry in self.by_target.items() if self.error(entry) is None}
 
 
 class Table:

@@ -30,9 +30,9 @@ from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made
-from serving.inference.registry import describe_model, served_model
 from serving.inference.service import Inference, ask_example
 from serving.model_manager.manager import PREFACE
+from serving.models.served_model import describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_packages, read_merged
 from serving.repository.store import Store

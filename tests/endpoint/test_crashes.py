@@ -15,8 +15,7 @@ import pytest
 import requests
 
 from serving.errors import ModelRefused
-from serving.inference.registry import Registry
-from serving.models.admission import Admission
+from serving.models.registry import Registry
 from serving.models.table import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
@@ -82,7 +81,7 @@ def new_worker(server: Server) -> Registry:
     """The models as a worker knows them that has answered nothing yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_sockets.grpc}", PATIENCE)
-    return Registry(gateway, Table(settings.table_file), Admission(100, several_models=True))
+    return Registry(gateway, Table(settings.table_file))
 
 
 def is_unloaded(server: Server, name: str) -> bool:
@@ -141,8 +140,8 @@ def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_trie
         assert {running.ping() for _ in range(20)} == {200}
         assert {ask(running, "chain").json()["code"] for _ in range(20)} == {"model_refused"}
         for name in ("chain", "outer"):
-            with pytest.raises(ModelRefused), new_worker(running).use(name):
-                pass
+            with pytest.raises(ModelRefused):
+                new_worker(running).get(name)
     assert set(load.answers) == {"200"}
     assert (reply.status_code, reply.json()["code"]) == (503, "model_refused"), reply.text
     assert int(reply.headers["Retry-After"]) > 100

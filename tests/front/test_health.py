@@ -37,7 +37,7 @@ class Served:
 
 
 def health(registry: Served) -> Health:
-    made = Health(registry, None, Path("status.json"))  # type: ignore[arg-type]
+    made = Health(registry, None, None, Path("status.json"))  # type: ignore[arg-type]
     made._passed = 0
     return made
 

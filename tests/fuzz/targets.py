@@ -22,9 +22,9 @@ from serving.decoding import Decoder
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.inference.batch_transform import transform
-from serving.inference.registry import describe_model
 from serving.inference.service import Inference
 from serving.model_manager.on_post import triton_name
+from serving.models.served_model import describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
 from serving.request import Body, Request, ServedModel, Target

@@ -63,7 +63,7 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
     yield
     if found is None:
         return
-    leases.add(row, found.column, 1)
+    leases.add(row, found.column, 1, 9)
     yield
     again = table.look().current.get("part")
     yield
@@ -71,14 +71,14 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
         used.append(row)
         yield
         used.remove(row)
-    leases.add(row, found.column, -1)
+    leases.add(row, found.column, -1, -9)
 
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
     """The manager's steps: mark, wait for the calls, unload."""
     table.write(models(replace(PART, state=UNLOADING)))
     yield
-    while leases.sum(PART.column):
+    while leases.requests(PART.column):
         yield
     assert not used, "a call uses a model that is being unloaded"
     table.write(Models())
@@ -99,7 +99,7 @@ def test_in_no_order_of_two_workers_and_the_manager_is_a_model_unloaded_that_a_c
         table, leases, used = Table(tmp_path / "table"), Leases(None, 2), list[int]()
         table.write(models(PART))
         play(order, [call(table, leases, 0, used), call(table, leases, 1, used), unload(table, leases, used)])
-        assert leases.sum(PART.column) == 0
+        assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
 
 
 def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:
@@ -112,10 +112,13 @@ def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:
         yield from ((first, *rest) for rest in _distinct(tuple(left)))
 
 
-def test_the_calls_of_a_worker_that_has_died_are_forgotten_and_all_processes_count_in_one_file(tmp_path: Path) -> None:
+def test_all_processes_count_in_one_file_and_the_requests_of_a_dead_worker_are_forgotten(tmp_path: Path) -> None:
     worker, manager = Leases(tmp_path / "leases", 3), Leases(tmp_path / "leases", 3)
-    worker.add(1, 7, 1)
-    worker.add(2, 7, 2)
-    assert manager.sum(7) == 3
+    worker.add(1, 7, 1, 10)
+    worker.add(2, 7, 2, 200)
+    assert (manager.requests(7), manager.bytes(7), manager.last_use(7)) == (3, 210, 0)
+    before = time.monotonic()
+    worker.touch(7)
     worker.clear(2)
-    assert (manager.sum(7), manager.rows) == (1, 3)
+    assert (manager.requests(7), manager.bytes(7), manager.requests(6)) == (1, 10, 0)
+    assert before <= manager.last_use(7) <= time.monotonic()

@@ -5,9 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from clients.base import Model, TensorSpec
 from serving.clients import families, make_client
 from serving.errors import ConfigError, ModelNotLoaded, ModelNotReady, ModelRestarting
-from serving.inference.registry import Registry
-from serving.models.admission import Admission
+from serving.front.admission import Admission, Slot
+from serving.models.registry import Registry
 from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models, Table
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway
@@ -27,6 +25,7 @@ from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit
 
+ADMISSION = Admission(10, 1000, several_models=True)
 OWN = """
 from clients.base import ModelClient
 from serving.codecs import JSON
@@ -102,7 +101,7 @@ def registry(tmp_path: Path) -> Registry:
     write(
         table, *(Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm")))
     )
-    return Registry(Loaded(), table, Admission(10, several_models=True), deaths=tmp_path / "deaths")
+    return Registry(Loaded(), table, deaths=tmp_path / "deaths")
 
 
 def write(table: Table, *entries: Entry) -> None:
@@ -117,7 +116,7 @@ def test_a_call_of_a_warm_model_does_not_wait_while_another_model_s_client_is_ma
     (tmp_path / "slow/client.py").write_text(OWN + SLOW.format(fifo=fifo))
 
     def call(name: str) -> str:
-        with registry.use(name) as served:
+        with ADMISSION.enter(0) as slot, registry.use(slot, name) as served:
             return type(served.client).__module__
 
     assert "warm" in call("warm")
@@ -146,47 +145,43 @@ def test_a_call_that_meets_a_dead_process_reports_it_with_the_time_at_which_it_b
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "deaths"))
         began = time.monotonic()
-        with pytest.raises(ModelRestarting), registry.use("warm"):
+        with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot, "warm"):
             raise BackendDied("Stub process 'warm_0_0' is not healthy")
         report = json.loads(manager.recv(10_000))
     assert report == {"models": ["warm"], "details": "Stub process 'warm_0_0' is not healthy", "began": report["began"]}
     assert began <= report["began"] <= time.monotonic()
-    with pytest.raises(ModelRestarting), registry.use("warm"):
+    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot, "warm"):
         raise BackendDied("while there is no manager")
 
 
 def test_a_call_that_finds_its_model_unloaded_by_a_reload_says_so(tmp_path: Path, registry: Registry) -> None:
     restarting = Entry("warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died")
-    with pytest.raises(ModelRestarting), registry.use("warm"):
+    with pytest.raises(ModelRestarting), ADMISSION.enter(0) as slot, registry.use(slot, "warm"):
         write(registry.table, restarting)
         raise ModelNotReady("Request for unknown model: 'warm' is not ready")
 
 
 def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(tmp_path: Path, registry: Registry) -> None:
-    admission, replaced = registry.admission, Entry("warm", "warm", str(tmp_path / "warm"), "another", 1, READY)
+    class Replacing(Slot):
+        def use(self, model: str, column: int) -> None:
+            write(registry.table, Entry("warm", "warm", str(tmp_path / "warm"), "another", 2, READY))
+            super().use(model, column)
 
-    class Replacing(Admission):
-        @contextmanager
-        def model(self, entry: Entry) -> Iterator[None]:
-            write(registry.table, replaced)
-            with admission.model(entry):
-                yield
-
-    registry.admission = Replacing(1, several_models=False)
-    with registry.use("warm"):
-        assert (admission._leases.sum(1), list(registry._served)) == (1, [("another", "warm")])
-    assert admission._leases.sum(1) == 0
+    with Replacing(ADMISSION, 0) as slot, registry.use(slot, "warm"):
+        assert [ADMISSION.leases.requests(column) for column in (1, 2)] == [0, 1]
+        assert list(registry._served) == [("another", "warm")]
+    assert ADMISSION.leases.requests(2) == 0
 
 
 def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path: Path) -> None:
     table = Table(tmp_path / "table")
     loading = Entry("n", "t", str(tmp_path), "load", 0, LOADING, target="t")
-    registry = Registry(Loaded(), table, Admission(10, several_models=True), platform_loads=True)
+    registry = Registry(Loaded(), table, missing=lambda name, _: ModelNotLoaded(name))
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
         write(table, *entries)
         for name in ("n", "t"):
-            with pytest.raises(ModelNotLoaded), registry.use(name):
+            with pytest.raises(ModelNotLoaded), ADMISSION.enter(0) as slot, registry.use(slot, name):
                 pass
     write(table, replace(loading, reason="tritonserver was started again"))
-    with pytest.raises(ModelNotReady), registry.use("t"):
+    with pytest.raises(ModelNotReady), ADMISSION.enter(0) as slot, registry.use(slot, "t"):
         pass

@@ -1,0 +1,137 @@
+"""Refuse requests for load: the only place that decides 503 `overloaded` (docs/errors.md has all bounds in a table).
+
+    slot = admission.enter(size)      a slot of the total, before the body is read; `size` is the body's length
+    slot.grow(more)                   the body was unpacked and is longer now
+    slot.use(model, column)           one of the model's slots, which keeps the model loaded (Registry.use calls it)
+    slot.leave()                      once, after the reply has been sent
+
+`enter`, `grow` and `use` raise Overloaded. Requests and the bytes of their bodies are both bounded, in total and per
+model, over all of gunicorn's workers, which share the counters (models/leases.py) without a lock between them, so a
+bound may be exceeded by a few requests. If there are several models, each may hold as much as is free, so the first
+model that hangs holds half and the second half of the rest (Choudhury and Hahne, "Dynamic queue length thresholds",
+1998, with a factor of 1).
+"""
+
+import threading
+from pathlib import Path
+from time import monotonic
+
+from serving.errors import Overloaded
+from serving.models.leases import ALL_MODELS, TOTAL, Leases
+
+AGAIN = "send the request again later"
+
+
+class Admission:
+    """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the bytes of their bodies; with
+    `several_models` one model cannot use them all. Each of the `workers` that live at the same time counts in a row of
+    its own of the file `leases`."""
+
+    def __init__(
+        self, limit: int, most_bytes: int, several_models: bool, workers: int = 1, leases: Path | None = None
+    ) -> None:
+        self.limit, self.most_bytes, self.several_models = limit, most_bytes, several_models
+        self.leases = Leases(leases, workers)
+        self.lock = threading.Lock()
+        self.row = 0
+        self.last_active = 0.0  # when a request of this worker began or ended (time.monotonic)
+        self._rows: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget the requests of a gunicorn before this one."""
+        for row in range(self.leases.rows):
+            self.leases.clear(row)
+
+    def add_worker(self, worker: int) -> None:
+        """Choose the row in which the next process counts, from its fork on. `worker` is any number for it."""
+        free = set(range(self.leases.rows)) - set(self._rows.values())
+        self._rows[worker] = self.row = min(free, default=0)
+
+    def remove_worker(self, worker: int) -> None:
+        """Forget the requests of a worker that has ended."""
+        self.leases.clear(self._rows.pop(worker))
+
+    def enter(self, size: int) -> "Slot":
+        """Take a slot for another request, whose body has `size` bytes. Raise Overloaded."""
+        with self.lock:
+            if self.leases.requests(TOTAL) >= self.limit:
+                raise Overloaded(f"{self.limit} requests are in flight, which is the limit; {AGAIN}")
+            self._check_bytes(size)
+            self.leases.add(self.row, TOTAL, 1, size)
+            self.last_active = monotonic()
+        return Slot(self, size)
+
+    def requests(self) -> int:
+        """Return the number of requests in flight in all workers."""
+        return self.leases.requests(TOTAL)
+
+    def _check_bytes(self, more: int) -> None:
+        if more and self.leases.bytes(TOTAL) + more > self.most_bytes:
+            raise Overloaded(
+                f"the bodies of the requests in flight, with the {more} bytes of this one, are larger than "
+                f"{self.most_bytes} bytes, an eighth of the memory; {AGAIN}"
+            )
+
+
+class Slot:
+    """A request's slot of the total, and of one model at a time. Not to be shared between threads."""
+
+    __slots__ = ("_admission", "_column", "_size")
+
+    def __init__(self, admission: Admission, size: int) -> None:
+        self._admission, self._size = admission, size
+        self._column = -1
+
+    def grow(self, more: int) -> None:
+        """Count `more` bytes: the body was unpacked. Call it before `use`."""
+        admission = self._admission
+        with admission.lock:
+            admission._check_bytes(more)
+            admission.leases.add(admission.row, TOTAL, 0, more)
+        self._size += more
+
+    def use(self, model: str, column: int) -> None:
+        """Take one of the model's slots, which keeps it loaded until `release` or `leave`. `column` is its counter."""
+        admission, leases, size = self._admission, self._admission.leases, self._size
+        with admission.lock:
+            requests, most = leases.requests(column), admission.limit
+            if admission.several_models:
+                most -= leases.requests(ALL_MODELS)
+                if size and leases.bytes(column) > admission.most_bytes - leases.bytes(ALL_MODELS):
+                    raise Overloaded(
+                        f"the bodies of the requests to model '{model}' that are in flight hold {leases.bytes(column)} "
+                        f"bytes: the rest is kept for other models; {AGAIN}"
+                    )
+            if requests >= most:
+                raise Overloaded(
+                    f"{requests} requests to model '{model}' are in flight: the other slots are kept for other models "
+                    f"(SERVE_MAX_CONCURRENCY sets how many slots there are); {AGAIN}"
+                )
+            leases.add(admission.row, column, 1, size)
+            leases.add(admission.row, ALL_MODELS, 1, size)
+        self._column = column
+
+    def release(self) -> None:
+        """Give the model's slot back, if it has one."""
+        if self._column < 0:
+            return
+        admission, leases, size = self._admission, self._admission.leases, self._size
+        with admission.lock:
+            leases.add(admission.row, self._column, -1, -size)
+            leases.add(admission.row, ALL_MODELS, -1, -size)
+        leases.touch(self._column)
+        self._column = -1
+
+    def leave(self) -> None:
+        """Give everything back: the reply has been sent."""
+        self.release()
+        admission = self._admission
+        with admission.lock:
+            admission.leases.add(admission.row, TOTAL, -1, -self._size)
+            admission.last_active = monotonic()
+
+    def __enter__(self) -> "Slot":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()

@@ -1,0 +1,197 @@
+"""The models that callers can name: the manager's table, joined with each model's client."""
+
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
+from typing import Protocol
+
+import orjson
+
+from serving.clients import OWN_CLIENT
+from serving.errors import (
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    ModelNotReady,
+    ModelRestarting,
+    ServingError,
+    VersionNotFound,
+)
+from serving.models.served_model import served_model
+from serving.models.table import Entry, Models, Table
+from serving.request import ServedModel
+from serving.triton.errors import BackendDied
+from serving.triton.gateway import IndexEntry, TritonGateway
+
+log = logging.getLogger(__name__)
+
+
+class Slot(Protocol):
+    """A request's slot (front/admission.py). It holds the lease of one model at a time."""
+
+    def use(self, model: str, column: int) -> None:
+        """Take a lease, which keeps the model loaded until the slot is left. Raise Overloaded."""
+
+    def release(self) -> None:
+        """Give the lease back."""
+
+
+class Registry:
+    """Looks models up by name; safe to share between threads.
+
+    `table` says what is served. `default` answers requests that name no model. A death of a model's process is reported
+    to the datagram socket `deaths`. `missing` makes the error for a name that the table does not have, from it and the
+    names that it has.
+    """
+
+    def __init__(
+        self,
+        gateway: TritonGateway,
+        table: Table,
+        default: str = "",
+        deaths: Path | None = None,
+        missing: Callable[[str, Iterable[str]], ServingError] = ModelNotFound,
+    ) -> None:
+        self.gateway, self.table, self.default = gateway, table, default
+        self._deaths, self._missing = deaths, missing
+        self._known = Models()
+        self._served: dict[tuple[str, str], ServedModel] = {}  # by the load and the name
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
+        self._renewing = threading.Lock()
+
+    def use(self, slot: Slot, name: str | None, version: str | None = None) -> "Use":
+        """Return a context manager that gives the model called `name`, else the default one, else the only one. The
+        model stays loaded until the slot is left. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady,
+        ModelFailed, ModelRestarting, ModelRefused, Overloaded or InvalidRequest."""
+        name = name or self.default or self._only_name()
+        models = self.table.look()
+        entry = self._ready(models, name)
+        slot.use(entry.name, entry.column)
+        while (now := self.table.look()) is not models:
+            models, before, entry = now, entry, self._ready(now, name)
+            if entry.load_id != before.load_id:  # it was replaced before this request was counted
+                slot.release()
+                slot.use(entry.name, entry.column)
+        try:
+            served = self._served.get((entry.load_id, entry.name)) or self._make(entry)
+            if version is not None:
+                self._check_version(entry, served, version)
+        except ModelNotReady:
+            self.get(name)  # the table has a better reason
+            raise
+        return Use(self, name, served)
+
+    def explain(self, name: str, served: ServedModel, error: BaseException, began: float) -> None:
+        """Raise what a call that failed with `error` should say instead, if the table knows more than Triton did."""
+        if isinstance(error, ModelNotReady):
+            self._ready(self.table.look(), name)
+        elif isinstance(error, BackendDied):
+            raise self.report(served, error, began) from error
+
+    def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
+        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the error
+        that the caller sees."""
+        restarting = ModelRestarting(served.name, error.details)
+        if self._deaths is None:
+            return restarting
+        report = {"models": list(served.names), "details": error.details, "began": began}
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
+                sent.setblocking(False)
+                sent.sendto(orjson.dumps(report), str(self._deaths))
+        except OSError as err:  # the manager is being started again; the next call reports it
+            log.warning("the death of a process of model '%s' cannot be reported: %s", served.name, err)
+        return restarting
+
+    def models(self) -> Models:
+        """Return the table as it is now."""
+        return self.table.look()
+
+    def index(self) -> dict[str, list[IndexEntry]]:
+        """Return Triton's entries of each model's versions, by the name that callers know."""
+        models = self.models()
+        found: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
+        for each in self.gateway.index():
+            if entry := models.by_triton_name.get(each.name):
+                found[entry.name].append(each)
+        return found
+
+    def get(self, name: str) -> ServedModel:
+        """Return the model called `name`. The first call makes its client. Raise as `use`."""
+        return self._make(self._ready(self.table.look(), name))
+
+    def _ready(self, models: Models, name: str) -> Entry:
+        """Return the entry of a model that answers. Raise why it does not."""
+        if entry := models.ready.get(name):
+            return entry
+        if (entry := models.by_target.get(name)) and (error := models.error(entry)):
+            raise error
+        reasons = [reason for each in models.rejected if name in each.folders for reason in each.reasons]
+        raise ModelFailed(name, "; ".join(reasons)) if reasons else self._missing(name, models.current)
+
+    def _check_version(self, entry: Entry, served: ServedModel, version: str) -> None:
+        if self.gateway.is_model_ready(served.name, version):
+            return
+        if entry.target:  # an archive: its platform reads a 404 as "not loaded"
+            raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
+        entries = self.index().get(served.name, [])
+        raise VersionNotFound(served.name, version, [each.version for each in entries if each.state == "READY"])
+
+    def _make(self, entry: Entry) -> ServedModel:
+        """Return the model with its client. Only the callers of the same model wait while it is made."""
+        key = (entry.load_id, entry.name)
+        if served := self._served.get(key):
+            return served
+        self._forget_replaced()
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._served:
+                self._served[key] = served_model(self.gateway, entry.triton_name, Path(entry.folder))
+            return self._served[key]
+
+    def _forget_replaced(self) -> None:
+        """Forget the clients of loads that the table has no more, and the code of models' own clients."""
+        models = self.models()
+        if models is self._known:
+            return
+        with self._renewing:
+            self._known = models
+            loads = {(entry.load_id, entry.name) for entry in models.entries.values()}
+            for key in self._locks.keys() - loads:
+                self._locks.pop(key, None)
+                served = self._served.pop(key, None)
+                module = type(served.client).__module__ if served and served.client else ""
+                if module.startswith(OWN_CLIENT):
+                    sys.modules.pop(module, None)
+
+    def _only_name(self) -> str:
+        """Return the name of the only model. An archive is always named."""
+        served = self.table.look().current
+        names = sorted(served)
+        if len(names) != 1 or served[names[0]].target:
+            raise InvalidRequest(
+                "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the body's model_name, in "
+                "X-Amzn-SageMaker-Custom-Attributes: model_name=…, as ?model_name=… or, of archives, by POST "
+                f"/models/NAME/invoke; the models served are: {', '.join(names) or 'none'}"
+            )
+        return names[0]
+
+
+class Use:
+    """One request's use of a model. If the `with` block fails for a reason that the table of models knows better, raise
+    that instead."""
+
+    __slots__ = ("_began", "_name", "_registry", "_served")
+
+    def __init__(self, registry: Registry, name: str, served: ServedModel) -> None:
+        self._registry, self._name, self._served, self._began = registry, name, served, monotonic()
+
+    def __enter__(self) -> ServedModel:
+        return self._served
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self._registry.explain(self._name, self._served, error, self._began)

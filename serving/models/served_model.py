@@ -1,0 +1,72 @@
+"""Make the ServedModel of a model that Triton has loaded, at the first call that uses it."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clients.base import Model, TensorSpec, leads_out
+from serving.clients import make_client
+from serving.repository.model_config import (
+    ENGINE_REASON,
+    backend_of,
+    configs_of_parts,
+    correlation_type,
+    datatype_name,
+    sequence_idle_seconds,
+)
+from serving.request import ServedModel
+from serving.sessions import Sequencing
+from serving.triton.gateway import TritonGateway
+
+log = logging.getLogger(__name__)
+
+
+def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
+    """Return the model that Triton serves by that name, with a client made from `folder`. Raise a ServingError."""
+    config = gateway.config(triton_name)
+    model, parts = describe_model(triton_name, folder, config), configs_of_parts(config, gateway.config)
+    sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
+    engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
+    labels = output_labels(folder, config)
+    batched = any(part.max_batch_size for part in parts.values())
+    served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, labels, batched)
+    try:
+        return replace(served, client=make_client(model))
+    except Exception as err:
+        reason = f"the client of model '{triton_name}' cannot be made: {type(err).__name__}: {err}"
+        log.exception(reason)
+        return replace(served, client_error=reason)
+
+
+def sequencing_of(config: Any) -> Sequencing | None:
+    """Return the model's sequencing; for an ensemble, that of its first part that has one."""
+    id_type = correlation_type(config)
+    return Sequencing(id_type, sequence_idle_seconds(config)) if id_type else None
+
+
+def output_labels(folder: Path, config: Any) -> dict[str, list[bytes]]:
+    """Return the lines of each output's label_filename, as Triton reads them; of no file outside the model's folder."""
+    files = {output.name: output.label_filename for output in config.output if output.label_filename}
+    return {
+        name: (folder / file).read_bytes().split(b"\n")
+        for name, file in files.items()
+        if not leads_out(file) and (folder / file).is_file()
+    }
+
+
+def describe_model(name: str, folder: Path, config: Any) -> Model:
+    """Return a ModelConfig as clients see it."""
+    return Model(
+        name=name,
+        path=folder,
+        inputs=tuple(_spec(tensor) for tensor in config.input),
+        outputs=tuple(_spec(tensor) for tensor in config.output),
+        max_batch_size=config.max_batch_size,
+        parameters={key: value.string_value for key, value in config.parameters.items()},
+    )
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    optional = bool(getattr(tensor, "optional", False))
+    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), optional)

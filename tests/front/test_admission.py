@@ -1,0 +1,121 @@
+"""Requests and the bytes of their bodies are bounded over all workers, in total and per model."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from copy import copy
+
+import pytest
+
+from serving.errors import Overloaded
+from serving.front.admission import Admission, Slot
+
+pytestmark = pytest.mark.unit
+
+COLUMNS = {"m": 0, "sound": 1, "hangs": 2, "another": 3, **{f"hangs {number}": 4 + number for number in range(4)}}
+MOST_BYTES = 1000
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    """The slots of a test, which are left at its end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def fork(shared: Admission, number: int) -> Admission:
+    """Return a new worker. Like a fork it shares the counters and nothing else."""
+    shared.add_worker(number)
+    return copy(shared)
+
+
+def use(admission: Admission, model: str, held: ExitStack, size: int = 0) -> Slot:
+    slot = admission.enter(size)
+    try:
+        slot.use(model, COLUMNS[model])
+    except Overloaded:
+        slot.leave()
+        raise
+    return held.enter_context(slot)
+
+
+def fill(admission: Admission, model: str, held: ExitStack, size: int = 0) -> int:
+    """Take slots for the model until one is refused; return their number."""
+    count = 0
+    while True:
+        try:
+            use(admission, model, held, size)
+        except Overloaded:
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize(("hanging", "gets"), [(1, [60]), (2, [60, 30]), (4, [60, 30, 15, 8])])
+def test_each_model_that_hangs_gets_half_of_the_free_slots(hanging: int, gets: list[int], held: ExitStack) -> None:
+    admission = Admission(120, MOST_BYTES, several_models=True)
+    assert [fill(admission, f"hangs {number}", held) for number in range(hanging)] == gets
+    assert fill(admission, "sound", held) >= gets[-1] // 2
+
+
+def test_each_model_that_hangs_gets_half_of_the_free_bytes(held: ExitStack) -> None:
+    admission = Admission(120, MOST_BYTES, several_models=True)
+    assert [fill(admission, f"hangs {number}", held, size=10) for number in range(3)] == [51, 25, 13]
+
+
+def test_a_single_model_gets_all_slots_and_all_bytes(held: ExitStack) -> None:
+    assert fill(Admission(5, MOST_BYTES, several_models=False), "m", held) == 5
+    assert fill(Admission(50, MOST_BYTES, several_models=False), "m", held, size=100) == 10
+
+
+def test_the_largest_body_is_taken_when_no_other_is_in_flight(held: ExitStack) -> None:
+    admission = Admission(120, MOST_BYTES, several_models=True)
+    use(admission, "m", held, MOST_BYTES)
+    use(admission, "m", held, 0)
+    with pytest.raises(Overloaded):
+        admission.enter(1)
+
+
+def test_a_body_counts_with_what_it_unpacks_to(held: ExitStack) -> None:
+    admission = Admission(120, MOST_BYTES, several_models=False)
+    slot = held.enter_context(admission.enter(10))
+    slot.grow(890)
+    slot.use("m", 0)
+    with pytest.raises(Overloaded):
+        held.enter_context(admission.enter(10)).grow(100)
+    assert (admission.leases.bytes(0), admission.requests()) == (900, 2)
+
+
+def test_everything_is_free_again_after_an_error(held: ExitStack) -> None:
+    admission = Admission(2, MOST_BYTES, several_models=True)
+    for _ in range(3):
+        with pytest.raises(KeyError), admission.enter(900) as slot:
+            slot.use("m", 0)
+            raise KeyError
+    assert admission.leases.last_use(0) > 0
+
+
+def test_the_total_holds_for_all_workers_and_a_leaving_request_makes_room() -> None:
+    shared = Admission(3, MOST_BYTES, several_models=False, workers=3)
+    first, second = fork(shared, 7), fork(shared, 8)
+    _, _, slot = first.enter(0), first.enter(0), second.enter(0)
+    with pytest.raises(Overloaded):
+        second.enter(0)
+    assert shared.requests() == 3
+    slot.leave()
+    first.enter(0)
+    assert first.last_active > 0
+
+
+def test_a_models_slots_hold_for_all_workers(held: ExitStack) -> None:
+    shared = Admission(5, MOST_BYTES, several_models=True, workers=2)
+    for number in range(2):
+        use(fork(shared, number), "hangs", held)
+    assert fill(shared, "hangs", held) == 1
+    use(shared, "another", held)
+
+
+def test_requests_of_an_ended_worker_no_longer_count() -> None:
+    shared = Admission(2, MOST_BYTES, several_models=True, workers=2)
+    use(fork(shared, 7), "m", ExitStack(), MOST_BYTES)
+    shared.remove_worker(7)
+    assert (shared.requests(), shared.leases.bytes(0)) == (0, 0)
+    fork(shared, 8).enter(MOST_BYTES)
