@@ -69,15 +69,6 @@ def shm_size(root: Path = ROOT) -> int:
     return filesystem.f_blocks * filesystem.f_frsize
 
 
-def free_bytes(place: Path) -> int:
-    """What its file system has left for us; 0 where it is missing."""
-    try:
-        filesystem = os.statvfs(place)
-    except OSError:
-        return 0
-    return filesystem.f_bavail * filesystem.f_frsize
-
-
 def oom_kills(root: Path = ROOT) -> int | None:
     """How many processes of the control group the kernel killed because memory was short; None where it is not said."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]

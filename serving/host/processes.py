@@ -13,7 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-MEANINGS: dict[int, str] = {signal.SIGSEGV: "a crash in native code", signal.SIGABRT: "it gave up"}
+MEANINGS: dict[int, str] = {
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGABRT: "it gave up",
+    signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
+}
 PROGRAM = "triton_python_backend_stub"
 FILE, INSTANCE = 1, -2  # of its command line: the model's file, and the instance as Triton's messages name it
 EXIT_CODE = 49  # of /proc/PID/stat, counted from the state; as waitpid has it

@@ -25,6 +25,7 @@ PREFIXES = (
     # tritonserver's two formats of --log-format
     re.compile(r"(?:[\dT:.-]+Z )?(?P<level>[IWEF])(?:\d{4} [\d:.]+)? \d+ (?P<logger>[\w.-]+:\d+)\] ", re.ASCII),
     re.compile(r"(?:\d{4}/\d\d/\d\d [\d:]+|nginx:) \[(?P<level>\w+)\] (?:\d+#\d+: )?"),  # nginx's error log
+    re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR): "),  # the model manager
 )
 
 

@@ -140,11 +140,9 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 
 
 def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """The process that loads, unloads and recovers models. A SIGHUP has it look at folders that are watched."""
+    """Return the process that loads, unloads and recovers models."""
     command = (sys.executable, "-m", "serving.model_manager")
-    passed_on = (signal.SIGHUP,) if settings.reloads else ()
-    alive = (settings.manager_socket, "/")
-    return Process("manager", command, environ, HERE, answers_at=alive, passed_on=passed_on)
+    return Process("manager", command, environ, HERE, answers_at=(settings.manager_socket, "/"))
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:

@@ -12,7 +12,7 @@ Everything ends, with the reason in the log, after:
   for lack of memory do not count: they work, but their callers ask too much;
 - a start that is not ready in time, or whose /ping says that waiting will not help.
 
-The policy touches the world only through a System (system.py) and two files, so tests replay histories with a fake.
+The policy touches the world only through a System and two files, so tests replay histories with a fake.
 """
 
 import math
@@ -33,7 +33,6 @@ BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1  # while a process or readiness is awaited
 IDLE_INTERVAL = 1.0  # otherwise; a request for a restart may wait that long
-LOOK_INTERVAL = 0.9  # at least, between two looks at the health checks, which are asked every second
 REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
 STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that loads models ignores a stop
 KILLED_BECAUSE = {True: "out of memory", False: "not for want of memory", None: "perhaps out of memory"}
@@ -64,7 +63,6 @@ class _Child:
     restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
     restart_reason: str = ""  # why it is being killed on request; "" when it is not
     hang_reason: str = ""  # why it is being killed because it did not answer
-    silence: float = 0.0  # seconds since its last answer
     retry_at: float = 0.0
     last_exit: str = ""
 
@@ -90,8 +88,7 @@ class Supervisor:
         self._children = [_Child(process) for process in processes]
         self._system, self._status_file = system, status_file
         self._start_timeout, self._stop_timeout = start_timeout, stop_timeout
-        self._hang_timeout, self._last_look = hang_timeout, system.now()
-        self._when_ready = list(when_ready)
+        self._hang_timeout, self._when_ready = hang_timeout, list(when_ready)
         self._stage, self._has_been_ready = "starting", False
         self._since = system.now()
         self._next_report = REPORT_INTERVAL
@@ -102,7 +99,7 @@ class Supervisor:
         code, reason = 0, "stopped"
         try:
             self._start_due()
-            while not self._is_stop(self._system.wait(self._seconds_to_wait())):
+            while self._system.wait(self._seconds_to_wait()) not in STOP_SIGNALS:
                 for child, exit_code in self._reap():
                     self._handle_death(child, exit_code)
                 self._restart_on_request()
@@ -116,14 +113,6 @@ class Supervisor:
         self._system.drain()
         self._system.say(reason, "error" if code else "info")
         return code
-
-    def _is_stop(self, number: int | None) -> bool:
-        """Return whether it is a signal to stop. Pass on a signal that a process gets instead."""
-        takers = [child for child in self._children if number in child.process.passed_on]
-        for child in takers:
-            if child.pid is not None and number is not None:
-                self._system.signal(child.pid, signal.Signals(number))
-        return number in STOP_SIGNALS and not takers
 
     def _seconds_to_wait(self) -> float:
         waiting = any(child.pid is None and child.retry_at < math.inf for child in self._children)
@@ -154,7 +143,7 @@ class Supervisor:
         requested, ours = child.restart_reason, child.restart_reason or child.hang_reason
         short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
         child.last_exit = f"was killed by serve ({ours})" if ours else self._describe_exit(code, short_of_memory)
-        child.pid, child.restart_reason, child.hang_reason, child.silence = None, "", "", 0.0
+        child.pid, child.restart_reason, child.hang_reason = None, "", ""
         recent = child.restarts if requested else child.deaths
         recent.forget_old(now)
         if not short_of_memory:
@@ -179,16 +168,14 @@ class Supervisor:
                 self._system.kill_group(child.pid)
 
     def _kill_what_hangs(self) -> None:
-        """Kill processes that have not answered for `hang_timeout`. Time in which this loop itself was suspended does
-        not count, because a container may be paused as a whole."""
-        now = self._system.now()
-        passed = min(now - self._last_look, 2 * IDLE_INTERVAL)
-        if not self._hang_timeout or passed < LOOK_INTERVAL:
-            return
-        self._last_look, silent = now, self._system.silent()
         for child in self._children:
-            child.silence = child.silence + passed if child.pid in silent else 0.0
-            if child.pid and child.silence >= self._hang_timeout and not (child.restart_reason or child.hang_reason):
+            killed = child.restart_reason or child.hang_reason
+            if (
+                self._hang_timeout
+                and child.pid
+                and not killed
+                and self._system.silence(child.pid) >= self._hang_timeout
+            ):
                 child.hang_reason = f"it did not answer for {self._hang_timeout:g} s"
                 self._system.kill_group(child.pid)
 
@@ -198,12 +185,7 @@ class Supervisor:
         return None if before is None or self._oom_kills is None else self._oom_kills > before
 
     def _describe_exit(self, code: int, short_of_memory: bool | None) -> str:
-        if code == -signal.SIGKILL:
-            return describe_exit(code, KILLED_BECAUSE[short_of_memory])
-        if code == -signal.SIGBUS:
-            full = " and ".join(self._system.full_places())
-            return describe_exit(code, f"{full} full" if full else "perhaps /dev/shm or the run folder was full")
-        return describe_exit(code)
+        return describe_exit(code, KILLED_BECAUSE[short_of_memory] if code == -signal.SIGKILL else "")
 
     def _give_up(self, child: _Child, reason: str) -> None:
         """Never start it again. Raise Failure if serving needs it."""

@@ -1,15 +1,31 @@
-"""What is supervised (Process), and what the supervisor needs of the world (System; linux.py has the real one)."""
+"""What is supervised (Process), and the supervisor's access to Linux: processes, signals, output, health checks."""
 
+import contextlib
+import glob
+import json
+import os
+import queue
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
-from serving.host.network import Address
+from serving.errors import ModelFailed
+from serving.host import machine
+from serving.host.network import Address, get
+from serving.host.processes import dying_with_us, remove_made
+from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+PING_TIMEOUT = 2.0
+ATTEMPTS = 3  # health checks that fail one after the other before a server counts as hung
+PAUSE = 1.0  # seconds between two of them
+FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
 
 
 @dataclass(frozen=True)
@@ -22,62 +38,178 @@ class Process:
     folder: Path
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()  # regular expressions of lines that are not logged
-    leftovers: tuple[str, ...] = ()  # glob patterns of what a killed one leaves: shared memory, sockets
-    # Glob pattern of folders that it makes, and that others of our user may make too. They are removed when they are
-    # not older than the process, and no other process of its name runs.
+    leftovers: tuple[str, ...] = ()  # glob patterns of files that it leaves when it is killed: shared memory, sockets
+    # Glob pattern of folders that it makes, and that others of our user may make too. They are removed if they are not
+    # older than the process and no other process of its name runs.
     leftover_folders: str = ""
     # File in which others ask for a restart: the number of the start that they mean, a space, the reason in one line.
     restart_request: Path | None = None
     optional: bool = False  # serving goes on without it: it is not waited for, and too many deaths end only itself
     answers_at: tuple[Address, str] | None = None  # address and path of its health check
     listeners: tuple[socket.socket, ...] = ()  # inherited
-    passed_on: tuple[signal.Signals, ...] = ()  # signals that it gets instead of `serve`
-
-
-class System(Protocol):
-    """What the supervisor needs of the world."""
-
-    def now(self) -> float:
-        """Return the seconds of a clock that never goes back."""
-
-    def wait(self, timeout: float) -> int | None:
-        """Return the next signal, None when none came in time."""
-
-    def start(self, process: Process) -> int:
-        """Start the process as the leader of its own group, and return its pid. Raise OSError."""
-
-    def reap(self) -> list[tuple[int, int]]:
-        """Return (pid, exit code) of all that ended, orphans too, and kill their groups."""
-
-    def signal(self, pid: int, number: signal.Signals) -> None:
-        """Signal the process alone, not its group, and close its listeners, because it is to end."""
-
-    def kill_group(self, pid: int) -> None:
-        """Send SIGKILL to the process and all of its group."""
-
-    def silent(self) -> set[int]:
-        """Return the processes that answered their health check once, and have not since the last call."""
-
-    def oom_kills(self) -> int | None:
-        """Return how many of our processes the kernel has killed for lack of memory, None if it does not say."""
-
-    def full_places(self) -> Sequence[str]:
-        """Return the file systems with files that processes map which were full when the last process ended."""
-
-    def last_error(self, process: Process) -> str:
-        """Return the last line of its output that looks like an error, else the last line."""
-
-    def drain(self) -> None:
-        """Wait a little until all that the processes wrote is in the log."""
-
-    def ping(self) -> str:
-        """Return why /ping does not answer 200, "" when it does; a PermanentFailure if waiting will not help."""
-
-    def say(self, text: str, level: str = "info") -> None:
-        """Write one line of our own to the log; `level` is info, warning or error."""
 
 
 class PermanentFailure(str):
     """A reason that waiting does not remove."""
 
     __slots__ = ()
+
+
+class HealthCheck(threading.Thread):
+    """Asks a server for its health again and again, each time on a new connection, until `ended` is set.
+
+    `silence` counts the seconds of attempts that failed since the last answer, 0.0 before the first answer. An attempt
+    counts at most its timeout, because the whole container may have been paused.
+    """
+
+    def __init__(self, address: Address, path: str, timeout: float) -> None:
+        super().__init__(name=f"health-{path}", daemon=True)
+        self._address, self._path, self._timeout = address, path, timeout
+        self._has_answered, self.silence = False, 0.0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(PAUSE):
+            self.ask()
+
+    def ask(self) -> None:
+        began = time.monotonic()
+        try:
+            get(self._address, self._path, self._timeout)
+            self._has_answered, self.silence = True, 0.0
+        except OSError:
+            if self._has_answered:
+                self.silence += PAUSE + min(self._timeout, time.monotonic() - began)
+
+
+@dataclass
+class _Running:
+    process: Process
+    child: subprocess.Popen[bytes]
+    check: HealthCheck | None
+    started: float  # by FILE_CLOCK
+
+
+class System:
+    """What the supervisor needs of the world. `ping_address` is nginx's; a `hang_timeout` of 0 asks for no health."""
+
+    def __init__(self, ping_address: Address, output: Output, hang_timeout: float = 0.0) -> None:
+        self._ping_address, self._output, self._hang_timeout = ping_address, output, hang_timeout
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._running: dict[int, _Running] = {}
+        self._pumps: dict[str, Pump] = {}
+        self._prefix = dying_with_us("TERM")  # nginx, gunicorn and Triton end their own children then
+
+    def catch_signals(self) -> None:
+        """From now on signals are only queued; the supervisor's loop acts on them."""
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, lambda received, _frame: self._signals.put(received))
+
+    def now(self) -> float:
+        """Return the seconds of a clock that never goes back."""
+        return time.monotonic()
+
+    def wait(self, timeout: float) -> int | None:
+        """Return the next signal, None if none came in time."""
+        try:
+            return self._signals.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def start(self, process: Process) -> int:
+        """Start the process as the leader of its own group, and return its pid. Raise OSError."""
+        started = time.clock_gettime(FILE_CLOCK)
+        child = subprocess.Popen(
+            (*self._prefix, *process.command),
+            env=dict(process.environment),
+            cwd=process.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            pass_fds=[listener.fileno() for listener in process.listeners],
+        )
+        if child.stdout:
+            self._pumps[process.name] = Pump(process.name, child.stdout, self._output, process.noise)
+            self._pumps[process.name].start()
+        check = None
+        if process.answers_at and self._hang_timeout:
+            check = HealthCheck(*process.answers_at, self._hang_timeout / ATTEMPTS)
+            check.start()
+        self._running[child.pid] = _Running(process, child, check, started)
+        return child.pid
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Return (pid, exit code) of all that ended, and kill what is left of their groups. PID 1 inherits orphans, so
+        it reaps these too."""
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if child.si_pid in self._running:  # until the wait no other process or group can get its number
+                    self.kill_group(child.si_pid)
+                _, status = os.waitpid(child.si_pid, 0)
+                ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
+                self._forget(*ended[-1])
+        return ended
+
+    def _forget(self, pid: int, code: int) -> None:
+        if pid not in self._running:
+            return
+        ended = self._running.pop(pid)
+        if ended.check:
+            ended.check.ended.set()
+        ended.child.returncode = code  # so that Popen does not wait for it again
+        for leftover in chain.from_iterable(map(glob.glob, ended.process.leftovers)):
+            with contextlib.suppress(OSError):
+                Path(leftover).unlink()
+        remove_made(ended.process.leftover_folders, ended.process.name, ended.started)
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Signal the process alone, not its group, and close its listeners, because it is to end."""
+        if pid in self._running:
+            os.kill(pid, number)
+            for listener in self._running[pid].process.listeners:
+                listener.close()
+
+    def kill_group(self, pid: int) -> None:
+        """Send SIGKILL to the process and all of its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def silence(self, pid: int) -> float:
+        """Return for how many seconds the process has not answered its health check."""
+        check = self._running[pid].check
+        return check.silence if check else 0.0
+
+    def oom_kills(self) -> int | None:
+        """Return how many of our processes the kernel has killed for lack of memory, None if it does not say."""
+        return machine.oom_kills()
+
+    def last_error(self, process: Process) -> str:
+        """Return the last line of its output that looks like an error, else the last line."""
+        return self._pumps[process.name].last_error() if process.name in self._pumps else ""
+
+    def ping(self) -> str:
+        """Return why /ping does not answer 200, "" if it does; a PermanentFailure if waiting will not help."""
+        try:
+            status, body = get(self._ping_address, "/ping", PING_TIMEOUT)
+        except OSError as err:
+            return f"/ping: {err}"
+        if status == 200:
+            return ""
+        try:
+            reply = json.loads(body)
+            reason = f"/ping: {status} {reply['error']}"
+            return PermanentFailure(reason) if reply.get("code") == ModelFailed.code else reason
+        except (ValueError, KeyError, TypeError):
+            return f"/ping: {status} {body.decode('utf-8', 'replace').strip()}"
+
+    def say(self, text: str, level: str = "info") -> None:
+        """Write one line of our own to the log; `level` is info, warning or error."""
+        self._output.write("serve", text, level=level)
+
+    def drain(self) -> None:
+        """Wait a little until all that the processes wrote is in the log."""
+        deadline = self.now() + OUTPUT_END_TIMEOUT
+        for pump in self._pumps.values():
+            pump.join(max(0.0, deadline - self.now()))

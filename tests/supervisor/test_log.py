@@ -72,6 +72,7 @@ def messages(data: bytes) -> list[str]:
         ("2026-01-31T12:00:00Z W 216 a.cc:1] not quoted", ("warning", "not quoted", "a.cc:1")),
         ("2026/01/31 12:00:00 [crit] 7#7: *1 open() failed", ("critical", "*1 open() failed", None)),
         ("nginx: [emerg] no such file", ("critical", "no such file", None)),
+        ("WARNING: 'a' is unloaded", ("warning", "'a' is unloaded", None)),
         ("a model prints this", ("info", "a model prints this", None)),
         ('{"cut off": "her', ("info", '{"cut off": "her', None)),
         ('{"two": 1} {"objects": 2}', ("info", '{"two": 1} {"objects": 2}', None)),

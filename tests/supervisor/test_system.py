@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.supervisor.linux import LinuxSystem
+from serving.supervisor import system
 from serving.supervisor.log import Output
-from serving.supervisor.system import PermanentFailure
+from serving.supervisor.system import HealthCheck, PermanentFailure, System
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
@@ -28,13 +28,12 @@ pytestmark = pytest.mark.unit
 SUPERVISE = """
 import ctypes, json, os, sys
 from pathlib import Path
-from serving.supervisor.system import Process
 from serving.supervisor.supervisor import Supervisor
-from serving.supervisor.linux import LinuxSystem
+from serving.supervisor.system import Process, System
 from serving.supervisor.log import Output
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-system = LinuxSystem(("127.0.0.1", port), Output(1), hang_timeout=3.0)
+system = System(("127.0.0.1", port), Output(1), hang_timeout=3.0)
 system.catch_signals()
 table = [
     Process(
@@ -150,37 +149,6 @@ def test_a_signal_ends_all_and_the_exit_code_is_0(supervise: Start) -> None:
     assert running.entries()[-1] == "stopped"
 
 
-# Prints the signal that a wait gives, in a terminal that is its own.
-WAITS = """
-import sys
-from serving.supervisor.linux import LinuxSystem
-from serving.supervisor.log import Output
-system = LinuxSystem(("127.0.0.1", 1), Output(1))
-system.catch_signals()
-open(sys.argv[1] + "/waits", "w").close()
-open(sys.argv[1] + "/signal", "w").write(str(system.wait(60)))
-"""
-
-
-@pytest.mark.parametrize(("closes", "number"), [(True, signal.SIGTERM), (False, signal.SIGHUP)])
-def test_a_hang_up_of_its_terminal_is_a_stop(tmp_path: Path, closes: bool, number: int) -> None:
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        ["setsid", "--ctty", sys.executable, "-c", WAITS, str(tmp_path)],
-        stdin=theirs,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    ends_with(lambda: kill(process))
-    os.close(theirs)
-    wait_until((tmp_path / "waits").exists, "it waits")
-    if closes:
-        os.close(ours)
-    else:
-        process.send_signal(signal.SIGHUP)
-    assert process.wait(PATIENCE) == 0
-    assert (tmp_path / "signal").read_text() == str(int(number))
-
-
 def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise: Start) -> None:
     running = supervise({"one": "sleep 100 & echo rest=$!; wait"})
     rest = running.number("one", "rest=")
@@ -279,12 +247,32 @@ def test_a_group_of_the_terminal_is_not_the_childrens(supervise: Start) -> None:
 )
 def test_ping_tells_why_it_is_not_200(status: int, body: bytes, reason: str) -> None:
     with answering(status, body) as port:
-        said = LinuxSystem(("127.0.0.1", port), Output(1)).ping()
+        said = System(("127.0.0.1", port), Output(1)).ping()
     assert (said, isinstance(said, PermanentFailure)) == (reason, "damaged" in reason)
 
 
 def test_ping_without_a_listener_tells_so() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # so that nobody else listens there
-        said = LinuxSystem(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
+        said = System(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
     assert "[Errno 111]" in said
+
+
+def test_a_health_check_counts_no_time_in_which_the_container_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+
+    def pause(*_: object) -> tuple[int, bytes]:
+        nonlocal clock
+        clock += 3600
+        raise TimeoutError
+
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    check = HealthCheck(("127.0.0.1", 1), "/", 5.0)
+    check.ask()
+    assert check.silence == 0, "it has not answered yet"
+    monkeypatch.setattr(system, "get", lambda *_: (200, b""))
+    check.ask()
+    monkeypatch.setattr(system, "get", pause)
+    check.ask()
+    check.ask()
+    assert check.silence == 12
