@@ -16,7 +16,7 @@ from build_engines.errors import BuildError
 from build_engines.model_folder import HEADER, open_model, render
 from serving.clients import families
 from serving.repository.layout import versions
-from serving.repository.model_config import parse_config
+from serving.repository.model_config import parse_config, shared_clients
 
 SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.part", "*.partial")
 
@@ -27,20 +27,24 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
     Raise BuildError if the model or a part of it is not there.
     """
     folders: dict[str, Path] = {}
+    clients: dict[str, Path] = {}  # of the repository, by the parts that use them
     left = [name]
     while left:
         if (part := left.pop()) not in folders:
             stored = open_model(part, repository, "")
             folders[part] = stored.folder
+            if shared := shared_clients(stored.folder, stored.config):
+                clients[part] = shared
             left += [step.model_name for step in stored.config.ensemble_scheduling.step]
     for folder in folders.values():
         if not versions(folder):
             raise BuildError(f"{folder} has no version with a model file in it: build it first")
     out.mkdir(parents=True, exist_ok=True)
-    return [_write(out, name, folders, f"-{number}") for number in range(copies)] or [_write(out, name, folders, "")]
+    endings = [f"-{number}" for number in range(copies)] or [""]
+    return [_write(out, name, folders, clients, ending) for ending in endings]
 
 
-def _write(out: Path, name: str, folders: Mapping[str, Path], ending: str) -> Path:
+def _write(out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str) -> Path:
     """Write the archive in a temporary folder of links, then rename it."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
@@ -48,9 +52,11 @@ def _write(out: Path, name: str, folders: Mapping[str, Path], ending: str) -> Pa
         linked, packed = Path(scratch) / "models", Path(scratch) / "packed"
         for part, folder in folders.items():
             shutil.copytree(folder.resolve(), linked / names[part], copy_function=os.symlink, ignore=SKIPPED)
+        for folder in {*clients.values()}:
+            shutil.copytree(folder.resolve(), linked / folder.name, copy_function=os.symlink, ignore=SKIPPED)
         for file in linked.rglob("*.pbtxt") if ending else ():
             part = next(part for part in folders if linked / names[part] in file.parents)
-            text = renamed(file.read_text(encoding="utf-8"), part, names)
+            text = renamed(file.read_text(encoding="utf-8"), part, names, part in clients)
             file.unlink()
             file.write_text(text, encoding="utf-8")
         with (
@@ -58,8 +64,8 @@ def _write(out: Path, name: str, folders: Mapping[str, Path], ending: str) -> Pa
             gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as zipped,
             tarfile.open(fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT, dereference=True) as tar,
         ):
-            for made in names.values():
-                tar.add(linked / made, made, filter=_anonymous)
+            for packed_name in [*names.values(), *sorted({folder.name for folder in clients.values()})]:
+                tar.add(linked / packed_name, packed_name, filter=_anonymous)
         packed.replace(target)
     return target
 
@@ -69,15 +75,15 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry.replace(deep=False, mtime=0, mode=0o755 if entry.isdir() else 0o644, uid=0, gid=0, uname="", gname="")
 
 
-def renamed(text: str, name: str, names: Mapping[str, str]) -> str:
+def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
     """Return the config.pbtxt of model `name` for its copy: with the new names of itself and of its steps, and with the
-    client that the old name stood for."""
+    client that the old name selected: one of this project, or, if it `shares` one, of its repository."""
     config = parse_config(text)
     if config.name:
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    if "client" not in config.parameters and name in families():
+    if "client" not in config.parameters and (shares or name in families()):
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return comments + render(config).removeprefix(HEADER)

@@ -87,7 +87,7 @@ class Request:
         CLIENT,
         "",
         "for your own model: image-classification (resnet), image-embedding, semantic-segmentation, "
-        "object-detection (yolov5), detr, bert, table; default: none, it takes tensors",
+        "object-detection (yolov5), detr, text (bert), table; default: none, it takes tensors",
     )
     task: str = option(CLIENT, "", "for texts, if config.json does not decide: one of those in docs/models.md")
     tokenizer: Path | None = option(

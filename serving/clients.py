@@ -1,23 +1,39 @@
-"""Find and make the client of a model: the code that turns instances into tensors and outputs into predictions."""
+"""Find and make the client of a model: the code that turns instances into tensors and outputs into predictions.
+
+The first of these that exists is the model's client:
+
+    REPOSITORY/MODEL/client.py      the model's own
+    REPOSITORY/clients/NAME.py      one that several models of a repository share
+    clients/NAME.py                 one of this project's
+
+NAME is what config.pbtxt's parameter `client` says, else the model's name. Each of these modules defines `Client`.
+"""
 
 import importlib
 import importlib.util
 import pkgutil
 import sys
+from importlib.machinery import ModuleSpec
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
 import clients
 from clients.base import Model, ModelClient
 from serving.errors import ConfigError
+from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-OWN_CLIENT = "_model_client_"  # the module of a model's own client.py, before the model's name
-ALSO_CALLED = {"image-classification": "resnet", "object-detection": "yolov5"}  # the client, by what it does
+TASKS = {  # another name of a client: the task of its models
+    "image_classification": "resnet",
+    "object_detection": "yolov5",
+    "text": "bert",
+}
+OWN_PACKAGE = "_model_clients_"  # and a number: the package of a client from a model repository
+_numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """Make the model's client: its folder's client.py, else the one that its `client` parameter names, else the one
-    named as the model or its folder, else none. Raise what the client's code raises, or ConfigError."""
+    """Make the model's client; return None if it has none. Raise what the client's code raises, or ConfigError."""
     module = _client_module(model)
     if module is None:
         return None
@@ -27,16 +43,20 @@ def make_client(model: Model) -> ModelClient | None:
     return client(model)
 
 
-def _client_module(model: Model) -> ModuleType | None:
-    own_file = model.path / "client.py"
-    if own_file.is_file():
-        return _import_file(f"{OWN_CLIENT}{model.name}", own_file)
-    if named := family_name(model.parameters.get("client", "")):
-        if named not in families():
-            raise ConfigError("", f"there is no client '{named}'", f"the clients are {', '.join(families())}")
-        return importlib.import_module(f"clients.{named}")
-    names = (model.name, model.path.name)  # an archive's folder has another name than Triton's model
-    return next((importlib.import_module(f"clients.{name}") for name in names if name in families()), None)
+def forget(client: ModelClient) -> None:
+    """Forget the modules of a client that came from a model repository."""
+    package, _, _ = type(client).__module__.partition(".")
+    if package.startswith(OWN_PACKAGE):
+        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+            sys.modules.pop(name, None)
+
+
+def source_of(client: ModelClient) -> str:
+    """Return the name of the client if it is one of this project's, else its file: client.py or clients/NAME.py."""
+    package, _, name = type(client).__module__.partition(".")
+    if not package.startswith(OWN_PACKAGE):
+        return name
+    return CLIENT if f"{name}.py" == CLIENT else f"{CLIENTS}/{name}.py"
 
 
 def families() -> list[str]:
@@ -46,8 +66,9 @@ def families() -> list[str]:
 
 
 def family_name(name: str) -> str:
-    """Return the module of the client called `name`, which may be an alias."""
-    return ALSO_CALLED.get(name, name.replace("-", "_"))
+    """Return the module of this project's client called `name`, which may be a task or have hyphens."""
+    name = name.replace("-", "_")
+    return TASKS.get(name, name)
 
 
 def family(name: str) -> type[ModelClient]:
@@ -56,11 +77,23 @@ def family(name: str) -> type[ModelClient]:
     return client
 
 
-def _import_file(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(path, "cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+def _client_module(model: Model) -> ModuleType | None:
+    named = model.parameters.get("client", "")
+    if file := own_client(model.path, named):
+        return _import_file(file)
+    if not named:
+        names = (model.name, model.path.name)  # an archive's folder has another name than Triton's model
+        return next((importlib.import_module(f"clients.{name}") for name in names if name in families()), None)
+    if family_name(named) not in families():
+        expected = f"the clients are {', '.join([*families(), *TASKS])}; one of your own is {CLIENTS}/NAME.py beside "
+        raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
+    return importlib.import_module(f"clients.{family_name(named)}")
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import `file` in a package of its own, in which it finds its neighbours: `from ._neighbour import x`."""
+    spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
+    spec.submodule_search_locations = [str(file.parent)]
+    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    importlib.invalidate_caches()  # another archive may have been in this folder
+    return importlib.import_module(f"{spec.name}.{file.stem}")

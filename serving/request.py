@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from clients.base import Model, ModelClient
 from serving.budget import NEVER, Budget, Deadline
+from serving.clients import source_of
 from serving.codecs import describe
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, ModelFailed
@@ -80,7 +81,7 @@ class ServedModel:
         described: dict[str, Any] = {
             "engine": self.engine,
             **({"engine_reason": self.engine_reason} if self.engine_reason else {}),
-            "client": _client_name(self.client),
+            "client": source_of(self.client) if self.client else None,
             "max_batch_size": self.model.max_batch_size,
             "inputs": [asdict(spec) for spec in self.model.inputs],
             "outputs": [asdict(spec) for spec in self.model.outputs],
@@ -106,14 +107,6 @@ class ServedModel:
 def plain(value: Any) -> Any:
     """Return a tuple as a list, because orjson does not write subclasses of tuple, such as Names."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _client_name(client: ModelClient | None) -> str | None:
-    """The module's name; client.py when it is the model folder's own."""
-    if client is None:
-        return None
-    module = type(client).__module__
-    return module.removeprefix("clients.") if module.startswith("clients.") else "client.py"
 
 
 NAME_KEYS = ("model_name", "modelname")

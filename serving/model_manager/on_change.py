@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.model_manager.manager import AtStart, Manager
 from serving.models.table import READY, Entry, Rejection
-from serving.repository.layout import Facts, folders_in, is_model
-from serving.repository.model_config import Unreadable, parts_of, read_config
+from serving.repository.layout import CLIENTS, Facts, folders_in, is_model
+from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
 from serving.repository.store import copy, signature
 from serving.settings.table import Settings
 
@@ -45,11 +46,12 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """A model folder, its signature, and the models that it calls."""
+    """A model folder, its signature, the models that it calls, and the folder of its client if that is another one."""
 
     folder: Path
     signature: str
     parts: tuple[str, ...] = ()
+    clients: Path | None = None
 
 
 class Folders:
@@ -57,7 +59,7 @@ class Folders:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._parts: dict[tuple[Path, str], tuple[str, ...]] = {}
+        self._configs: dict[tuple[Path, str], Any] = {}
 
     def look(self) -> dict[str, Found]:
         """Return the models by name. Raise OSError: a repository that cannot be read has not lost its models."""
@@ -66,16 +68,19 @@ class Folders:
         for path in reversed(paths):
             with suppress(OSError):  # being removed
                 if is_model(path):
-                    found[path.name] = Found(path, state := signature(path), self._parts_of(path, state))
+                    state = signature(path)
+                    config = self._config(path, state)
+                    parts, clients = tuple(parts_of(config)), shared_clients(path, config)
+                    found[path.name] = Found(path, state + (signature(clients) if clients else ""), parts, clients)
         return found
 
-    def _parts_of(self, folder: Path, state: str) -> tuple[str, ...]:
-        if (folder, state) not in self._parts:
+    def _config(self, folder: Path, state: str) -> Any:
+        if (folder, state) not in self._configs:
             try:
-                self._parts[folder, state] = tuple(parts_of(read_config(folder, self._settings.device)))
-            except Unreadable:  # which is said when it is checked
-                self._parts[folder, state] = ()
-        return self._parts[folder, state]
+                self._configs[folder, state] = read_config(folder, self._settings.device)
+            except Unreadable:  # reported when the model is checked
+                self._configs[folder, state] = ModelConfig()
+        return self._configs[folder, state]
 
 
 class OnChange(AtStart):
@@ -123,24 +128,26 @@ class OnChange(AtStart):
         self.manager.gateway.is_live()
         graph = {name: set(found[name].parts) & found.keys() for name in sorted(found)}
         order, load = list(TopologicalSorter(graph).static_order()), secrets.token_hex(8)
-        copies = self.settings.copies_folder / load
+        copies = {name: self._copy_of(each, load) for name, each in found.items()}
         if order:
             log.info("%s: changed or new; looking at it", ", ".join(order))
             try:
                 for name in order:
-                    copy(found[name].folder, copies / name)
+                    copy(found[name].folder, copies[name])
+                    if (clients := found[name].clients) and not (target := copies[name].parent / CLIENTS).exists():
+                        copy(clients, target)
             except OSError as err:
                 raise Rejected([f"{', '.join(order)}: the folder cannot be copied: {err}"]) from err
             try:
-                for note in _checked(self.settings, copies, order):
+                for note in _checked(self.settings, {folder.parent for folder in copies.values()}, order):
                     log.info(note)
                 for name in order:
-                    self._serve(name, found[name], copies / name, load)
+                    self._serve(name, found[name], copies[name], load)
             except Rejected as err:
                 for name in order:
-                    if (served := self.manager.get(name)) is None or served.folder != str(copies / name):
-                        shutil.rmtree(copies / name, ignore_errors=True)
-                sources = {str(copies / name): found[name].folder for name in order}
+                    if (served := self.manager.get(name)) is None or served.folder != str(copies[name]):
+                        _remove(copies[name])
+                sources = {str(copies[name].parent): found[name].folder.parent for name in order}
                 raise Rejected([_in_words(reason, sources) for reason in err.reasons]) from err
         gone_first = TopologicalSorter(
             {name: set(entry.parts) for name, entry in self.manager.models().entries.items()}
@@ -151,6 +158,11 @@ class OnChange(AtStart):
                     self.manager.unload(gone)
                 self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder is gone, and it is served no more", name)
+
+    def _copy_of(self, found: Found, load: str) -> Path:
+        """Return where the folder is copied to: models of one repository are beside each other, for their clients/."""
+        repository = self.settings.model_repositories.index(found.folder.parent)
+        return self.settings.copies_folder / f"{load}-{repository}" / found.folder.name
 
     def _serve(self, name: str, found: Found, folder: Path, load: str) -> None:
         """Load it in the place of the one that is served, which stays if that fails. Raise Rejected."""
@@ -186,7 +198,15 @@ class OnChange(AtStart):
 
     def _remove_old(self, now: float) -> None:
         while self._old and self._old[0][0] < now - KEPT:
-            shutil.rmtree(self._old.pop(0)[1], ignore_errors=True)
+            _remove(self._old.pop(0)[1])
+
+
+def _remove(copied: Path) -> None:
+    """Remove the copy of a model; with the last one of a load also that of its clients/."""
+    shutil.rmtree(copied, ignore_errors=True)
+    with suppress(OSError):
+        if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
+            shutil.rmtree(copied.parent)
 
 
 def _units(wanted: set[str], seen: Mapping[str, Found], served: Mapping[str, Entry]) -> Iterator[set[str]]:
@@ -223,12 +243,11 @@ def _is_served(found: Found, entry: Entry | None) -> bool:
     return entry is not None and (str(found.folder), found.signature) == (entry.source, entry.signature)
 
 
-def _checked(settings: Settings, repository: Path, names: Collection[str]) -> Sequence[str]:
-    """Check these models, which are all that the repository holds, as `serve --check` does. Return what the log should
+def _checked(settings: Settings, repositories: Collection[Path], names: Collection[str]) -> Sequence[str]:
+    """Check these models, which are all that the repositories hold, as `serve --check` does. Return what the log should
     say. Raise Rejected."""
-    own = replace(
-        settings, model_repositories=(repository,), load_models=tuple(names), default_model=min(names), reload="false"
-    )
+    own = replace(settings, model_repositories=tuple(repositories), load_models=tuple(names), reload="false")
+    own = replace(own, default_model=min(names))
     survey = _run(own, "survey")
     if survey.returncode:
         raise Rejected([f"it cannot be read: {_last(survey.stderr)}"])

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Protocol
 
 import orjson
 
-from serving.clients import OWN_CLIENT
+from serving.clients import forget
 from serving.errors import (
     InvalidRequest,
     ModelFailed,
@@ -163,9 +162,8 @@ class Registry:
             for key in self._locks.keys() - loads:
                 self._locks.pop(key, None)
                 served = self._served.pop(key, None)
-                module = type(served.client).__module__ if served and served.client else ""
-                if module.startswith(OWN_CLIENT):
-                    sys.modules.pop(module, None)
+                if served and served.client:
+                    forget(served.client)
 
     def _only_name(self) -> str:
         """Return the name of the only model. An archive is always named."""

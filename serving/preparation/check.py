@@ -34,7 +34,7 @@ from serving.inference.service import Inference, ask_example
 from serving.model_manager.manager import PREFACE
 from serving.models.served_model import describe_model, served_model
 from serving.repository.layout import CONFIG
-from serving.repository.model_config import Unreadable, mistake_of_packages, read_merged
+from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
 from serving.repository.store import Store
 from serving.request import ServedModel
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
@@ -88,6 +88,9 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
         return
     if mistake := mistake_of_packages(folder, config):
         yield mistake
+    if mistake := mistake_of_client(folder, config, settings):
+        yield mistake
+        return
     if not config.input or not config.output:  # Triton completes it from the model's file
         return
     model = describe_model(name, folder, config)

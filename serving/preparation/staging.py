@@ -13,6 +13,7 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.models.table import Entry, Models, Rejection, Table
 from serving.repository.layout import Facts
+from serving.repository.model_config import read_config, shared_clients
 from serving.repository.store import Store, copy, signature
 from serving.settings.table import Settings
 
@@ -26,8 +27,11 @@ def stage(settings: Settings, folders: Mapping[str, Path], facts: Facts) -> Fact
         load, source, found = secrets.token_hex(8), folder, ""
         try:
             if settings.reloads:
-                found = signature(source)
+                clients = shared_clients(source, read_config(source, settings.device))
+                found = signature(source) + (signature(clients) if clients else "")
                 copy(source, folder := settings.copies_folder / load / name)
+                if clients:
+                    copy(clients, folder.parent / clients.name)
             store.stage(folder, name)
         except ConfigError as err:
             store.remove(name)

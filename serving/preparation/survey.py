@@ -16,6 +16,7 @@ from serving.host.tritonserver import backend_directory
 from serving.preparation.staging import stage
 from serving.repository.engines import Choice, Engines, choice_lines
 from serving.repository.layout import (
+    CLIENTS,
     CONFIG,
     Facts,
     LayoutError,
@@ -159,7 +160,7 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
         except OSError as err:
             mistakes.append(f"the model repository {folder} cannot be read: {err.strerror}")
             continue
-        warnings += [f"{path} is ignored: it is not a model" for path in found if path.name not in named]
+        warnings += [f"{path} is ignored: it is not a model" for path in found if path.name not in {*named, CLIENTS}]
         mistakes += [f"two repositories have a model '{n}': {models[n]} and {named[n]}" for n in named if n in models]
         models = named | models
     if not models and not mistakes:

@@ -25,6 +25,7 @@ from serving.repository.model_config import (
     ModelConfig,
     Unreadable,
     backend_of,
+    mistake_of_client,
     mistake_of_packages,
     read_merged,
 )
@@ -96,7 +97,7 @@ class Engines:
         there was no choice. Raise Unreadable."""
         file = config_file(model, self.settings.device)
         config = read_merged(model, file)
-        if mistake := mistake_of_packages(model, config):
+        if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, self.settings):
             raise Unreadable(file, mistake)
         try:
             return self.fitted(config)

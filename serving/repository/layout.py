@@ -17,6 +17,8 @@ from serving.settings.table import AUTO
 PLATFORM_MODELS = Path("/opt/ml/model")
 BUILT_IN_MODELS = Path(__file__).resolve().parents[2] / "model_repository"
 CONFIG = "config.pbtxt"
+CLIENT = "client.py"  # in a model's folder: its own client (serving/clients.py)
+CLIENTS = "clients"  # in a repository: the folder of clients that its models share
 WEIGHTS = ("model.onnx", "model.plan", "model.pt", "model.savedmodel", "model.graphdef", "model.xml", "model.dali")
 PLATFORMS = {  # Triton's platforms: backend and default file (core/src/constants.h)
     "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
@@ -72,6 +74,16 @@ def versions(model: Path) -> list[Path]:
     """Return the folders that Triton takes for versions, the lowest number first."""
     found = (path for path in model.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir())
     return sorted(found, key=lambda path: int(path.name))
+
+
+def own_client(model: Path, named: str = "") -> Path | None:
+    """Return the file of the client that the model repository has for `model`, None if it has none. `named` is
+    config.pbtxt's parameter `client`."""
+    name = (named or model.name).replace("-", "_")
+    files = [model / CLIENT]
+    if name.isidentifier() and not name.startswith("_"):
+        files.append(model.parent / CLIENTS / f"{name}.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 def config_file(model: Path, device: str) -> Path:

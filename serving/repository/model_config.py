@@ -15,7 +15,8 @@ from google.protobuf import text_format
 
 from serving.errors import ConfigError
 from serving.host.tritonserver import PYTHON, is_nvidia_image
-from serving.repository.layout import CONFIG, PLATFORMS, config_file
+from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
+from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE = "ensemble"  # of backend_of
@@ -105,6 +106,24 @@ def merged(base: Any, own: Any, text: str) -> Any:
 def is_map(field: Any) -> bool:
     """Return whether a field of a protobuf message is a map."""
     return bool(field.message_type and field.message_type.GetOptions().map_entry)
+
+
+def shared_clients(model: Path, config: Any) -> Path | None:
+    """Return the repository's folder of clients if the model's client is there."""
+    file = own_client_of(model, config)
+    return file.parent if file and file.parent != model else None
+
+
+def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
+    """Return why the model must not bring its client; "" if it may, or if it brings none."""
+    file = None if settings.model_clients else own_client_of(model, config)
+    return f"SERVE_MODEL_CLIENTS=false, and the model repository brings the client {file}" if file else ""
+
+
+def own_client_of(model: Path, config: Any) -> Path | None:
+    """Return the file of the client that the model repository has for `model`, whose ModelConfig is `config`."""
+    parameter = config.parameters.get("client")
+    return own_client(model, str(parameter.string_value) if parameter else "")
 
 
 def written(config: Any) -> str:

@@ -109,6 +109,9 @@ class Settings:
              "mode, else ready")
     inference_type: str = _choice("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer", "generate", "generate_stream",
         help="what a flat JSON body of /invocations asks for; the other bodies are served as with infer")
+    model_clients: bool = _setting("SERVE_MODEL_CLIENTS", True,
+        help="whether a model repository may bring clients (a model's client.py, or clients/ beside the models); "
+             "false: a model that has one is refused")
     device: str = _choice("SERVE_DEVICE", "auto", "cpu", "gpu",
         help="which configuration of a model Triton takes; auto: gpu where one is found")
     cpu_engine: str = _choice("SERVE_CPU_ENGINE", "auto", "onnxruntime", "openvino",

@@ -72,6 +72,19 @@ def test_the_same_model_gives_the_same_bytes(repository: Path, tmp_path: Path) -
     assert len(digests) == 1
 
 
+def test_an_archive_takes_along_the_clients_of_its_repository(repository: Path, tmp_path: Path) -> None:
+    (repository / "clients").mkdir()
+    for name in ("once.py", "_helper.py"):
+        (repository / "clients" / name).write_text("x = 1\n")
+    (path,) = archive("twice", repository, tmp_path / "out")
+    assert {"clients/once.py", "clients/_helper.py", "twice/config.pbtxt"} <= set(names(path))
+    (copied,) = archive("once", repository, tmp_path / "out", copies=1)
+    with tarfile.open(copied) as tar:
+        config = tar.extractfile("once_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
+    assert parse_config(config).parameters["client"].string_value == "once"
+    assert not [name for name in names(archive("scale", repository, tmp_path / "out")[0]) if "clients" in name]
+
+
 def test_copies_have_names_of_their_own_and_so_have_their_parts(repository: Path, tmp_path: Path) -> None:
     paths = archive("twice", repository, tmp_path / "out", 3)
     assert [path.name for path in paths] == ["twice-0.tar.gz", "twice-1.tar.gz", "twice-2.tar.gz"]

@@ -437,6 +437,18 @@ def test_an_archive_that_is_loaded_again_brings_its_new_client_to_all_workers(ru
         assert running.unload("again").status_code == 200
 
 
+def test_an_archive_may_bring_clients_beside_its_models(running: Container) -> None:
+    for number in (1, 2):
+        archive = running.path("beside")
+        make_model(archive / "net")
+        (archive / "clients").mkdir(exist_ok=True)
+        (archive / "clients/net.py").write_text(f"from ._label import LABEL\n{CLIENT}".replace('"LABEL"', "LABEL"))
+        (archive / "clients/_label.py").write_text(f'LABEL = "{number}"\n')
+        assert running.load("beside", "beside", "beside.tar.gz").status_code == 200
+        assert predictions(running.invoke("beside", 5)) == [{str(number): 5.0}]
+        assert running.unload("beside").status_code == 200
+
+
 def test_loads_and_unloads_leave_no_process_no_file_and_no_memory(running: Container) -> None:
     root = running.root
     for number in range(3):

@@ -249,6 +249,30 @@ def test_a_broken_model_is_refused_and_the_old_one_serves_on(server: Server, fol
     assert refused(server) == {}
 
 
+def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(server: Server, folder: Path) -> None:
+    (folder / "clients").mkdir()
+    shared, names = CLIENT.replace("self.word]", "WORD]"), ("one", "two")
+    (folder / "clients/shared.py").write_text(f"from ._word import WORD\n{shared}")
+    (folder / "clients/_word.py").write_text('WORD = "before"\n')
+    for name in names:
+        model = write_model(folder, name, 2, "")
+        (model / "client.py").unlink()
+        (model / "config.pbtxt").write_text(
+            CONFIG + ONE_INSTANCE + 'parameters { key: "client" value: { string_value: "shared" } }\n'
+        )
+    for name in names:
+        wait_for_answer(server, name, [6.0, "before"])
+    (folder / "clients/_word.py").write_text("WORD = 1 / 0\n")
+    wait_for_refusal(server, "one", "ZeroDivisionError")
+    assert answer(server, "one") == [6.0, "before"]
+    (folder / "clients/_word.py").write_text('WORD = "after"\n')
+    for name in names:
+        wait_for_answer(server, name, [6.0, "after"])
+        shutil.rmtree(folder / name)
+    shutil.rmtree(folder / "clients")
+    wait_until(lambda: not set(names) & described(server).keys(), server.output)
+
+
 def test_models_that_call_each_other_change_together(server: Server, folder: Path) -> None:
     write_model(folder, "inner", 2, "inner")
     outer = write_model(folder, "outer", 2, "outer, of 2")

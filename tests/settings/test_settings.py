@@ -24,6 +24,7 @@ VALUES: dict[str, tuple[str, Any, str | None]] = {
     "load_models": ("resnet, bert", ("resnet", "bert"), None),
     "ping_mode": ("live", "live", "dead"),
     "inference_type": ("generate", "generate", "stream"),
+    "model_clients": ("false", False, "maybe"),
     "device": ("gpu", "gpu", "tpu"),
     "cpu_engine": ("openvino", "openvino", "tensorrt"),
     "request_timeout": ("2.5", 2.5, "0"),

@@ -1,0 +1,203 @@
+"""How a model gets its client: its folder's, one in its repository's clients/, or one of this project's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clients.base import Model, ModelClient, TensorSpec
+from serving.clients import TASKS, families, forget, make_client, source_of
+from serving.errors import ConfigError
+from tests.preparation.test_check import findings
+from tests.supervisor.test_serve import run
+from tests.support.harness import ROOT, SLEEPER, SLEEPER_CLIENT, Server, make_python_model, make_sleeper
+
+OWN = """
+from clients.base import ModelClient
+from serving.codecs import JSON
+
+class Client(ModelClient):
+    codec, example = JSON, b"0"
+
+    def preprocess(self, instances): return {}
+
+    def postprocess(self, outputs, inputs, instances, parameters): return ["NAME"]
+"""
+TENSORS = """
+input { name: "seconds" data_type: TYPE_FP32 dims: [1] }
+output { name: "slept" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+def model(folder: Path, name: str = "mine", **parameters: str) -> Model:
+    image, scores = TensorSpec("x", "FP32", (3, 8, 8)), TensorSpec("y", "FP32", (10,))
+    return Model(name, folder, (image,), (scores,), 8, parameters)
+
+
+def write_client(file: Path, name: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(OWN.replace("NAME", name))
+
+
+def answer(client: ModelClient | None) -> str:
+    assert client
+    return str(client.postprocess({}, {}, [1], {})[0])
+
+
+@pytest.mark.unit
+def test_each_model_has_its_own_client_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_client(tmp_path / name / "client.py", name)
+    clients = [make_client(model(tmp_path / name, name)) for name in ("a", "b")]
+    assert [answer(client) for client in clients] == ["a", "b"]
+    assert [source_of(client) for client in clients if client] == ["client.py", "client.py"]
+
+
+@pytest.mark.unit
+def test_the_client_parameter_or_the_model_name_selects_a_client_of_this_project(tmp_path: Path) -> None:
+    by_parameter = make_client(model(tmp_path, client="resnet"))
+    by_name = make_client(model(tmp_path, name="resnet"))
+    assert type(by_parameter) is type(by_name) is not None
+    assert by_name and source_of(by_name) == "resnet"
+    assert make_client(model(tmp_path)) is None
+
+
+@pytest.mark.unit
+def test_every_task_names_a_client_with_underscores_or_hyphens(tmp_path: Path) -> None:
+    assert set(TASKS.values()) <= set(families()) and not TASKS.keys() & set(families())
+    table = (ROOT / "docs/calling.md").read_text()
+    assert [f"| `{task}` | `{name}` |" in table for task, name in TASKS.items()] == [True] * len(TASKS)
+    for name in ("image_classification", "image-classification"):
+        client = make_client(model(tmp_path, client=name))
+        assert client and source_of(client) == "resnet"
+
+
+@pytest.mark.unit
+def test_an_unknown_client_is_refused(tmp_path: Path) -> None:
+    write_client(tmp_path / "outside.py", "outside")
+    write_client(tmp_path / "models/clients/_helper.py", "helper")
+    (tmp_path / "models/mine").mkdir()
+    for name in ("resnext", "../outside", "clients/../outside", "_helper", "base"):
+        with pytest.raises(ConfigError):
+            make_client(model(tmp_path / "models/mine", client=name))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
+def test_a_client_file_without_a_client_class_is_refused(tmp_path: Path, file: str) -> None:
+    write_client(tmp_path / file, "mine")
+    (tmp_path / file).write_text("Client = 3\n")
+    with pytest.raises(ConfigError) as error:
+        make_client(model(tmp_path / "mine"))
+    assert str(tmp_path / file) in str(error.value)
+
+
+@pytest.mark.unit
+def test_each_module_with_a_client_is_a_family() -> None:
+    assert families() == ["bert", "detr", "image_embedding", "resnet", "semantic_segmentation", "table", "yolov5"]
+
+
+@pytest.mark.unit
+def test_models_of_a_repository_share_its_clients_and_these_share_modules(tmp_path: Path) -> None:
+    write_client(tmp_path / "clients/word_count.py", "shared")
+    file = tmp_path / "clients/word_count.py"
+    file.write_text("from ._words import WORD\n" + file.read_text().replace('["shared"]', "[WORD]"))
+    (tmp_path / "clients/_words.py").write_text('WORD = "from a module beside it"\n')
+    clients = [
+        make_client(model(tmp_path / "a", client="word_count")),
+        make_client(model(tmp_path / "b", client="word-count")),
+        make_client(model(tmp_path / "word_count", "word_count")),
+    ]
+    assert [answer(client) for client in clients] == ["from a module beside it"] * 3
+    assert {source_of(client) for client in clients if client} == {"clients/word_count.py"}
+
+
+@pytest.mark.unit
+def test_a_client_of_a_repository_replaces_one_of_this_project_and_a_model_s_own_replaces_both(tmp_path: Path) -> None:
+    write_client(tmp_path / "clients/resnet.py", "repository")
+    assert answer(make_client(model(tmp_path / "a", client="resnet"))) == "repository"
+    assert answer(make_client(model(tmp_path / "resnet", "resnet"))) == "repository"
+    write_client(tmp_path / "a/client.py", "folder")
+    assert answer(make_client(model(tmp_path / "a", client="resnet"))) == "folder"
+
+
+@pytest.mark.unit
+def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
+    write_client(tmp_path / "clients/mine.py", "old")
+    before = set(sys.modules)
+    client = make_client(model(tmp_path / "mine"))
+    assert client and len(set(sys.modules) - before) == 2, "a package and its module"
+    forget(client)
+    assert set(sys.modules) <= before
+    write_client(tmp_path / "clients/mine.py", "new")
+    assert (answer(client), answer(make_client(model(tmp_path / "mine")))) == ("old", "new")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two models that share the client `sleeping`, and one with its own."""
+    folder = tmp_path / "models"
+    named = 'parameters { key: "client" value: { string_value: "sleeping" } }\n'
+    for name in ("one", "two"):
+        make_python_model(folder / name, TENSORS + named, SLEEPER)
+    (folder / "clients").mkdir()
+    (folder / "clients/sleeping.py").write_text(SLEEPER_CLIENT)
+    make_sleeper(folder)
+    return folder
+
+
+@pytest.mark.stack
+def test_a_repository_s_client_serves_its_models_and_its_folder_is_not_a_model(
+    repository: Path, tmp_path: Path
+) -> None:
+    server = Server(tmp_path, repository).wait_ready()
+    for name in ("one", "two", "sleeper"):
+        assert server.post(json={"model_name": name, "instances": [0]}).json()["predictions"] == [0.0]
+    clients = {each["name"]: each["client"] for each in server.get("/models").json()["models"]}
+    assert clients == {"one": "clients/sleeping.py", "two": "clients/sleeping.py", "sleeper": "client.py"}
+    assert not [entry for entry in server.entries("serve", level="warning") if "clients" in str(entry["message"])]
+    assert server.stop() == 0
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("Client = 3\n", "ConfigError"),
+        ("def :\n", "SyntaxError"),
+        ("from ._absent import x\n", "ModuleNotFoundError"),
+        (SLEEPER_CLIENT.replace("np.float32", "np.float64"), "float64"),
+    ],
+)
+def test_check_reports_a_repository_s_client_that_does_not_work(repository: Path, code: str, name: str) -> None:
+    assert findings(repository, "one", "two", "sleeper") == []
+    (repository / "clients/sleeping.py").write_text(code)
+    lines = findings(repository, "one", "two", "sleeper")
+    assert [line.partition(":")[0] for line in lines if name in line] == ["one", "two"]
+
+
+@pytest.mark.stack
+def test_a_client_with_a_syntax_error_ends_the_start_and_is_named(repository: Path, tmp_path: Path) -> None:
+    (repository / "clients/sleeping.py").write_text("def :\n")
+    server = Server(tmp_path, repository, SERVE_LOAD_MODELS="one")
+    assert server.wait_ended() != 0
+    assert "SyntaxError" in str(server.entries("serve")[-1]["message"])
+
+
+@pytest.mark.stack
+def test_a_setting_closes_clients_of_model_repositories(repository: Path, tmp_path: Path) -> None:
+    done = run("--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_MODEL_CLIENTS="false")
+    assert done.returncode == 1
+    lines = [line for line in done.stdout.splitlines() if "SERVE_MODEL_CLIENTS" in line]
+    files = {"one": "clients/sleeping.py", "sleeper": "sleeper/client.py", "two": "clients/sleeping.py"}
+    assert sorted(line.partition(":")[0] for line in lines) == sorted(files)
+    assert all(str(repository / file) in "\n".join(lines) for file in files.values())
+    server = Server(tmp_path, repository, SERVE_MODEL_CLIENTS="false", SERVE_LOAD_MODELS="one")
+    assert server.wait_ended() != 0
+    assert "SERVE_MODEL_CLIENTS" in str(server.entries("serve")[-1]["message"])
+    (repository / "clients/sleeping.py").rename(repository / "clients/_sleeping.py")
+    (repository / "one/config.pbtxt").write_text(f'backend: "python"\n{TENSORS}')
+    (tmp_path / "again").mkdir()
+    server = Server(tmp_path / "again", repository, SERVE_MODEL_CLIENTS="false", SERVE_LOAD_MODELS="one").wait_ready()
+    assert server.get("/models").json()["models"][0]["client"] is None
+    assert server.stop() == 0
