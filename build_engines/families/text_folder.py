@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build_engines.errors import BuildError, first_line
-from clients._text.tokenizer import TextTokenizer
+from build_engines.errors import BuildError
+from clients._text.tokenizer import TextTokenizer, load_with_transformers
 from clients.bert import TASKS
-from serving.errors import InvalidRequest
+from serving.errors import ConfigError
 
 PROMPTS, LENGTHS, MODULES = "config_sentence_transformers.json", "sentence_bert_config.json", "modules.json"
 TOKENIZER_FILES = (
@@ -134,11 +134,13 @@ def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies the tokenizer's files that exist, from tokenizer.json or BERT's vocab.txt; one that is stored in another
-    form transformers reads and writes as tokenizer.json."""
+    """Copy the tokenizer's files, or have transformers write tokenizer.json if it is missing. Raise BuildError."""
     target.mkdir(exist_ok=True)
-    if not (source / "tokenizer.json").is_file() and not _is_word_piece(source):
-        _convert_tokenizer(source, target)
+    if not (source / "tokenizer.json").is_file():
+        try:
+            load_with_transformers(source).save_pretrained(target)
+        except ConfigError as err:
+            raise BuildError(str(err)) from err
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
@@ -146,29 +148,11 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         (target / "config.json").write_text(json.dumps(tower, indent=2))
 
 
-def _is_word_piece(source: Path) -> bool:
-    kind = read_json(source / "config.json").get("model_type", "bert")
-    return kind == "bert" and (source / "vocab.txt").is_file()
-
-
-def _convert_tokenizer(source: Path, target: Path) -> None:
-    if not any(source.glob("vocab.*")) and not any(source.glob("*.model")):
-        raise BuildError(f"there is no tokenizer in {source}: neither tokenizer.json nor a vocabulary")
-    try:
-        from transformers import AutoTokenizer
-
-        AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True).save_pretrained(target)
-    except Exception as err:  # each kind of tokenizer raises its own
-        raise BuildError(f"the tokenizer of {source} cannot be read: {first_line(err)}") from err
-    if not (target / "tokenizer.json").is_file():
-        raise BuildError(f"the tokenizer of {source} cannot be written as tokenizer.json, which serving reads")
-
-
 def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
     """The tokenizer in a model's folder; BuildError where it does not fit the network."""
     try:
         tokenizer = TextTokenizer(folder, 0)
-    except InvalidRequest as err:
+    except ConfigError as err:
         raise BuildError(str(err)) from err
     size, rows = tokenizer.tokenizer.get_vocab_size(), tokenizer.config.get("vocab_size")
     if rows and size > rows:

@@ -8,7 +8,6 @@ from tokenizers import Encoding
 
 from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients._text.windows import cut_into_windows
 from clients.base import Model, Parameter, Tensors, best, softmax
 
 USUAL_STRIDE = 128  # of tokens, where a window has twice as many
@@ -49,7 +48,7 @@ class QuestionAnswering(Task):
         length = min(parameters["max_seq_len"], self.tokenizer.max_length)
         stride = parameters["doc_stride"] or min(USUAL_STRIDE, length // 2)
         pairs = [(each["question"], each["context"]) for each in instances]
-        return cut_into_windows(self.tokenizer, pairs, length, stride, self.options["pad_to_multiple_of"])
+        return self.tokenizer.windows(pairs, length, stride, self.options["pad_to_multiple_of"])
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]

@@ -9,7 +9,6 @@ from tokenizers import Encoding
 
 from clients._text.task import Array, Task, label
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients._text.windows import cut_into_windows
 from clients.base import Model, Names, Parameter, Tensors, softmax
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -59,9 +58,7 @@ class TokenClassification(Task):
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         """Return also the rows' `encodings` and `owners`."""
         length, stride = self.tokenizer.max_length, parameters["stride"]
-        return cut_into_windows(
-            self.tokenizer, instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
-        )
+        return self.tokenizer.windows(instances, length, stride, self.options["pad_to_multiple_of"], stride > 0)
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]

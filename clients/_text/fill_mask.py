@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clients._text.task import Array, Task
-from clients._text.tokenizer import TextTokenizer, padded
+from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, Names, Parameter, Tensors, best, softmax
 from serving.errors import DecodingError, InvalidRequest
 
@@ -35,14 +35,17 @@ class FillMask(Task):
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
     def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
-        found = [np.flatnonzero(row == self.tokenizer.mask_id).tolist() for row in ids]
-        for index, (positions, text) in enumerate(zip(found, instances, strict=True)):
-            if not positions:
+        masks = ids == self.tokenizer.mask_id
+        filled = np.zeros((len(ids), max(1, int(masks.sum(axis=1).max()))), np.int64)
+        for index, (row, text) in enumerate(zip(masks, instances, strict=True)):
+            positions = np.flatnonzero(row)
+            if not len(positions):
                 raise DecodingError(self._missing_mask(text), instance=index)
             if len(positions) > MOST_MASKS:
                 reason = f"it has {len(positions)} {self.tokenizer.mask}, at most {MOST_MASKS} are filled in at a time"
                 raise DecodingError(reason, instance=index)
-        return padded(found, max(map(len, found)), 0)
+            filled[index, : len(positions)] = positions
+        return filled
 
     def _missing_mask(self, text: str) -> str:
         mask = self.tokenizer.mask

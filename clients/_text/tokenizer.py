@@ -1,22 +1,24 @@
-"""Reads a tokenizer's folder once, and turns texts and pairs of texts into rows of tokens of one length.
+"""Turns texts and pairs of texts into rows of tokens: one row each, or windows of a long text.
 
-The folder holds the tokenizer's files and config.json as transformers saves them.
+A tokenizer's folder holds its files and config.json as transformers saves them. tokenizer.json is read directly. If it
+is missing, transformers' AutoTokenizer reads the vocabulary, which takes each worker 35 MB and a second more.
 """
 
+import importlib.util
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
-from tokenizers.implementations import BertWordPieceTokenizer
 
 from clients.base import Tensors
-from serving.errors import InvalidRequest
+from serving.budget import MOST_ROWS
+from serving.errors import ConfigError, DecodingError
 
 Array = NDArray[Any]
 Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
@@ -31,30 +33,13 @@ POSITIONS_FROM_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "rober
 # Tokenizers of transformers 5 that give token types to the network, and model types whose own tokenizer is one of them.
 WITH_TYPES = {f"{name}Tokenizer" for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet")}
 WITH_TYPES |= {f"{name}Tokenizer" for name in ("LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")}
-MODELS_WITH_TYPES = {
-    "",
-    "bert",
-    "convbert",
-    "deberta",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "ernie",
-    "fnet",
-    "layoutlm",
-}
+MODELS_WITH_TYPES = {"", "bert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "fnet"}
 MODELS_WITH_TYPES |= {"layoutlm", "lxmert", "megatron-bert", "mobilebert", "nomic_bert", "squeezebert"}
-WORD_PIECES = {"", "bert", "distilbert", "electra", "mobilebert"}  # whose tokenizer is just a vocab.txt
-
-
-@dataclass(frozen=True)
-class Row:
-    """The tokens of a text or pair, truncated, and their number before that."""
-
-    ids: list[int]
-    attention_mask: list[int]
-    type_ids: list[int]
-    count: int
+# Packages that transformers needs for some vocabulary files. The images do not have them.
+PACKAGES = {"tiktoken.model": "tiktoken", "tekken.json": "mistral_common", "*.model": "sentencepiece"}
+REMEDY = (
+    "write tokenizer.json into the folder, with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+)
 
 
 class TextTokenizer:
@@ -63,10 +48,16 @@ class TextTokenizer:
 
     def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
         """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's name for which text
-        of a pair is truncated. Raise InvalidRequest if the folder has no tokenizer."""
+        of a pair is truncated. Raise ConfigError if the folder has no tokenizer that can be read."""
         self.config = _read_json(folder / "config.json")
         self.settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-        self.tokenizer = _load(folder, self.settings, str(self.config.get("model_type", "")))
+        if (folder / "tokenizer.json").exists():
+            self.tokenizer = _load_json(folder / "tokenizer.json")
+        else:
+            loaded = load_with_transformers(folder)
+            self.tokenizer = loaded.backend_tokenizer
+            self.settings |= {**loaded.special_tokens_map, "model_input_names": loaded.model_input_names}
+            self.settings |= {"model_max_length": loaded.model_max_length, "truncation_side": loaded.truncation_side}
         self.max_length = min(max_length or UNLIMITED, self._limit())
         self.max_characters = min(self.max_length * LONGEST_TOKEN, LONGEST_TEXT)
         self.direction = str(self.settings.get("truncation_side", "right"))
@@ -97,21 +88,20 @@ class TextTokenizer:
         `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that was cut to
         LONGEST_TOKEN characters per token it counts the tokens that were read, and is more than max_length.
         """
-        rows = [row for part in self._portions(texts) for row in self._rows(part)]
-        return self.padded(rows, multiple) | {"num_tokens": np.array([row.count for row in rows], np.int64)}
+        rows, counts = [], []
+        for portion in self._portions(texts):
+            heads = [_head(text, self.max_characters) for text in portion]
+            for encoding, head, text in zip(self.tokenizer.encode_batch_fast(heads), heads, portion, strict=True):
+                count = self._count(encoding, head) if encoding.overflowing else len(encoding)
+                counts.append(count if head == text else max(count, self.max_length + 1))
+                rows.append((encoding.ids, encoding.type_ids))
+        return self._padded(rows, multiple, self.max_length) | {"num_tokens": np.array(counts, np.int64)}
 
-    def padded(self, rows: Sequence[Any], multiple: int, limit: int = 0) -> Tensors:
-        """Return the inputs of rows or encodings, at most `limit` tokens long (0: the model's own limit)."""
-        longest = max(len(row.ids) for row in rows)
-        width = min(-(-longest // multiple) * multiple, limit or self.max_length)
-        return {
-            "input_ids": padded([row.ids for row in rows], width, self.pad_id),
-            "attention_mask": padded([row.attention_mask for row in rows], width, 0),
-            "token_type_ids": padded([row.type_ids if self.has_types else () for row in rows], width, 0),
-        }
-
-    def _portions(self, texts: Sequence[Text]) -> Iterator[list[Text]]:
+    def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         """Yield the texts in portions of about PORTION characters that are read."""
+        if len(texts) * self.max_characters <= PORTION:
+            yield texts
+            return
         portion: list[Text] = []
         characters = 0
         for text in texts:
@@ -123,38 +113,79 @@ class TextTokenizer:
         if portion:
             yield portion
 
-    def _rows(self, texts: Sequence[Text]) -> list[Row]:
-        heads = [_head(text, self.max_characters) for text in texts]
-        encodings = self.tokenizer.encode_batch(heads)
-        return [
-            Row(e.ids, e.attention_mask, e.type_ids, self._count(e, head, head != text))
-            for e, head, text in zip(encodings, heads, texts, strict=True)
-        ]
+    def _count(self, encoding: Encoding, text: Text) -> int:
+        """Count the tokens of a text that was truncated."""
+        special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
+        if isinstance(text, str):
+            return len(encoding) + sum(len(rest) - special for rest in encoding.overflowing)
+        parts = [self.tokenizer.encode(one, add_special_tokens=False) for one in text]  # those of the pair overlap
+        return special + sum(len(one) + sum(map(len, one.overflowing)) for one in parts)
 
-    def _count(self, encoding: Encoding, text: Text, is_cut: bool) -> int:
-        is_pair = not isinstance(text, str)
-        special = self.tokenizer.num_special_tokens_to_add(is_pair)
-        if is_pair and encoding.overflowing:  # the parts of a pair overlap, those of its texts do not
-            parts = [self.tokenizer.encode(one, add_special_tokens=False) for one in text]
-            count = special + sum(len(one) + sum(map(len, one.overflowing)) for one in parts)
-        else:
-            count = len(encoding) + sum(len(rest) - special for rest in encoding.overflowing)
-        return max(count, self.max_length + 1) if is_cut else count
+    def _padded(self, rows: Sequence[tuple[list[int], list[int]]], multiple: int, limit: int) -> Tensors:
+        """Return the inputs of rows of token ids and token types, at most `limit` tokens long."""
+        longest = max(len(ids) for ids, _ in rows)
+        shape = len(rows), min(-(-longest // multiple) * multiple, limit)
+        tokens = np.full(shape, self.pad_id, np.int64) if self.pad_id else np.zeros(shape, np.int64)
+        mask, types = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for index, (ids, type_ids) in enumerate(rows):
+            size = len(ids)
+            tokens[index, :size] = ids
+            mask[index, :size] = 1
+            if self.has_types:
+                types[index, :size] = type_ids
+        return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
 
-    def windows(self, text: Text, max_length: int, stride: int, most: int) -> list[Encoding]:
-        """Cut a text, or a pair's second text, into windows of `max_length` tokens, each with the pair's first text.
-        Neighbours share `stride` tokens. Raise ValueError if a window has no room or there are more than `most`."""
+    def windows(self, texts: Sequence[Text], length: int, stride: int, multiple: int, every: bool = True) -> Tensors:
+        """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the pair's first text.
+        Neighbours share `stride` tokens. Return the rows of all windows, or of each text's first if not `every`.
+
+        Besides the inputs: `encodings` [rows], `owners` [rows], the number of each row's text, `num_tokens` and
+        `truncated` [n texts]. Raise DecodingError for a text that is too long.
+        """
+        encodings: list[Encoding] = []
+        owners, counts, truncated = [], [], []
+        for index, text in enumerate(texts):
+            try:
+                cut = self._cut(text, length, stride, every)
+            except ValueError as err:
+                raise DecodingError(str(err), instance=index) from err
+            counts.append(self._count_of_windows(cut, stride, not isinstance(text, str)))
+            used = cut if every else cut[:1]
+            truncated.append(len(cut) > len(used))
+            encodings += used
+            owners += [index] * len(used)
+        held = np.empty(len(encodings), np.object_)
+        held[:] = encodings
+        return self._padded([(row.ids, row.type_ids) for row in encodings], multiple, length) | {
+            "encodings": held,
+            "owners": np.array(owners),
+            "num_tokens": np.array(counts),
+            "truncated": np.array(truncated),
+        }
+
+    def _cut(self, text: Text, length: int, stride: int, every: bool) -> list[Encoding]:
+        """Return the windows of a text. Raise ValueError if a window has no room or there are too many."""
+        if isinstance(text, str) and not every:
+            text = text[: self.max_characters]
+        if every and (characters := len("".join(text))) > PORTION:
+            raise ValueError(f"it has {characters} characters, at most {PORTION} are read: send it in parts")
         texts = [text] if isinstance(text, str) else list(text)
         is_pair = len(texts) > 1
         with self._windows:
             self.tokenizer.no_truncation()
             lengths = [len(self.tokenizer.encode(one, add_special_tokens=False)) for one in texts]
-            room = max_length - self.tokenizer.num_special_tokens_to_add(is_pair) - sum(lengths[:-1])
-            _check_windows(lengths[-1], room, stride, most)
+            room = length - self.tokenizer.num_special_tokens_to_add(is_pair) - sum(lengths[:-1])
+            _check_windows(lengths[-1], room, stride, MOST_ROWS if every else PORTION)
             strategy = "only_second" if is_pair else "longest_first"
-            self.tokenizer.enable_truncation(max_length, stride=stride, strategy=strategy, direction=self.direction)
+            self.tokenizer.enable_truncation(length, stride=stride, strategy=strategy, direction=self.direction)
             whole = self.tokenizer.encode(texts[0], texts[1] if is_pair else None)
         return [whole, *whole.overflowing]
+
+    def _count_of_windows(self, windows: Sequence[Encoding], stride: int, is_pair: bool) -> int:
+        """Count the tokens of the whole text, those that windows share only once."""
+        first = sum(sequence == 0 for sequence in windows[0].sequence_ids) if is_pair else 0
+        special = self.tokenizer.num_special_tokens_to_add(is_pair) + first
+        return special + sum(len(window) - special for window in windows) - stride * (len(windows) - 1)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -164,6 +195,40 @@ class TextTokenizer:
         """Return the text of tokens as the vocabulary writes them."""
         decoder = self.tokenizer.decoder
         return str(decoder.decode(list(tokens))) if decoder else " ".join(tokens)
+
+
+def load_with_transformers(folder: Path) -> Any:
+    """Return what transformers' AutoTokenizer makes of a folder, without the network and without code of the folder.
+    Raise ConfigError if it needs code or a package that is missing, or has no `backend_tokenizer`."""
+    for file in ("tokenizer_config.json", "config.json"):
+        code = _read_json(folder / file).get("auto_map") or {}
+        if (file == "tokenizer_config.json" and isinstance(code, list)) or "AutoTokenizer" in code:
+            reason = f"its {file} names code of its own for the tokenizer (auto_map), which is not run"
+            raise ConfigError(folder, reason, REMEDY)
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):  # read by the import
+        os.environ.setdefault(name, value)
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as err:  # each kind of tokenizer raises its own
+        raise ConfigError(folder, _why_not(folder, err), REMEDY) from err
+    if getattr(loaded, "backend_tokenizer", None) is None:
+        raise ConfigError(folder, f"its {type(loaded).__name__} is not one of the package tokenizers", REMEDY)
+    # Without its vocabulary, transformers makes a tokenizer that knows its special tokens alone.
+    files = {name for key, name in loaded.vocab_files_names.items() if key != "tokenizer_file"}
+    if absent := sorted(name for name in files if not (folder / name).is_file()):
+        raise ConfigError(folder, f"has neither tokenizer.json nor {', '.join(absent)}", REMEDY)
+    return loaded
+
+
+def _why_not(folder: Path, error: Exception) -> str:
+    """Say why transformers cannot read a folder. It says that tiktoken is missing where sentencepiece is."""
+    for files, package in PACKAGES.items():
+        if any(folder.glob(files)) and importlib.util.find_spec(package) is None:
+            return f"its tokenizer needs the package '{package}', which is not installed"
+    text = next(iter(str(error).splitlines()), "")
+    return f"has no tokenizer.json, and transformers cannot make a tokenizer of its files ({text})"
 
 
 def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -196,35 +261,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _load(folder: Path, settings: Mapping[str, Any], model_type: str) -> Tokenizer:
-    """Read tokenizer.json, or BERT's vocab.txt with the settings beside it."""
-    if (folder / "tokenizer.json").exists():
-        return _load_json(folder / "tokenizer.json")
-    if not (folder / "vocab.txt").exists() or model_type not in WORD_PIECES:
-        raise InvalidRequest(
-            f"there is neither tokenizer.json nor vocab.txt of a BERT in {folder}; "
-            "transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes tokenizer.json"
-        )
-    pieces = BertWordPieceTokenizer(
-        str(folder / "vocab.txt"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        strip_accents=settings.get("strip_accents"),
-        lowercase=settings.get("do_lower_case", True),
-    )
-    tokenizer: Tokenizer = Tokenizer.from_str(pieces.to_str())
-    return tokenizer
-
-
 def _load_json(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as err:  # the library raises no narrower class
-        raise InvalidRequest(f"{path} cannot be read: {err}") from err
-
-
-def padded(rows: Sequence[Sequence[int]], width: int, value: int) -> Array:
-    """Return rows of different lengths as INT64 [n, width]."""
-    filled = np.full((len(rows), width), value, np.int64)
-    for target, row in zip(filled, rows, strict=True):
-        target[: len(row)] = row
-    return filled
+        raise ConfigError(path, f"cannot be read ({err})", REMEDY) from err

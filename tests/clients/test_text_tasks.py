@@ -558,17 +558,6 @@ def test_vocab_txt_alone_tokenizes_as_tokenizer_json_does(tmp_path: Path) -> Non
     assert again.predict(MASKED) == served.predict(MASKED)
 
 
-@pytest.mark.parametrize("content", [None, "{}"])
-def test_a_missing_or_damaged_tokenizer_is_named(content: str | None, tmp_path: Path) -> None:
-    serve(tmp_path, "embedding")
-    file = tmp_path / "bert/tokenizer/tokenizer.json"
-    file.unlink()
-    if content:
-        file.write_text(content)
-    with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
-        Served(tmp_path / "bert")
-
-
 def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
     serve(tmp_path, "fill-mask")
     settings = tmp_path / "bert" / "tokenizer" / "tokenizer_config.json"
