@@ -20,7 +20,7 @@ from serving.host.network import bracketed, reached
 from serving.host.tritonserver import python_backends
 from serving.settings.handed_on import HANDED_ON, LOG_GROUP, METRIC_NAMESPACE, HandedOn
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
-from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, hard_limit, new_prefix, nginx_connections
+from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
 from serving.supervisor.system import Process
 
 HERE = Path(__file__).resolve().parents[2]
@@ -257,6 +257,7 @@ def _targets(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> It
 TEMPLATE = HERE / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
+USUAL_CONNECTIONS = 4096  # of a worker of nginx: idle callers are among them
 NGINX_LOG_LEVELS = {"debug": "info", "info": "warn", "warning": "warn", "error": "error", "critical": "crit"}
 MALLOC_THRESHOLD = f"{32 * 2**20}"  # bytes, the most that malloc allows: below it, it keeps what is freed
 # Not logged: nginx's line for each /ping of ours while gunicorn does not listen yet, which the supervisor logs itself.
@@ -288,7 +289,8 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
 
 def nginx_configuration(settings: Settings) -> str:
     """Return nginx.conf with every {{name}} replaced, without each {{#name}} … {{/name}} whose setting is false."""
-    connections = nginx_connections(settings.max_concurrency, hard_limit())
+    roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
+    connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
         # As root nginx would give its workers to another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",

@@ -186,8 +186,8 @@ class Limited(Server):
     prefix = (*_drop, sys.executable, "-c", LIMITED)
 
 
-def test_with_few_files_the_limit_of_requests_is_lower_and_no_request_is_lost(sleeper: Path, tmp_path: Path) -> None:
-    limited = Limited(tmp_path, sleeper).wait_ready()
+def test_with_few_files_no_request_is_lost(sleeper: Path, tmp_path: Path) -> None:
+    limited = Limited(tmp_path, sleeper, SERVE_MAX_CONCURRENCY="64").wait_ready()
     statuses = Counter[object]()
 
     def call() -> None:
@@ -202,6 +202,5 @@ def test_with_few_files_the_limit_of_requests_is_lower_and_no_request_is_lost(sl
             pool.submit(call)
     assert limited.stop() == 0
     assert set(statuses) <= {200, 503} and statuses[200] > 0
-    assert limited.says("256", "ulimit")
     assert limited.entries(code="frontend_unavailable") == []
     assert "worker_connections" not in limited.output()

@@ -187,7 +187,7 @@ def held() -> Iterator[None]:
         {},
         {"SERVE_HOST": "::1", "SERVE_LOG_LEVEL": "debug", "SERVE_STOP_TIMEOUT": "0"},
         {"SERVE_MAX_BODY_MB": "0", "SERVE_REQUEST_TIMEOUT": "3600", "SERVE_LOG_LEVEL": "critical"},
-        {"SERVE_MAX_CONCURRENCY": "65535", "SERVE_LOG_LEVEL": "error"},
+        {"SERVE_MAX_CONCURRENCY": "4096", "SERVE_LOG_LEVEL": "error"},
         {"SERVE_MAX_BODY_MB": "0.001", "SERVE_REQUEST_TIMEOUT": "1.5", "SERVE_LOG_LEVEL": "warning"},
     ],
 )

@@ -2,14 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serving.settings.setting import SettingsError
-from serving.settings.table import Settings
-from serving.supervisor import resources
 from serving.supervisor.resources import held, new_prefix
 from tests.support.harness import ROOT
 from tests.support.started import ends_with, kill
@@ -26,48 +22,30 @@ with held(sys.argv[1], Path(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()
 """
-SETTINGS = replace(Settings(), workers=2, max_concurrency=128)
 
 
-@pytest.fixture(params=[128, 256, 1024, 65536])
-def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(resources, "hard_limit", lambda: request.param)
-    return int(request.param)
-
-
-def test_all_requests_in_work_and_the_process_s_own_files_fit(limit: int) -> None:
-    concurrency = resources.fitted(SETTINGS).max_concurrency
-    assert 0 < concurrency <= 128
-    assert resources.OWN_FILES + resources.FILES_PER_REQUEST * concurrency <= limit
-    assert resources.nginx_connections(concurrency, limit) >= resources.FILES_PER_REQUEST * concurrency
-
-
-def test_a_lower_limit_is_said_with_what_would_do(limit: int) -> None:
-    said = resources.shortage(SETTINGS)
-    lowered = resources.fitted(SETTINGS).max_concurrency < 128
-    assert lowered == (limit < 448)
-    assert bool(said) == lowered
-    if lowered:
-        assert f" {limit} " in said and "--ulimit nofile=448" in said
-
-
-def test_a_limit_too_low_to_serve_stops_the_start_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "hard_limit", lambda: 100)
-    with pytest.raises(SettingsError, match=r"\b100\b.*\b128\b"):
-        resources.fitted(SETTINGS)
-
-
-def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    script = """
-import resource
-from serving.supervisor.resources import raise_soft_limit
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, min(hard, 500)))
-raise_soft_limit()
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+RAISE = """
+import resource, sys
+from serving.supervisor.resources import raise_file_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[1])))
+print(raise_file_limit(128), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == "500\n"
+
+
+def raised(limit: int) -> "subprocess.CompletedProcess[str]":
+    """Raise the limit of open files in a process whose hard limit is `limit`."""
+    command = [sys.executable, "-c", RAISE, str(limit)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    assert raised(500).stdout == "500 500\n"
+
+
+def test_a_limit_too_low_for_all_requests_stops_the_start_with_the_figure() -> None:
+    failed = raised(447)
+    assert failed.returncode == 1
+    assert "SettingsError" in failed.stderr and "nofile=448" in failed.stderr
 
 
 def holder(prefix: str, folder: Path) -> "subprocess.Popen[bytes]":
@@ -85,7 +63,6 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["lock-", "lock-*", "lock-of", "lock-serve-", "lock-serve-[0-9]"])
 def test_a_lock_of_another_program_removes_nothing(name: str, tmp_path: Path) -> None:
-    """Such a name as a pattern would match all files, and a `serve` as root may remove them."""
     there = {name, "of-others", "serve-0-region"}
     for each in there:
         (tmp_path / each).touch()
