@@ -39,7 +39,7 @@ from serving.inference.batch_transform import transform
 from serving.models.registry import Registry
 from serving.request import PATH, Body, Reply, Request, ServedModel, Target
 from serving.settings.table import Settings
-from serving.triton.gateway import IndexEntry
+from serving.triton.connection import IndexEntry
 
 
 class App(Flask):

@@ -21,7 +21,8 @@ from serving.models.table import FAILED, LOADING, READY, UNLOADING, Entry, Model
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.store import Store
 from serving.settings.table import Settings
-from serving.triton.gateway import IndexEntry, TritonGateway
+from serving.triton.connection import IndexEntry
+from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05

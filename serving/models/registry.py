@@ -23,8 +23,9 @@ from serving.errors import (
 from serving.models.served_model import served_model
 from serving.models.table import Entry, Models, Table
 from serving.request import ServedModel
+from serving.triton.connection import IndexEntry
 from serving.triton.errors import BackendDied
-from serving.triton.gateway import IndexEntry, TritonGateway
+from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Tensor:
     """One input or output. `data` holds its numbers, little-endian, or its strings, each after its length."""
 
@@ -39,10 +39,10 @@ class Tensor:
         return shaped
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class InferRequest:
-    """A call to Triton. `version` "" is the latest; no `outputs` means all of them; `traceparent` is sent as gRPC's
-    metadata."""
+    """A call to Triton. `version` "" is the latest; no `outputs` means all of them; `traceparent` is sent as metadata
+    of gRPC."""
 
     model: str
     version: str
@@ -57,7 +57,7 @@ class InferRequest:
         return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def message(self, regions: Mapping[str, str]) -> Any:
-        """Return the protobuf. `regions` has the inputs that Triton reads from shared memory, and where."""
+        """Return the protobuf. `regions` names the regions of the inputs that Triton reads from shared memory."""
         message = service_pb2.ModelInferRequest(model_name=self.model, model_version=self.version, id=self.id)
         for tensor in self.inputs:
             added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -66,15 +66,16 @@ class InferRequest:
                 added.parameters["shared_memory_byte_size"].int64_param = len(tensor.data)
             else:
                 message.raw_input_contents.append(bytes(tensor.data))
-        _set(message.parameters, self.parameters)
+        for name, value in self.parameters.items():
+            setattr(message.parameters[name], _FIELDS[type(value)], value)
         for name in self.outputs:
             message.outputs.add(name=name)
         return message
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class InferReply:
-    """The outputs of one call and the version that made them."""
+    """The outputs of one call, and the model's version."""
 
     version: str
     outputs: tuple[Tensor, ...]
@@ -82,25 +83,22 @@ class InferReply:
 
     @classmethod
     def of(cls, message: Any) -> "InferReply":
-        given = message.parameters.items()
-        parameters = {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in given}
-        parameters.pop("triton_final_response", None)
-        outputs = tuple(
+        outputs = [
             Tensor(output.name, output.datatype, tuple(output.shape), raw)
             for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
-        )
-        return cls(message.model_version, outputs, parameters)
+        ]
+        parameters = {
+            name: getattr(value, value.WhichOneof("parameter_choice"))
+            for name, value in message.parameters.items()
+            if name != "triton_final_response"
+        }
+        return cls(message.model_version, tuple(outputs), parameters)
 
     def arrays(self) -> dict[str, Array]:
         return {tensor.name: tensor.array() for tensor in self.outputs}
 
 
 _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-
-
-def _set(message: Any, parameters: Parameters) -> None:
-    for name, value in parameters.items():
-        setattr(message[name], _FIELDS[type(value)], value)
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:

@@ -11,7 +11,7 @@ from serving.budget import Deadline
 from serving.errors import ModelFailed, TritonUnavailable
 from serving.front.health import Health
 from serving.models.table import FAILED, READY, Entry, Models
-from serving.triton.gateway import PROBE_SECONDS
+from serving.triton.connection import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit
 

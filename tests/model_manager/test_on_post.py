@@ -11,7 +11,7 @@ from serving.model_manager.manager import Manager
 from serving.model_manager.on_post import OnPost
 from serving.models.table import READY, UNLOADING, Entry
 from serving.settings.table import Settings
-from serving.triton.gateway import IndexEntry
+from serving.triton.connection import IndexEntry
 from tests.model_manager.test_recovery import FakeTriton
 from tests.repository.test_model_config import ONNX, X, Y, write
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.budget import NEVER
 from serving.errors import TritonUnavailable
-from serving.triton.gateway import Call, Connection
+from serving.triton.gateway import TritonGateway
 from serving.triton.shared_memory import FOLDER, SharedMemory
 from serving.triton.tensors import InferRequest, Tensor
 
@@ -59,9 +58,11 @@ def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(made: Mad
 
 
 def test_small_arrays_are_left_to_grpc(made: Made) -> None:
+    gateway = TritonGateway("unix:/nonexistent", timeout=1.0)
+    gateway.shared_memory = made.memory
     for array, files in ((np.zeros(100, np.float32), 0), (numbers(1), 1)):
         request = InferRequest("model", "", (Tensor.of("x", array),))
-        Call(Connection("unix:/nonexistent"), made.memory, request, NEVER, timeout=1.0)
+        gateway.infer(request)
         assert len(made.files()) == files
 
 
