@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Iterable
 from functools import partial
 from http import HTTPStatus
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from flask import Flask, Response
@@ -16,9 +16,8 @@ from werkzeug.exceptions import HTTPException
 from serving import VERSION
 from serving.bodies.flat import FlatBody
 from serving.budget import MOST_PARTS
-from serving.errors import Forbidden, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import Forbidden, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
-from serving.front.metrics import CONTENT_TYPE, Observer
 from serving.front.models import KServeRoutes, ModelRoutes
 from serving.front.openapi import add_page, openapi
 from serving.front.replies import (
@@ -33,6 +32,7 @@ from serving.front.replies import (
     stream_reply,
     wanted_format,
 )
+from serving.front.scrape import metrics
 from serving.front.services import Services, services
 from serving.headers import ATTRIBUTES
 from serving.inference.batch_transform import transform
@@ -40,6 +40,8 @@ from serving.models.registry import Registry
 from serving.request import PATH, Body, Reply, Request, ServedModel, Target
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
+
+UNLIMITED = ("ping", "metrics")  # endpoints that are not counted and never refused for load
 
 
 class App(Flask):
@@ -57,7 +59,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.config["MAX_FORM_PARTS"] = MOST_PARTS
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is 405, as of any method that a route has not
     app.extensions["serving"] = made = Services(settings, shared_memory)
-    Observer(made.metrics, made.admission).watch(app)
+    app.before_request(_admit)
+    app.after_request(_finish)
     app.before_request(_refuse_late)
     if settings.management_secret:
         app.before_request(partial(_guard_management, settings.management_secret))
@@ -101,15 +104,6 @@ def models() -> Response:
     described = [_describe(registry, name, versions) for name, versions in sorted(registry.index().items())]
     refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().rejected]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
-
-
-def metrics() -> Response:
-    """Ours and Triton's; ours alone when Triton does not answer."""
-    try:
-        triton: bytes | None = services().gateway.metrics()
-    except (TritonUnavailable, TritonTimeout):
-        triton = None
-    return Response(services().metrics.render(triton, services().admission.requests()), content_type=CONTENT_TYPE)
 
 
 def execution_parameters() -> Response:
@@ -174,6 +168,38 @@ def _describe(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> d
         return described | registry.get(name).describe()
     except ServingError as err:
         return described | {"error": str(err)}
+
+
+def _admit() -> None:
+    """Take a slot for the request, unless its route is one that nobody limits. Raise Overloaded."""
+    source = incoming()
+    if source.endpoint not in UNLIMITED:
+        source.started = perf_counter()
+        source.slot = services().admission.enter(source.content_length or 0)
+
+
+def _finish(response: Response) -> Response:
+    """Leave the slot and count the request when its reply ends: a stream's after its last part."""
+    source, app = incoming(), services()
+    source.drain()
+    if source.started is None:
+        return response
+    if header := source.timings.header():  # nginx logs it
+        response.headers["Server-Timing"] = header
+    started, received = source.started, source.content_length or 0
+    sent = None if response.is_streamed else response.calculate_content_length()
+
+    def finish() -> None:
+        if slot := getattr(source, "slot", None):  # it was admitted
+            slot.leave()
+        seconds = perf_counter() - started
+        app.metrics.count(source.model, source.version, response.status_code, seconds, received, sent, source.timings)
+
+    if response.is_streamed:
+        response.call_on_close(finish)
+    else:
+        finish()
+    return response
 
 
 def _refuse_late() -> None:

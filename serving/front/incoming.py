@@ -27,7 +27,7 @@ MEGABYTE = 2**20
 class Incoming(flask.Request):
     """Flask's request, with what the front notes of it for the log and the metrics."""
 
-    slot: Slot  # of all requests but those to /ping and /metrics, once they were admitted
+    slot: Slot  # set when the request is admitted
 
     def __init__(self, environ: Any, *arguments: Any, **names: Any) -> None:
         super().__init__(environ, *arguments, **names)

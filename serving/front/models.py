@@ -9,18 +9,21 @@ import base64
 import binascii
 import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import orjson
 from flask import Flask, Response
+from prometheus_client import Counter
 
 from serving.bodies.flat import FlatBody
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import parse_object, read_binary
 from serving.codecs import describe
-from serving.errors import InvalidRequest, ModelNotLoaded, ModelNotReady, by_code
+from serving.errors import InvalidRequest, ModelNotLoaded, ModelNotReady, ServingError, by_code
 from serving.front.incoming import Incoming, incoming
 from serving.front.replies import EVENTS, Format, json_reply
+from serving.front.services import services
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.models.registry import Registry
@@ -48,13 +51,15 @@ class ModelRoutes:
 
     def load(self) -> Response:
         """{"model_name", "url"}: 200, or 409, 507, 400."""
-        name, url = _read_load()
-        self._ask("POST", name=name, url=url, target=incoming().headers.get(TARGET_MODEL) or name)
+        with _counted(services().metrics.loads):
+            name, url = _read_load()
+            self._ask("POST", name=name, url=url, target=incoming().headers.get(TARGET_MODEL) or name)
         return json_reply({"modelName": name, "modelUrl": url})
 
     def unload(self, name: str) -> Response:
         """200 when its memory is free; 404."""
-        self._ask("DELETE", name=name)
+        with _counted(services().metrics.unloads):
+            self._ask("DELETE", name=name)
         return Response(status=200, mimetype="application/json")
 
     def get(self, name: str) -> Response:
@@ -99,6 +104,19 @@ class ModelRoutes:
                 if time.monotonic() > end:
                     raise
             time.sleep(PAUSE)
+
+
+@contextmanager
+def _counted(results: Counter) -> Iterator[None]:
+    """Count the result: "ok", or the error's code."""
+    result = "ok"
+    try:
+        yield
+    except Exception as err:
+        result = err.code if isinstance(err, ServingError) else ServingError.code
+        raise
+    finally:
+        results.labels(result).inc()
 
 
 def _describe(model: Entry) -> dict[str, str]:

@@ -21,8 +21,8 @@ from flask import Flask, Response, current_app, send_from_directory
 from serving import VERSION
 from serving.errors import TABLE, NotFound
 from serving.front.incoming import incoming
-from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.replies import json_reply
+from serving.front.scrape import CONTENT_TYPE as PROMETHEUS
 from serving.front.services import services
 from serving.headers import JSON_TYPE, TARGET_MODEL
 from serving.request import plain

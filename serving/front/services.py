@@ -60,7 +60,7 @@ class Services:
         self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
         self.health = Health(self.registry, self.inference, self.admission, settings.status_file)
         self.hang_ups = HangUps()
-        self.metrics = Metrics(settings.status_file, table)
+        self.metrics = Metrics()
 
     def trim_when_idle(self) -> None:
         """Give freed memory back to the system whenever the worker has been idle for a while: the target of a thread.

@@ -1,13 +1,18 @@
 """Requests and the bytes of their bodies are bounded over all workers, in total and per model."""
 
+import gzip
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import copy
 
 import pytest
 
+from predictor import create_app
 from serving.errors import Overloaded
 from serving.front.admission import Admission, Slot
+from serving.models.leases import TOTAL
+from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit
 
@@ -119,3 +124,18 @@ def test_requests_of_an_ended_worker_no_longer_count() -> None:
     shared.remove_worker(7)
     assert (shared.requests(), shared.leases.bytes(0)) == (0, 0)
     fork(shared, 8).enter(MOST_BYTES)
+
+
+def test_the_app_refuses_a_body_that_is_too_large_for_the_memory_and_counts_it() -> None:
+    app = create_app(Settings.from_env({}))
+    services, client = app.extensions["serving"], app.test_client()
+    services.admission.most_bytes = 1000
+    packed = gzip.compress(json.dumps({"instances": ["x" * 1000]}).encode())
+    replies = [
+        client.post("/invocations", data=b"x" * 1001),
+        client.post("/invocations", data=packed, headers={"Content-Encoding": "gzip"}),
+    ]
+    assert [(reply.status_code, (reply.json or {}).get("code")) for reply in replies] == [(503, "overloaded")] * 2
+    assert client.get("/metrics").status_code == 200
+    assert (services.admission.requests(), services.admission.leases.bytes(TOTAL)) == (0, 0)
+    assert b'serve_requests_total{code="503",model="",version=""} 2.0' in client.get("/metrics").data
