@@ -20,7 +20,7 @@ from serving.bodies.flat import FlatBody
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import parse_object, read_binary
 from serving.codecs import describe
-from serving.errors import InvalidRequest, ModelNotLoaded, ModelNotReady, ServingError, by_code
+from serving.errors import InvalidRequest, LoadFailed, ModelNotLoaded, ModelNotReady, ServingError, by_code
 from serving.front.incoming import Incoming, incoming
 from serving.front.replies import EVENTS, Format, json_reply
 from serving.front.services import services
@@ -50,10 +50,14 @@ class ModelRoutes:
         app.add_url_rule("/models/<path:name>", view_func=self.unload, methods=["DELETE"])
 
     def load(self) -> Response:
-        """{"model_name", "url"}: 200, or 409, 507, 400."""
+        """{"model_name", "url"}: 200, or 409, 507, 400. A model whose client cannot be made is unloaded again."""
         with _counted(services().metrics.loads):
             name, url = _read_load()
-            self._ask("POST", name=name, url=url, target=incoming().headers.get(TARGET_MODEL) or name)
+            target = incoming().headers.get(TARGET_MODEL) or name
+            self._ask("POST", name=name, url=url, target=target)
+            if reason := self._registry.get(target).client_error:
+                self._ask("DELETE", name=name)
+                raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
         return json_reply({"modelName": name, "modelUrl": url})
 
     def unload(self, name: str) -> Response:

@@ -344,6 +344,12 @@ def test_a_failed_load_leaves_nothing_behind_and_works_at_once_when_it_is_mended
     assert "broken" not in running.listed()
     wait_until(lambda: running.stubs() <= stubs, f"of {stubs} processes not more are left")
     make_model(running.path("broken") / "part", 5)
+    client = running.path("broken") / "whole/client.py"
+    sound = client.read_text()
+    client.write_text("import a_library_that_is_missing\n")
+    expect(running.load("broken", "broken"), 400, "load_failed", "a_library_that_is_missing")
+    assert "broken" not in running.listed()
+    client.write_text(sound)
     assert running.load("broken", "broken").status_code == 200
     assert predictions(running.invoke("broken", 1)) == [{"five": 5.0}]
     assert running.unload("broken").status_code == 200
