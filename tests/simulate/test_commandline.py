@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,29 +21,15 @@ from tests.support.started import ends_with
 
 pytestmark = pytest.mark.stack
 
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[Command]]:
-    """Commands to be ended in any case."""
-    commands: list[Command] = []
-    yield commands
-    for command in commands:
-        command.process.kill()
-        command.process.wait()
-
-
-def start(started: list[Command], tmp_path: Path, *arguments: str) -> Command:
-    started.append(Command(tmp_path, "--serve", str(MISBEHAVING), *arguments))
-    return started[-1]
+SERVE = ("--serve", str(MISBEHAVING))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("is_ready", [True, False])
-def test_a_signal_ends_it_and_nothing_is_left(
-    started: list[Command], tmp_path: Path, number: signal.Signals, is_ready: bool
-) -> None:
+def test_a_signal_ends_it_and_nothing_is_left(tmp_path: Path, number: signal.Signals, is_ready: bool) -> None:
     model = make_tar(tmp_path / "model.tar.gz", {"a/config.pbtxt": "x"})
-    command = start(started, tmp_path, "--model-data", str(model), *(() if is_ready else ("--env", "BREAKS=start-up")))
+    broken = () if is_ready else ("--env", "BREAKS=start-up")
+    command = Command(tmp_path, *SERVE, "--model-data", str(model), *broken)
     if is_ready:
         client_of(command.wait_ready()).invoke_endpoint(EndpointName="any", Body=b"{}")
     wait_until(command.left, "a container")
@@ -90,22 +75,27 @@ def test_wrong_arguments_are_exit_code_2_and_named(arguments: list[str], capsys:
 def test_what_cannot_be_started_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     broken = tmp_path / "model.tar.gz"
     broken.write_bytes(b"no archive")
+    engine = tmp_path / "podman"
+    engine.write_text("#!/bin/sh\necho no such image >&2\nexit 125\n")  # a stand-in for an engine that has no image
+    engine.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for arguments, said in [
-            (["--port", str(port)], f"127.0.0.1:{port}"),
-            (["--serve", "absent"], "absent"),
-            (["--model-data", str(broken)], "model.tar.gz"),
+        for arguments, path, named in [
+            ([*SERVE, "--port", str(port)], "", f"127.0.0.1:{port}"),
+            (["--serve", "absent"], "", "absent"),
+            ([*SERVE, "--model-data", str(broken)], "", "model.tar.gz"),
+            (["--image", "no-such"], f"{tmp_path}:", "no-such"),
+            (["--image", "no-such"], "/nowhere", "podman"),
         ]:
-            done = run("--serve", str(MISBEHAVING), *arguments)
+            done = run(*arguments, PATH="/nowhere" if path == "/nowhere" else path + os.environ["PATH"])
             assert done.returncode == 1, done
             assert done.stdout.splitlines()[-1].startswith("error: ")
-            assert said in done.stdout.splitlines()[-1]
+            assert named in done.stdout.splitlines()[-1]
             assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_container_that_fails_is_exit_code_1_with_its_reason() -> None:
-    command = ["--serve", str(MISBEHAVING), "--port", "0", "--env", "BREAKS=start-up", "--limit"]
+    command = [*SERVE, "--port", "0", "--env", "BREAKS=start-up", "--limit"]
     for seconds in ENOUGH_TO_ANSWER:
         done = run(*command, f"start-up={seconds}")
         assert done.returncode == 1
@@ -116,21 +106,11 @@ def test_a_container_that_fails_is_exit_code_1_with_its_reason() -> None:
     raise AssertionError(last)
 
 
-def test_strict_says_by_the_exit_code_that_a_rule_was_broken(started: list[Command], tmp_path: Path) -> None:
-    command = start(started, tmp_path, "--strict", "--env", "BREAKS=ping-body")
+def test_strict_says_by_the_exit_code_that_a_rule_was_broken(tmp_path: Path) -> None:
+    command = Command(tmp_path, *SERVE, "--strict", "--env", "BREAKS=ping-body")
     command.wait_ready()
     assert command.stop(signal.SIGINT) == 3
     assert "rules broken: ping-body 1" in command.output()
-
-
-def test_a_missing_image_or_engine_is_exit_code_1(tmp_path: Path) -> None:
-    engine = tmp_path / "podman"
-    engine.write_text("#!/bin/sh\necho no such image >&2\nexit 125\n")  # a stand-in for an engine that has no image
-    engine.chmod(0o755)
-    for path, said in ((f"{tmp_path}:{os.environ['PATH']}", "no-such"), ("/nowhere", "podman")):
-        done = run("--image", "no-such", PATH=path)
-        assert done.returncode == 1
-        assert said in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("port", "network"), [(0, "--network none"), (12345, "-p 127.0.0.1:12345:8080")])
