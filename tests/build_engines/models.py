@@ -12,9 +12,18 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from build_engines.build import build
+from build_engines.model_folder import StoredModel, open_model
+from build_engines.request import Request
 from tests.support.digits import held_out, held_out_pages
 
 Dims = Sequence[str | int]
+
+
+def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
+    """Build the model folder `own` of a file; return it."""
+    build(Request("own", str(file), repository=tmp_path / "models", **options))
+    return open_model("own", tmp_path / "models")
 
 
 def parsed(text: str) -> onnx.ModelProto:

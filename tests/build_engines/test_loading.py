@@ -60,13 +60,6 @@ def test_a_state_beside_an_input_of_any_length_is_configured_as_what_is_computed
     assert (config.max_batch_size, [list(each.dims) for each in config.output]) == (batch, dims)
 
 
-def test_a_classifier_of_a_fixed_batch_is_served_as_it_is(tmp_path: Path) -> None:
-    file = save_matrix(tmp_path / "own.onnx", 1, 3 * 8 * 8, [3, 8, 8])
-    assert build(tmp_path, file, "--client", "image-classification") == 0
-    config = read_config(tmp_path / "models/own")
-    assert (config.max_batch_size, list(config.output[0].dims)) == (0, [1, 3])
-
-
 def test_a_model_that_fails_on_its_example_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = save_matrix(tmp_path / "own.onnx", "n", 48, [3, "h", "w"])
     words = ("--client", "image-classification", "--set", "size=8")

@@ -124,14 +124,6 @@ def letters(folder: Path) -> Trained:
     return saved(model, folder / "letters.joblib", rows)
 
 
-def late(folder: Path) -> Trained:
-    """Unix seconds, which need FP64; classes False and True."""
-    rng = np.random.default_rng(0)
-    rows = pd.DataFrame({"time": 1.7e9 + rng.uniform(0, 3600, 200), "v": rng.normal(size=200)})
-    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, rows.time > 1.7e9 + 1800)
-    return saved(model, folder / "late.joblib", rows)
-
-
 def saved(model: Any, file: Path, rows: pd.DataFrame) -> Trained:
     joblib.dump(model, file)
     return Trained(model, file, rows)

@@ -3,7 +3,6 @@
 import re
 import shlex
 from importlib import import_module
-from itertools import pairwise
 
 import pytest
 
@@ -109,12 +108,6 @@ def test_deploy_takes_the_readme_s_command_lines(capsys: pytest.CaptureFixture[s
     with account() as aws:
         for words in lines:
             assert aws.deploy(*words[3:], "--dry-run") == 0, capsys.readouterr().err
-
-
-def test_the_readme_shows_an_answer_of_each_model_that_it_leads_with() -> None:
-    calls = [f"{block.text}{after.language}" for block, after in pairwise(blocks())]
-    named = [found[1] for call in calls if (found := re.search(r"model_name=(\w+).*json$", call, re.DOTALL))]
-    assert named == ["efficientnet", "yolov4_tiny", "bert"]
 
 
 def test_contributing_says_what_each_folder_of_tests_covers_and_each_package_has_one() -> None:

@@ -3,7 +3,6 @@
 The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are only parsed.
 """
 
-import re
 import shlex
 from collections.abc import Iterator
 from itertools import chain, groupby
@@ -64,12 +63,3 @@ def test_what_needs_a_gpu_is_understood_and_says_what_is_missing(
         code, error = build_engines(words), capsys.readouterr().err
         assert code in (0, 1), error
         assert len(error.splitlines()) == code, error
-
-
-def test_a_guide_ends_with_what_to_run_on_aws(guide: list[Block]) -> None:
-    last = [block for block in guide if block.runs][-1]
-    assert last.marker == AWS
-    names = [found["name"] for line in last.commands if (found := re.search(r"--name (?P<name>\S+)", line))]
-    assert len(set(names)) == 1
-    assert "deploy create" in last.text
-    assert "deploy delete" in last.commands[-1]

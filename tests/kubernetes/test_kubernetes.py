@@ -52,12 +52,6 @@ def test_the_serving_runtime_is_valid(version: str) -> None:
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_a_field_that_does_not_exist_is_an_error() -> None:
-    wrong = {**SERVICE, "spec": {**SERVICE["spec"], "selectors": {}}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="selectors"):
-        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
-
-
 @pytest.mark.parametrize("kind", PODS)
 def test_the_probes_and_the_grace_period_outlast_the_settings(kind: str) -> None:
     found, set_to = container(kind), settings(kind)

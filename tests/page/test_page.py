@@ -207,22 +207,6 @@ def test_classes_are_bars_and_the_version_can_be_chosen(page: Page, server: Serv
     expect(page.locator(".bars li")).to_have_count(2)
 
 
-def test_several_sentences_give_a_matrix_of_their_similarity(page: Page, server: Server) -> None:
-    texts = ["A man is eating food.", "Someone has a meal.", "The sky is <i>grey</i>."]
-    choose(page, "bert")
-    page.get_by_role("textbox", name="Text 1").fill(texts[0])
-    for number, text in enumerate(texts[1:], 2):
-        page.get_by_role("button", name="Add a text").click()
-        page.get_by_role("textbox", name=f"Text {number}").fill(text)
-    page.keyboard.press("Control+Enter")
-    cells = page.locator(".matrix tbody td")
-    expect(cells).to_have_count(9)
-    reply = server.post(json={"model_name": "bert", "instances": texts}).json()
-    vectors = [prediction["embedding"] for prediction in reply["predictions"]]
-    products = [sum(a * b for a, b in zip(one, other, strict=True)) for one in vectors for other in vectors]
-    assert [float(text) for text in cells.all_inner_texts()] == pytest.approx(products, abs=0.0051)
-
-
 SHOWN: dict[str, tuple[Any, str, list[str]]] = {
     "entities": (
         {"entities": [{"label": "PER", "score": 0.9, "word": "Ada", "start": 5, "end": 8}]},

@@ -70,10 +70,3 @@ def test_an_engine_that_there_is_not_ends_the_start_of_a_model_that_is_loaded(tm
     write(tmp_path / "bad", f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}")
     assert "cpu_engine" in look(tmp_path).unreadable[0]
     assert look(tmp_path, SERVE_LOAD_MODELS="net").unreadable == ()
-
-
-def test_one_that_is_not_loaded_may_be_unreadable(tmp_path: Path) -> None:
-    write(tmp_path / "net", f"{ONNX} {X} {Y}")
-    write(tmp_path / "bad", "no protobuf")
-    facts = look(tmp_path, SERVE_LOAD_MODELS="net")
-    assert facts.unreadable == ()

@@ -14,8 +14,6 @@ from serving.repository.archives import locate
 pytestmark = pytest.mark.unit
 
 MODEL = 'backend: "python"'
-STEPS = 'ensemble_scheduling { step { model_name: "part" } }'
-SPELLINGS = [f"platform: 'ensemble'\n{STEPS}", STEPS, f'platform: "ensemble" # not model_name: "all"\n{STEPS}']
 ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "part" } }'
 
 
@@ -37,8 +35,6 @@ def lay_out(root: Path, **files: str) -> str:
         ({"net__config": MODEL}, "net"),
         ({"net__1__model.onnx": "x"}, "net"),
         ({"all__config": ENSEMBLE, "part__config": MODEL, "zz__config": MODEL}, "all"),
-        *(({"all__config": spelling, "part__config": MODEL}, "all") for spelling in SPELLINGS),
-        ({"all__config": ENSEMBLE, "part__config": MODEL + " # model_name: 'all'"}, "all"),
         ({"in__config": ENSEMBLE, "out__config": ENSEMBLE.replace("part", "in"), "part__config": MODEL}, "out"),
     ],
 )
@@ -61,12 +57,6 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     url = lay_out(tmp_path, all__config=ENSEMBLE, part__config="backend: python")
     with pytest.raises(ConfigError, match="model/part/config"):
         locate(url, tmp_path)
-
-
-def test_of_nested_ensembles_the_outermost_is_the_model(tmp_path: Path) -> None:
-    outer = ENSEMBLE.replace("part", "inner")
-    url = lay_out(tmp_path, inner__config=ENSEMBLE, outer__config=outer, part__config=MODEL)
-    assert locate(url, tmp_path).folder.name == "outer"
 
 
 def test_folders_that_are_not_models_are_not_staged(tmp_path: Path) -> None:

@@ -39,14 +39,17 @@ def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: 
     assert backend_of(parse_config(config)) == backend
 
 
+@pytest.mark.parametrize("file", ["config.pbtxt", "configs/cpu.pbtxt"])
 @pytest.mark.parametrize(("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")])
 def test_a_configuration_that_cannot_be_read_is_named_with_line_and_column(
-    text: bytes, reason: str, tmp_path: Path
+    file: str, text: bytes, reason: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.pbtxt").write_bytes(text)
+    (tmp_path / "configs").mkdir()
+    for each in ("config.pbtxt", "configs/cpu.pbtxt"):
+        (tmp_path / each).write_bytes(text if each == file else b"max_batch_size: 4")
     with pytest.raises(Unreadable) as caught:
-        read_config(tmp_path, "gpu")
-    assert f"{tmp_path}/config.pbtxt" in str(caught.value) and reason in str(caught.value)
+        read_config(tmp_path, "cpu")
+    assert f"{tmp_path}/{file}" in str(caught.value) and reason in str(caught.value)
 
 
 def test_a_configuration_is_read_without_grpc_whose_import_takes_half_a_second() -> None:
@@ -131,14 +134,3 @@ def test_a_second_file_with_tensors_is_whole_and_takes_nothing_from_the_first(tm
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(f'backend: "python" {X} {Y}')
     assert read_config(model, "cpu") == parse_config(f'backend: "python" {X} {Y}')
-
-
-def test_a_mistake_in_either_file_is_told_with_its_own(tmp_path: Path) -> None:
-    model = write(tmp_path / "net", "no protobuf")
-    (model / "configs").mkdir()
-    (model / "configs/cpu.pbtxt").write_text("max_batch_size: 4")
-    with pytest.raises(Unreadable, match=r"net/config\.pbtxt"):
-        read_config(model, "cpu")
-    (model / "configs/cpu.pbtxt").write_text("no protobuf")
-    with pytest.raises(Unreadable, match=r"configs/cpu\.pbtxt"):
-        read_config(model, "cpu")

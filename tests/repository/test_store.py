@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.repository import store as store_module
 from serving.repository.model_config import read_config, read_file
@@ -58,13 +57,6 @@ def test_the_parts_of_an_ensemble_get_the_names_that_triton_knows_them_by(tmp_pa
     config = read_file(tmp_path / "staged/a.tar.gz/config.pbtxt")
     assert (config.name, config.platform) == ("", "ensemble")
     assert config.ensemble_scheduling.step[0].model_name == "a.tar.gz__part"
-
-
-def test_an_engine_that_there_is_not_is_refused_with_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "bad", f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}")
-    with pytest.raises(ConfigError, match="cpu_engine") as caught:
-        store(tmp_path).stage(tmp_path / "bad", "bad")
-    assert str(tmp_path / "bad/config.pbtxt") in str(caught.value)
 
 
 def make(folder: Path) -> Path:

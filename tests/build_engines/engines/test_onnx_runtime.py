@@ -65,20 +65,10 @@ def test_each_bundled_model_answers_as_fp32_does(
     assert size(open_model(f"{name}_int8", repository)) < megabytes * 1e6
 
 
-def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BUILD_ENGINES_CACHE", str(tmp_path / "cache"))
-    request = Request(
-        "resnet",
-        name="alone",
-        precision="int8",
-        calibration=save_digits(tmp_path, 20),
-        max_batch_size=0,
-        repository=tmp_path / "models",
-    )
-    build(request)
-    assert all(score.passed for score in scores(tmp_path / "models", "alone", request.calibration).values())
+def test_a_model_that_takes_no_batches_is_calibrated_and_verified_too(tmp_path: Path) -> None:
+    samples, models = save_digits(tmp_path, 20), tmp_path / "models"
+    build(Request("resnet", name="alone", precision="int8", calibration=samples, max_batch_size=0, repository=models))
+    assert all(score.passed for score in scores(models, "alone", samples).values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -162,37 +152,7 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     assert found[0].value == 1.0
 
 
-def save_near_scores(path: Path, feeds: list[Any]) -> Path:
-    """Save a classifier whose 1,000 scores are near each other for these images: their mean is taken away."""
-    file = save_classifier(path, classes=1000)
-    run = onnx_runner(file)
-    mean = np.mean([run({"images": feed})["logits"][0] for feed in feeds], axis=0)
-    model = onnx.load(file)
-    model.graph.node[-1].output[0] = "raw"
-    model.graph.node.append(onnx.helper.make_node("Sub", ["raw", "mean_score"], ["logits"], name="near"))
-    model.graph.initializer.append(numpy_helper.from_array(mean, "mean_score"))
-    onnx.save(model, file)
-    return file
-
-
-def test_int8_that_answers_otherwise_than_fp32_is_not_built_unless_it_is_wanted(tmp_path: Path) -> None:
-    images, models = tmp_path / "images", tmp_path / "models"
-    images.mkdir()
-    noise = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8)
-    for number, pixels in enumerate(noise):
-        Image.fromarray(pixels).save(images / f"{number}.png")
-    feeds = [pixels.transpose(2, 0, 1)[None].astype(np.float32) / 255 for pixels in noise]
-    words = ["build", "own", "--weights", str(save_near_scores(tmp_path / "c.onnx", feeds)), "--client", "resnet"]
-    words += ["--set", "crop_pct=1", "--set", "mean=0", "--set", "std=1", "--precision", "int8", "--for", "cpu"]
-    words += ["--calibration", str(images), "--out", str(models), "--no-load"]
-    assert main(words) == 1
-    assert not models.exists()
-    assert main([*words, "--no-compare"]) == 0
-    score, _ = verify(open_model("own_int8", models), None, images, 0)
-    assert not score.passed
-
-
-def test_int8_is_compared_on_samples_that_did_not_calibrate_it(tmp_path: Path) -> None:
+def test_int8_that_answers_otherwise_on_samples_that_did_not_calibrate_it_is_not_built(tmp_path: Path) -> None:
     """Each fourth image is bright, and the others are so dark that bright values are cut off."""
     images, models = tmp_path / "images", tmp_path / "models"
     images.mkdir()

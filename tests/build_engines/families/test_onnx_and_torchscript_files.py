@@ -11,24 +11,25 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_file import parse_inputs
-from build_engines.model_folder import StoredModel, open_model
-from build_engines.request import Request
+from build_engines.model_folder import StoredModel
 from build_engines.runners import runner_of
 from build_engines.weights.onnx_files import DATATYPES
 from clients.base import TensorSpec
 from serving.triton.tensors import numpy_dtype
-from tests.build_engines.models import parsed, save, save_classifier, save_constants, save_ports, save_scale, session
+from tests.build_engines.models import (
+    made,
+    parsed,
+    save,
+    save_classifier,
+    save_constants,
+    save_ports,
+    save_scale,
+    session,
+)
 
 pytestmark = pytest.mark.full
-
-
-def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
-    """The model folder `own` of a file."""
-    build(Request("own", str(file), repository=tmp_path / "models", **options))
-    return open_model("own", tmp_path / "models")
 
 
 def test_a_free_first_dimension_makes_batches(tmp_path: Path) -> None:
@@ -399,12 +400,11 @@ class Rated(torch.nn.Module):
         return gain * x[:, :rate]
 
 
-def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", [(), ("FP32:8", "INT64:1")])
+def test_a_torchscript_file_that_takes_a_number_is_refused_by_its_name(inputs: tuple[str, ...], tmp_path: Path) -> None:
     torch.jit.script(Rated()).save(str(tmp_path / "rated.jit"))
     with pytest.raises(BuildError, match="'rate'"):
-        made(tmp_path, tmp_path / "rated.jit", inputs=("FP32:8", "INT64:1"))
-    with pytest.raises(BuildError, match="'rate'"):
-        made(tmp_path, tmp_path / "rated.jit")
+        made(tmp_path, tmp_path / "rated.jit", inputs=inputs)
 
 
 @pytest.mark.parametrize("text", ["", "FP32", "FP99:3", "FP32:0", "FP32:3,,4", "FP32:-2", "a:b:c:d"])

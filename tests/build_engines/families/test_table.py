@@ -36,21 +36,17 @@ from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotE
 from sklearn.svm import LinearSVC
 
 from build_engines.__main__ import main
-from build_engines.build import build
 from build_engines.errors import BuildError, UsageError
-from build_engines.model_folder import StoredModel, open_model
-from build_engines.request import Request
+from build_engines.model_folder import StoredModel
 from clients.base import TensorSpec
-from tests.build_engines import trained
+from tests.build_engines import models, trained
 from tests.build_engines.models import parsed, save_scale
 
 pytestmark = pytest.mark.unit
 
 
 def made(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
-    """The model folder `own` of a file."""
-    build(Request("own", str(file), repository=tmp_path / "models", **({"allow_pickle": True} | options)))
-    return open_model("own", tmp_path / "models")
+    return models.made(tmp_path, file, **({"allow_pickle": True} | options))
 
 
 def columns(stored: StoredModel) -> tuple[str, ...]:

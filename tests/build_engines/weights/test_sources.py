@@ -73,10 +73,7 @@ def test_without_the_hub_it_says_how_to_bring_the_model(tmp_path: Path) -> None:
     assert "hf download someone/model --local-dir FOLDER" in done.stderr
 
 
-def test_a_publisher_s_file_is_fetched_once_and_kept_only_with_the_right_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BUILD_ENGINES_CACHE", str(tmp_path / "cache"))
+def test_a_publisher_s_file_is_fetched_once_and_kept_only_with_the_right_hash(tmp_path: Path) -> None:
     published = tmp_path / "yolov5s.pt"
     published.write_bytes(b"weights")
     recipe = Recipe("", "yolov5", url=published.as_uri(), sha256=sha256(b"weights").hexdigest())
