@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +14,15 @@ import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
 from PIL import Image
 from tritonclient.grpc import InferenceServerClient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from build_engines.__main__ import main
+from tests.backends.triton_process import infer
 from tests.support.digits import held_out_pages
-from tests.support.harness import FP32, PATIENCE, ROOT, Server, free_port
+from tests.support.harness import FP32, ROOT, Server, free_port
 
 pytestmark = pytest.mark.stack
 
-Arrays = dict[str, NDArray[Any]]
 TEXTS = ["A man is eating food.", "x", "Ein längerer Satz mit mehr Wörtern, damit das Auffüllen zählt. " * 3, "日本語"]
 CPU = ("--for", "cpu", "--no-load", "--out")  # the server loads what is built
 RESNET = ROOT / "model_repository/resnet"
@@ -53,15 +52,6 @@ def server(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.fixture(scope="module")
 def triton(server: Server) -> InferenceServerClient:
     return grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}")  # type: ignore[attr-defined]
-
-
-def infer(triton: InferenceServerClient, model: str, feed: Arrays) -> Arrays:
-    tensors = []
-    for name, array in feed.items():
-        tensors.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
-    result = triton.infer(model, tensors, client_timeout=PATIENCE)
-    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
 def strings(*texts: str) -> NDArray[np.object_]:
@@ -94,13 +84,6 @@ def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server) -> No
     ]
     ours, theirs = (np.array([each["embedding"] for each in predictions]) for predictions in replies)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
-
-
-def test_a_text_goes_to_it_raw(server: Server) -> None:
-    reply = server.post(
-        "/invocations?model_name=text_embedding", data=TEXTS[2].encode(), headers={"Content-Type": "text/plain"}
-    ).json()
-    assert np.linalg.norm(reply["predictions"][0]["embedding"]) == pytest.approx(1)
 
 
 def test_many_callers_with_texts_of_different_lengths_get_their_own_answers(triton: InferenceServerClient) -> None:
@@ -170,12 +153,6 @@ def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
 ) -> None:
     reply = server.post("/invocations?model_name=image_classes", data=encoded(pages[0])[:cut])
     assert reply.status_code == 400
-
-
-def test_building_again_changes_nothing(built: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()}
-    assert main(["build", "text_embedding", *CPU, str(built)]) == 0
-    assert {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.is_file()} == before
 
 
 def test_an_archive_of_an_ensemble_and_its_parts_is_loaded_by_a_multi_model_endpoint(

@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import requests
 
-from tests.bodies.hostile import BINARY, CASES, JSON_TYPE, LINES, MEGABYTE, NPY, npy_file
+from tests.bodies.hostile import BINARY, CASES, JSON_TYPE, LINES, NPY, npy_file
 from tests.endpoint.test_classification import make_echo
 from tests.support.harness import (
     ROOT,
@@ -23,6 +22,7 @@ from tests.support.harness import (
     make_python_model,
     make_scale,
     make_sleeper,
+    memory,
     module_server,
     wait_until,
 )
@@ -89,12 +89,6 @@ def expect(reply: requests.Response, *statuses: int) -> str:
     assert set(found) == {"error", "code", "request_id"}
     assert len(found["error"]) < 500
     return str(found["error"])
-
-
-def memory(pid: int, field: str) -> int:
-    """Return a field of /proc/PID/status in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field))) // 1024
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +165,6 @@ def test_millions_of_lines_are_an_error_by_the_deadline_and_take_little_memory(
     assert seconds < 3 * SECONDS
 
 
-def test_a_long_text_is_cut_and_said_to_be_truncated(server: Server) -> None:
-    reply = send(server, "bert", b"a " * (5 * MEGABYTE // 2), "text/plain")
-    assert reply.status_code == 200, reply.text[:500]
-    (prediction,) = reply.json()["predictions"]
-    assert prediction["truncated"] is True
-
-
 def test_a_form_of_many_parts_is_413(server: Server) -> None:
     files = [("image", (None, b"x"))] * 1001
     expect(server.post(params={"model_name": "sleeper"}, files=files), 413)
@@ -194,20 +181,6 @@ def test_data_that_are_nested_wrong_are_400_in_a_stream_too(server: Server, valu
 def test_raw_input_is_refused_as_a_stream(server: Server) -> None:
     headers = {"Content-Type": f"{BINARY};json-header-size=0", "Accept": "text/event-stream"}
     expect(server.post(params={"model_name": "numbers"}, data=bytes(4), headers=headers), 400)
-
-
-@pytest.mark.parametrize("size", [3, 10_000], ids=["small", "large"])
-def test_nan_and_infinity_are_null_in_json_and_themselves_in_binary(server: Server, size: int) -> None:
-    numbers = np.array([np.nan, np.inf, -np.inf] + [1.0] * (size - 3), np.float32)
-    tensor = {"name": "x", "shape": [1, size], "datatype": "FP32", "parameters": {"binary_data_size": numbers.nbytes}}
-    for outputs in ({}, {"parameters": {"binary_data_output": True}}):
-        head = json.dumps({"inputs": [tensor], **outputs}).encode()
-        reply = send(server, "numbers", head + numbers.tobytes(), f"{BINARY};json-header-size={len(head)}")
-        assert reply.status_code == 200
-        if outputs:
-            assert reply.content.endswith(numbers.tobytes())
-        else:
-            assert reply.json()["outputs"][0]["data"][:3] == [None, None, None]
 
 
 def sleep(server: Server, *seconds: float, model: str = "queued") -> requests.Response:

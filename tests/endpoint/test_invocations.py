@@ -2,12 +2,10 @@
 
 import base64
 import io
-import re
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import requests
 from numpy.typing import NDArray
@@ -102,21 +100,6 @@ def test_several_files_of_a_form_are_several_instances(server: Server, digits: l
     assert [len(p["classes"]) for p in found] == [1, 1, 1]
 
 
-def test_the_answer_is_that_of_onnx_runtime_in_this_process(server: Server, digits: list[tuple[bytes, str]]) -> None:
-    described = {m["name"]: m for m in server.get("/models").json()["models"]}["resnet"]
-    shape = [1, *described["inputs"][0]["shape"]]
-    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    body = io.BytesIO()
-    np.save(body, array)
-    headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy"}
-    served = np.load(
-        io.BytesIO(server.post(params={"model_name": "resnet"}, data=body.getvalue(), headers=headers).content)
-    )
-    session = onnxruntime.InferenceSession(REPOSITORY / "resnet/1/model.onnx")
-    expected = session.run(None, {described["inputs"][0]["name"]: array})[0]
-    assert np.allclose(served, expected, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "array", [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)]
 )
@@ -146,30 +129,6 @@ def test_a_model_is_named_in_any_of_the_places(server: Server, place: dict[str, 
     assert (reply.headers["X-Model-Name"], reply.headers["X-Model-Version"]) == ("bert", "1")
     assert reply.headers.get(ATTRIBUTES) == place.get("headers", {}).get(ATTRIBUTES)
     assert (reply.json()["model_name"], reply.json()["model_version"]) == ("bert", "1")
-
-
-def test_the_request_id_is_the_caller_s_or_made(server: Server) -> None:
-    named = server.post(
-        json={"model_name": "bert", "instances": ["a"]}, headers={"X-Amzn-SageMaker-Inference-Id": "id-7"}
-    )
-    assert named.headers["X-Request-Id"] == "id-7"
-    made = {server.post(json={"model_name": "bert", "instances": ["a"]}).headers["X-Request-Id"] for _ in range(2)}
-    assert len(made) == 2
-    assert all(re.fullmatch(r"[0-9a-f]{32}", request_id) for request_id in made)
-
-
-@pytest.mark.parametrize("place", ["query", "attributes", "body"])
-def test_parameters_come_from_the_query_the_attributes_or_the_body(
-    server: Server, digits: list[tuple[bytes, str]], place: str
-) -> None:
-    data = digits[0][0]
-    if place == "query":
-        reply = server.post(params={"model_name": "resnet", "top_k": "2"}, data=data, headers=PNG)
-    elif place == "attributes":
-        reply = server.post(data=data, headers={**PNG, ATTRIBUTES: "model_name=resnet;top_k=2;trace=9"})
-    else:
-        reply = server.post(json={"model_name": "resnet", "instances": [b64(data)], "parameters": {"top_k": 2}})
-    assert len(predictions(reply)[0]["classes"]) == 2
 
 
 def test_bert_embeds_like_transformers_on_torch(server: Server) -> None:

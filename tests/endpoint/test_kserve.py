@@ -1,10 +1,8 @@
 """KServe v2 on the port of /invocations: what is handed to Triton, and that nothing else ever is."""
 
-import gzip
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from tests.support.streaming_models import make_teller
 pytestmark = pytest.mark.stack
 
 INFER = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.5]}]}
-server = module_server(make_scale, make_teller, SERVE_MAX_BODY_MB="2")
+server = module_server(make_scale, make_teller)
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready"])
@@ -55,21 +53,12 @@ def test_binary_tensors_pass_both_ways(server: Server) -> None:
     assert np.array_equal(np.frombuffer(reply.content[start:], dtype=np.float32), 3 * values)
 
 
-def test_generate_and_the_caller_s_request_id(server: Server) -> None:
+def test_generate_and_generate_stream_have_the_caller_s_request_id(server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "my-id"}
     reply = server.post("/v2/models/teller/generate", json={"text_input": "hello"}, headers=headers)
-    assert reply.json()["text_output"] == "hello"
-    assert reply.headers["X-Request-Id"] == "my-id"
-
-
-def test_generate_stream_leaves_event_by_event(server: Server, tmp_path: Path) -> None:
-    awaited = tmp_path / "go-on"
-    body = {"text_input": f"one {awaited} two"}
-    with server.post("/v2/models/teller/generate_stream", json=body, stream=True) as reply:
-        came = (json.loads(line.removeprefix(b"data: ")) for line in reply.iter_lines(chunk_size=1) if line)
-        assert next(came)["text_output"] == "one"
-        awaited.touch()
-        assert [each["text_output"] for each in came] == [str(awaited), "two"]
+    assert (reply.json()["text_output"], reply.headers["X-Request-Id"]) == ("hello", "my-id")
+    reply = server.post("/v2/models/teller/generate_stream", json={"text_input": "one two"}, headers=headers)
+    assert (reply.text.count("data: "), reply.headers["X-Request-Id"]) == (2, "my-id")
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
@@ -134,23 +123,6 @@ def test_the_names_of_the_attacks_are_real_ones_to_triton(server: Server) -> Non
 def test_another_method_is_a_405(server: Server, method: str, path: str) -> None:
     reply = server.ask(method, path)
     assert (reply.status_code, reply.json()["code"]) == (405, "method_not_allowed")
-
-
-def test_a_body_over_the_limit_is_a_413_and_one_below_it_passes(server: Server) -> None:
-    reply = server.post("/v2/models/scale/infer", data=b" " * (2 * 2**20 + 1))
-    assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
-    chunked = server.post("/v2/models/scale/infer", data=iter([b" " * 2**20] * 3))
-    assert (chunked.status_code, chunked.json()["code"]) == (413, "payload_too_large")
-    below = json.dumps(INFER).encode().ljust(2 * 2**20)
-    assert server.post("/v2/models/scale/infer", data=below).status_code == 200
-
-
-def test_a_compressed_body_is_unpacked(server: Server) -> None:
-    headers = {"Content-Encoding": "gzip"}
-    reply = server.post("/v2/models/scale/infer", data=gzip.compress(json.dumps(INFER).encode()), headers=headers)
-    assert reply.json()["outputs"][0]["data"] == [3.0, 7.5]
-    damaged = server.post("/v2/models/scale/infer", data=b"\x1f\x8b", headers=headers)
-    assert (damaged.status_code, damaged.json()["code"]) == (400, "invalid_request")
 
 
 def test_health_is_not_logged_and_a_call_is(server: Server) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.support.harness import Server, free_port, make_python_model, wait_until
+from tests.support.harness import Server, free_port, make_python_model, memory, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -82,12 +82,6 @@ def worker(server: Server) -> int:
     return child
 
 
-def memory(pid: int, field: str) -> int:
-    """Return a field of /proc/PID/status in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field))) // 1024
-
-
 def send(server: Server, size: int) -> None:
     """Send `size` MB of numbers from 0 on; the answer must be the first number and the last."""
     numbers = np.arange(size * MEGABYTE // 4, dtype=np.float32)
@@ -107,14 +101,6 @@ def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory(server:
     send(server, size)
     assert size <= memory(pid, "VmHWM") - before < 2.3 * size  # pages of shared memory count
     wait_until(lambda: memory(pid, "VmRSS") - before < 0.3 * size, "the worker gives the memory back")
-
-
-def test_an_idle_worker_gives_back_the_memory_of_a_burst(server: Server) -> None:
-    pid = worker(server)
-    before = memory(pid, "VmRSS")
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: send(server, 20), range(8)))
-    wait_until(lambda: memory(pid, "VmRSS") - before < 15, "the worker gives the memory back")
 
 
 def test_nginx_buffers_a_body_in_the_run_folder(server: Server) -> None:

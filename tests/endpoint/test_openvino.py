@@ -71,13 +71,6 @@ def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
     assert found == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
 
 
-def test_wrong_input_is_the_callers_fault_and_says_why(server: Server) -> None:
-    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-    reply = server.post("/invocations?model_name=sums", json=body)
-    assert reply.status_code == 400, reply.text
-    assert "x" in reply.json()["error"]
-
-
 def test_a_second_start_takes_the_compiled_models_from_the_cache(
     server: Server, repository: Path, cache: Path, tmp_path: Path
 ) -> None:

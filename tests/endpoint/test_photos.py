@@ -49,13 +49,5 @@ def test_a_cat_is_a_cat(server: Server) -> None:
     assert objects(server, png("chelsea"))["cat"] == pytest.approx(0.63, abs=0.03)
 
 
-def test_a_photographer_has_a_tripod(server: Server) -> None:
-    found = classes(server, png("camera"))
-    assert max(found, key=found.__getitem__) == "tripod"
-    assert found["tripod"] == pytest.approx(0.937, abs=0.02)
-    assert objects(server, png("camera")) == {"person": pytest.approx(0.7, abs=0.04)}
-
-
-def test_an_astronaut_is_a_person_and_none_of_the_classes(server: Server) -> None:
-    assert max(classes(server, png("astronaut")).values()) < 0.2
+def test_an_astronaut_is_a_person(server: Server) -> None:
     assert objects(server, png("astronaut")) == {"person": pytest.approx(0.87, abs=0.03)}

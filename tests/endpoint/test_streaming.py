@@ -105,22 +105,6 @@ def test_tensors_give_a_kserve_reply_per_response(server: Server) -> None:
     assert {(line["id"], line["model_name"], line["model_version"]) for line in lines} == {("mine", "teller", "1")}
 
 
-def test_binary_tensors_are_streamed_too(server: Server) -> None:
-    body = tensors("")
-    text = b"one two"
-    body["inputs"][0] = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
-    body["inputs"][0]["parameters"] = {"binary_data_size": 4 + len(text)}
-    header = json.dumps(body).encode()
-    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"
-    reply = server.post(
-        params={"model_name": "teller"},
-        data=header + len(text).to_bytes(4, "little") + text,
-        headers={"Content-Type": kind, **LINES},
-    )
-    words = [json.loads(line)["outputs"][0]["data"][0] for line in reply.text.splitlines()]
-    assert words == ["one", "two"]
-
-
 def test_instances_are_postprocessed_per_response(server: Server) -> None:
     body = {"instances": ["one two"], "parameters": {"upper": True}}
     lines = [json.loads(line) for line in ask(server, "reader", body, **LINES).iter_lines()]
@@ -188,20 +172,12 @@ def test_an_error_in_the_middle_is_an_event_or_a_line(server: Server) -> None:
     assert json.loads(line)["code"] == "inference_failed"
 
 
-def tensor(name: str = "text_input", **fields: Any) -> dict[str, Any]:
-    return {"inputs": [{"name": name, "shape": [1], "data": ["a"], **fields}]}
-
-
 WRONG: dict[str, tuple[Any, int, str]] = {
     "the model fails": ({"text_input": "fail"}, 500, "fail"),
     "no such input": ({"txt": "a"}, 400, "text_input"),
     "not of the datatype": ({"text_input": "a", "delay": "soon"}, 400, "delay"),
     "a list as a parameter": ({"text_input": "a", "unused": [1]}, 400, "unused"),
     "a wrong shape": ({"text_input": "a", "delay": [1, 2]}, 400, "delay"),
-    "data that do not fill the shape": (tensor(datatype="BYTES", shape=[2]), 400, "shape"),
-    "no datatype": (tensor(), 400, "datatype"),
-    "an unknown datatype": (tensor(datatype="TEXT"), 400, "TEXT"),
-    "an unknown tensor": (tensor("nobody", datatype="BYTES"), 400, "nobody"),
 }
 
 

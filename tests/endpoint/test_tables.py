@@ -27,7 +27,6 @@ MODELS = {
     "lgbm": trained.lightgbms,
     "odd": trained.odd_classes,
     "letters": trained.letters,
-    "late": trained.late,
 }
 CSV = {"Content-Type": "text/csv"}
 
@@ -66,7 +65,7 @@ def text_of(rows: pd.DataFrame, header: bool = False) -> str:
     return str(rows.to_csv(index=False, header=header))
 
 
-@pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters", "late"])
+@pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters"])
 def test_classes_and_probabilities_are_those_of_the_model_itself(
     model: str, server: Server, models: Mapping[str, Trained]
 ) -> None:

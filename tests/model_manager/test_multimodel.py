@@ -224,26 +224,6 @@ def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running:
     assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
 
 
-SPELLINGS = {  # identifier: (the ensemble's platform, a comment of its part)
-    "quoted": ("platform: 'ensemble'", ""),
-    "unnamed": ("", ""),
-    "commented": ('platform: "ensemble"', "# model_name: 'whole'\n"),
-}
-
-
-@pytest.mark.parametrize("identifier", SPELLINGS)
-def test_an_ensemble_is_loaded_however_its_configuration_is_written(running: Container, identifier: str) -> None:
-    platform, comment = SPELLINGS[identifier]
-    archive = running.path(identifier)
-    make_ensemble(archive, 3, "three")
-    (archive / "whole/config.pbtxt").write_text(ENSEMBLE.replace('platform: "ensemble"', platform))
-    (archive / "part/config.pbtxt").write_text(comment + CONFIG)
-    loaded = running.load(identifier, identifier)
-    assert loaded.status_code == 200, loaded.text
-    assert predictions(running.invoke(identifier, 2)) == [{"three": 6.0}]
-    assert running.unload(identifier).status_code == 200
-
-
 def test_two_ensembles_with_parts_of_one_name_both_work_through_their_clients(running: Container) -> None:
     assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
     assert predictions(running.invoke("ensemble-2", 1)) == [{"four": 4.0}]
@@ -292,21 +272,6 @@ def test_what_is_not_loaded_is_a_404_everywhere(running: Container) -> None:
     expect(running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}), 404, "model_not_loaded")
     expect(running.get("/absent"), 404, "model_not_loaded")
     expect(running.unload("absent"), 404, "model_not_loaded")
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"", ["JSON"]),
-        (b"[]", ["model_name", "url"]),
-        (b'{"model_name": "m"}', ["model_name", "url"]),
-        (b'{"model_name": "m", "url": 3}', ["url"]),
-        (b'{"model_name": "", "url": "/x"}', ["model_name"]),
-        (b'{"model_name": "m", "url": "/proc/self"}', ["'url'"]),
-    ],
-)
-def test_a_load_that_makes_no_sense_is_a_400(running: Container, body: bytes, words: list[str]) -> None:
-    expect(running.server.post("/models", data=body), 400, "invalid_request", *words)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
 def test_a_survey_that_fails_is_told_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "Traceback (most recent call last):\nImportError: no protobuf\n")
     monkeypatch.setattr(serve, "prepare", lambda *_: failed)
-    with pytest.raises(LayoutError, match="ImportError: no protobuf"):
+    with pytest.raises(LayoutError, match="ImportError"):
         serve.surveyed(Settings())
 
 

@@ -366,13 +366,6 @@ def test_a_second_signal_while_stopping_changes_nothing(supervisor: Supervisor, 
     assert system.stops() == IN_ORDER
 
 
-def test_a_deaf_process_is_killed_at_the_deadline(supervisor: Supervisor, system: FakeSystem) -> None:
-    system.deaf = {"tritonserver"}
-    run_until(5, supervisor, system)
-    assert system.history[-1] == (30.0, "SIGKILL", "tritonserver")
-    assert system.told("tritonserver", "killing")
-
-
 def test_a_deaf_process_is_killed_soon_before_anything_was_ready(supervisor: Supervisor, system: FakeSystem) -> None:
     system.deaf = {"tritonserver"}
     system.down = lambda: "/ping: 503"

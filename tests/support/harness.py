@@ -278,6 +278,12 @@ def _has_variable(entry: Path, marker: bytes) -> bool:
         return False
 
 
+def memory(pid: int, field: str) -> int:
+    """Return a field of /proc/PID/status in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) // 1024
+
+
 def config_for_cpu(model: Path) -> str:
     """The whole config.pbtxt with which `serve` serves a model's folder on a machine without a GPU."""
     return str(MessageToString(read_config(model, "cpu")))
