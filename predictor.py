@@ -14,30 +14,20 @@ from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
 from serving import VERSION
-from serving.bodies.flat import FlatBody
+from serving.bodies.reading import Body
 from serving.budget import MOST_PARTS
 from serving.errors import Forbidden, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.models import KServeRoutes, ModelRoutes
 from serving.front.openapi import add_page, openapi
-from serving.front.replies import (
-    EVENTS,
-    Format,
-    StreamedReply,
-    http_reply,
-    json_reply,
-    render_error,
-    render_http_exception,
-    render_unexpected,
-    stream_reply,
-    wanted_format,
-)
+from serving.front.replies import json_reply, render_error, render_http_exception, render_unexpected
 from serving.front.scrape import metrics
 from serving.front.services import Services, services
+from serving.front.streams import stream_reply
 from serving.headers import ATTRIBUTES
-from serving.inference.batch_transform import transform
 from serving.models.registry import Registry
-from serving.request import PATH, Body, Reply, Request, ServedModel, Target
+from serving.request import PATH, Target
+from serving.sessions import session_headers
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 
@@ -123,40 +113,27 @@ def invoke(name: str) -> Response:
     return answer(_read_body(), Target(PATH, name))
 
 
-def answer(body: Body, named: Target, form: Format | None = None) -> Response:
-    """The reply to a body for the model that `named` and the rest of the request agree on; as a stream where `form`
-    says how, or the request does."""
-    source, made = incoming(), services()
-    form = form or _format(source, body)
-    seconds = made.gateway.stream_timeout if form else made.gateway.timeout
-    asked = read_request(source, seconds, made.budget, body, named)
-    with made.registry.use(source.slot, asked.target.name, asked.target.version) as served:
+def answer(body: Body, named: Target, stream: str = "") -> Response:
+    """Answer a body for the model that `named` and the rest of the request agree on. `stream` is the type of the stream
+    that the route asks for."""
+    source, app = incoming(), services()
+    request = read_request(source, app, stream, body.named, named)
+    with app.registry.use(source.slot, request.target.name, request.target.version) as served:
         source.model = served.name
-        return _stream(served, asked, form) if form else http_reply(_once(served, asked))
+        job = body.bind(served, request)
+        if job.request.stream:
+            report = partial(app.registry.report, served, began=monotonic())
+            connection = source.environ.get("gunicorn.socket")
+            response, source.version = stream_reply(job, app.gateway, app.hang_ups, connection, report)
+            return response
+        reply = job.answer(app.gateway)
+        source.version = reply.version
+        headers = {**reply.headers, **session_headers(job.session)}
+        return Response(reply.content, content_type=reply.content_type, headers=headers)
 
 
 def _read_body() -> Body:
-    return read_invocation(incoming(), services().settings.inference_type != "infer")
-
-
-def _format(source: Incoming, body: Body) -> Format | None:
-    """How the request is streamed; lines are answered one by one without being a stream."""
-    if body.by_line(source.accept):
-        return None
-    default = EVENTS if services().settings.inference_type == "generate_stream" and isinstance(body, FlatBody) else None
-    return wanted_format(source.accept) or default
-
-
-def _once(served: ServedModel, asked: Request) -> Reply:
-    if asked.body.by_line(asked.accept):
-        return transform(services().inference, served, asked)
-    return services().inference.once(served, asked)
-
-
-def _stream(served: ServedModel, asked: Request, form: Format) -> Response:
-    report = partial(services().registry.report, served, began=monotonic())
-    reply = StreamedReply(services().inference, served, asked, form, report)
-    return stream_reply(incoming(), reply, form, services().hang_ups)
+    return read_invocation(incoming(), services().settings.inference_type)
 
 
 def _describe(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> dict[str, Any]:

@@ -1,13 +1,11 @@
-"""A request's items become instances: as many as fit into memory together, decoded side by side."""
+"""Decodes a request's items: as many as fit into memory together, side by side."""
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from clients.base import ModelClient
 from serving.budget import Deadline
@@ -15,7 +13,6 @@ from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
-Result = TypeVar("Result")
 LONGEST_WAIT = 60.0  # seconds; then it looks at the deadline again
 
 
@@ -27,33 +24,30 @@ class Item:
     raw: bytes | None = None
     value: Any = None
 
-    def open(self, client: ModelClient, limits: Limits, index: int) -> Any:
-        """What `load` makes the instance of; raises DecodingError with its place."""
-        with self._placed(index):
-            if self.raw is not None:
-                return client.codec.open(self.raw, limits)
-            client.check_keys(self.value)
-            return client.codec.open_json(self.value, limits)
+    def open(self, client: ModelClient, limits: Limits) -> Any:
+        """Return what `load` makes the instance of. Raise DecodingError."""
+        if self.raw is not None:
+            return client.codec.open(self.raw, limits)
+        client.check_keys(self.value)
+        return client.codec.open_json(self.value, limits)
 
     def load(self, codec: Codec, opened: Any, index: int) -> Any:
-        """The instance; raises DecodingError with its place."""
-        with self._placed(index, codec.part if self.raw is None else ""):
-            return codec.load(opened)
-
-    @contextmanager
-    def _placed(self, index: int, part: str = "") -> Iterator[None]:
+        """Return the instance. Raise DecodingError with its place in the request."""
         try:
-            yield
+            return codec.load(opened)
         except DecodingError as err:
-            path = [name for name in (self.field, err.field or part) if name]
-            raise err.at(index, ".".join(path)) from err
+            raise self.placed(err, index, codec.part if self.raw is None else "") from err
+
+    def placed(self, error: DecodingError, index: int, part: str = "") -> DecodingError:
+        """Return the error with its place in the request."""
+        return error.at(index, ".".join(filter(None, (self.field, error.field or part))))
 
 
 class Decoder:
-    """`turns` requests decode and preprocess at a time, of each kind of instance, their images in `threads`.
+    """At most `turns` requests decode and preprocess at a time, for each kind of instance, their images in `threads`.
 
-    The bound keeps memory and the interpreter's lock free of a crowd: the rest waits for its turn. A text does not
-    wait behind images.
+    The bound keeps memory and the interpreter's lock free of a crowd: the other requests wait for their turn. A text
+    does not wait behind images.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
@@ -61,49 +55,47 @@ class Decoder:
         self._turns: dict[str, threading.BoundedSemaphore] = defaultdict(lambda: threading.BoundedSemaphore(turns))
         self._threads = ThreadPoolExecutor(threads, "decode")  # starts them at first use, that is after gunicorn's fork
 
-    @contextmanager
-    def turn(self, kind: str, deadline: Deadline) -> Iterator[None]:
-        """Raises TooLate when the request's time is over before its turn."""
-        turns = self._turns[kind]
-        while not turns.acquire(timeout=deadline.left(LONGEST_WAIT)):
+    def wait_for_turn(self, kind: str, deadline: Deadline) -> threading.BoundedSemaphore:
+        """Return the turn, which the caller releases. Raise TooLate if the deadline passes before."""
+        turn = self._turns[kind]
+        while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
-        try:
-            yield
-        finally:
-            turns.release()
+        return turn
 
     def decode(self, client: ModelClient, first: int, items: Sequence[Item]) -> list[Any]:
-        """As many of the items as `_open` takes; of several mistakes that of the first instance is told."""
+        """Return the instances of as many items as `_open` takes. Of several mistakes, raise that of the first item."""
+        codec = client.codec
         opened, mistake = self._open(client, first, items)
-        loads = [
-            partial(item.load, client.codec, each, first + at)
-            for at, (item, each) in enumerate(zip(items, opened, strict=False))
-        ]
-        images = sum(client.codec.memory(each) > 0 for each in opened)
-        instances = self._at_once(loads) if images > 1 else [load() for load in loads]
+        work = [(item, codec, value, first + at) for at, (item, value) in enumerate(zip(items, opened, strict=False))]
+        if len(work) > 1 and sum(codec.memory(value) > 0 for value in opened) > 1:
+            futures = [self._threads.submit(_load, *each) for each in work]
+            wait(futures)  # even after an error, because the others take memory until they end
+            instances = [future.result() for future in futures]
+        else:
+            instances = [_load(*each) for each in work]
         if mistake:
             raise mistake
         return instances
 
     def _open(self, client: ModelClient, first: int, items: Sequence[Item]) -> tuple[list[Any], DecodingError | None]:
-        """As many of the items, at least one, as take together no more memory than the largest image may: a small
-        body can hold many large images. With the mistake that ended it, if one did."""
+        """Return as many of the items, at least one, as take together no more memory than the largest image may: a
+        small body can hold many large images. Return too the mistake in the next item, if there is one."""
         opened: list[Any] = []
         left = most_memory(self.limits.max_image_pixels)
-        limits = replace(self.limits, side=client.side)
+        limits = replace(self.limits, side=client.side) if client.side else self.limits
         for at, item in enumerate(items):
             try:
-                one = item.open(client, limits, first + at)
+                value = item.open(client, limits)
             except DecodingError as err:
-                return opened, err
-            left -= client.codec.memory(one)
+                mistake = item.placed(err, first + at)
+                mistake.__cause__ = err
+                return opened, mistake
+            left -= client.codec.memory(value)
             if opened and left < 0:
                 break
-            opened.append(one)
+            opened.append(value)
         return opened, None
 
-    def _at_once(self, loads: Sequence[Callable[[], Result]]) -> list[Result]:
-        """The results in their order, or the first error, once all have ended: what goes on would take memory."""
-        futures = [self._threads.submit(load) for load in loads]
-        wait(futures)
-        return [future.result() for future in futures]
+
+def _load(item: Item, codec: Codec, opened: Any, index: int) -> Any:
+    return item.load(codec, opened, index)

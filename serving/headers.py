@@ -6,6 +6,7 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 JSON_TYPE = "application/json"
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/jsonlines"  # the types of streamed replies
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
@@ -21,3 +22,9 @@ def preferred(accept: str, *others: str) -> str:
     Callers send few different ones, and each is asked about several times a request.
     """
     return parse_accept_header(accept, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
+
+
+def streamed_type(accept: str) -> str:
+    """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or does not care."""
+    best = preferred(accept, EVENT_STREAM, JSON_LINES)
+    return "" if best == JSON_TYPE else best

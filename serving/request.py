@@ -1,24 +1,21 @@
-"""A request, made once in the front and passed whole; the model it is for; what a kind of body can do; and the reply.
+"""A request, made once in the front and passed whole, and the model that it is for.
 
-Request --Body.batches--> Batch --Triton--> InferReply --Batch.read--> results --Body.reply--> Reply
-                                                                          +-----Body.line--> a line of a stream
+bytes --parse--> shape --bind, with a ServedModel and a Request--> Job (job.py) --Triton--> Reply
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
 from clients.base import Model, ModelClient
 from serving.budget import NEVER, Budget, Deadline
 from serving.clients import source_of
-from serving.codecs import describe
+from serving.codecs import Limits, describe
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, ModelFailed
-from serving.sessions import Sequencing, Session
-from serving.triton.tensors import InferReply, Parameters, Tensor
+from serving.sessions import Sequencing
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,6 @@ class ServedModel:
         """The folder's own."""
         return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
-    def known_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the values that are parameters of the client; the rest is the caller's own."""
-        names = {parameter.name for parameter in self.client.parameters} if self.client else set()
-        return {name: value for name, value in given.items() if name in names}
-
     def describe(self) -> dict[str, Any]:
         """What GET /models says of it."""
         described: dict[str, Any] = {
@@ -113,156 +105,113 @@ NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}
 STAGES = ("decode", "preprocess", "triton", "postprocess")
-PATH = "the path"  # as the place of a Target: names elsewhere in the request do not count
+PATH = "the path"  # as the source of a Target: names elsewhere in the request do not count
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model and the version that one place of a request names; None where it names none."""
+    """The model and the version that one part of a request names; None if it names none."""
 
-    place: str
+    source: str
     name: str | None = None
     version: str | None = None
 
     @classmethod
-    def within(cls, place: str, values: Mapping[str, Any]) -> "Target":
-        """The model that these values name. Raises InvalidRequest when one is no name."""
+    def within(cls, source: str, values: Mapping[str, Any]) -> "Target":
+        """Return the model that these values name. Raise InvalidRequest if the name or the version has a wrong type."""
         name = next((values[key] for key in NAME_KEYS if values.get(key) not in (None, "")), None)
         version = values.get(VERSION_KEY)
         if name is not None and not isinstance(name, str):
-            raise InvalidRequest(f"{place}: the model's name must be a string, got {describe(name)}")
+            raise InvalidRequest(f"{source}: the model's name must be a string, got {describe(name)}")
         if isinstance(version, bool) or not isinstance(version, str | int | None):
-            raise InvalidRequest(f"{place}: model_version must be a whole number, got {describe(version)}")
-        return cls(place, name, None if version in (None, "") else str(version))
+            raise InvalidRequest(f"{source}: model_version must be a whole number, got {describe(version)}")
+        return cls(source, name, None if version in (None, "") else str(version))
 
     @classmethod
-    def agreed(cls, targets: Iterable["Target"]) -> "Target":
-        """What the first that names one says; raises InvalidRequest when two disagree."""
-        named = list(targets)
-        return cls("the request", _agreed("name", named), _agreed("version", named))
+    def agreed(cls, targets: Sequence["Target"], source: str = "the request") -> "Target":
+        """Return what the first target that names one says. Raise InvalidRequest if two disagree."""
+        return cls(source, _agreed("name", targets), _agreed("version", targets))
 
 
-def _agreed(what: str, targets: list[Target]) -> str | None:
-    given = [(t.place, value) for t in targets if (value := getattr(t, what)) is not None]
-    for place, value in given[1:]:
-        if value != given[0][1]:
+def _agreed(what: str, targets: Iterable[Target]) -> str | None:
+    chosen: tuple[str, str] | None = None
+    for target in targets:
+        value = target.name if what == "name" else target.version
+        if value is None:
+            continue
+        if chosen is None:
+            chosen = target.source, value
+        elif value != chosen[1]:
             raise InvalidRequest(
-                f"two model {what}s: {given[0][0]} says '{given[0][1]}' and {place} says '{value}'; send one of them"
+                f"two model {what}s: {chosen[0]} says '{chosen[1]}' and {target.source} says '{value}'; "
+                "send one of them"
             )
-    return given[0][1] if given else None
+    return chosen[1] if chosen else None
 
 
-NOBODY = Target("the body")
+UNNAMED = Target("the body")
 
 
 class Timings(dict[str, float]):
     """The seconds that a request has spent in each stage."""
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> "Stage":
         """Add the time of the `with` block to one of STAGES."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self[name] = self.get(name, 0.0) + perf_counter() - started
+        return Stage(self, name)
 
     def header(self) -> str:
         """Return the header Server-Timing (W3C), in milliseconds; "" when no stage was entered."""
         return ", ".join(f"{name};dur={1000 * self[name]:.3f}" for name in STAGES if name in self)
 
 
+class Stage:
+    """The context of Timings.stage. A class, because a generator makes it several times slower."""
+
+    __slots__ = ("_name", "_started", "_timings")
+
+    def __init__(self, timings: Timings, name: str) -> None:
+        self._timings, self._name = timings, name
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._timings[self._name] = self._timings.get(self._name, 0.0) + perf_counter() - self._started
+
+
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks. `attributes` are the pairs of Custom-Attributes, `parameters` those of the query string;
-    `session` is the header Session-Id as it came, `accept` the header Accept, `traceparent` that of a sampled trace."""
+    """What a caller asks.
+
+    attributes       the pairs of Custom-Attributes
+    parameters       the query string
+    session          the header Session-Id as it came
+    accept           the header Accept
+    stream           the media type of the stream that the caller asks for; "" for a reply in one piece
+    reply_deadline   when the caller of a reply in one piece stops waiting
+    stream_deadline  when the caller of a stream stops waiting
+    traceparent      the header of a sampled trace
+    decoder          decodes the items of all requests
+    """
 
     id: str
-    body: "Body"
-    target: Target = NOBODY
+    target: Target = UNNAMED
     attributes: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     session: str = ""
     accept: str = ""
-    deadline: Deadline = NEVER
+    stream: str = ""
+    reply_deadline: Deadline = NEVER
+    stream_deadline: Deadline = NEVER
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
     traceparent: str = ""
+    decoder: Decoder = field(default_factory=lambda: Decoder(Limits()))
 
     @property
-    def version(self) -> str:
-        """The version that is asked for; "" is the latest."""
-        return self.target.version or ""
+    def deadline(self) -> Deadline:
+        return self.stream_deadline if self.stream else self.reply_deadline
 
-
-def _unread(reply: InferReply) -> InferReply:
-    return reply
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One call to Triton: `read` makes a result of its reply, which is the reply itself where nothing else is said, and
-    None where the result takes the next call's reply too; `goes_on` says that the next batch does not wait for this
-    one's answer."""
-
-    inputs: Sequence[Tensor]
-    read: Callable[[InferReply], Any] = _unread
-    parameters: Parameters = field(default_factory=dict)
-    outputs: Sequence[str] = ()
-    goes_on: bool = False
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What leaves: the content, its type, the version that answered, further headers."""
-
-    content: bytes
-    content_type: str = "application/json"
-    version: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-class Body:
-    """What a caller sent, as data: one class for each kind. JSON lines are asked one by one, and have no batches, reply
-    and line of their own (serving/inference/batch_transform.py).
-
-    single_stream: an answer in one piece is the only response of a stream, as Triton's generate has it
-    """
-
-    single_stream: ClassVar[bool] = False
-
-    def target(self) -> Target:
-        """The model that the body names."""
-        return NOBODY
-
-    def meant_for(self, served: ServedModel) -> "Body":
-        """What the body is for this model: itself, unless the model decides. Raises InvalidRequest."""
-        return self
-
-    def by_line(self, accept: str) -> bool:
-        """Whether each of its lines is answered by a line of JSON, and a wrong one spoils no other."""
-        return False
-
-    def check_single(self) -> None:
-        """Raises InvalidRequest where the body is only good for a stream."""
-
-    def check_stream(self) -> None:
-        """Raises InvalidRequest where the body cannot be answered by a stream."""
-
-    def flags(self) -> Sequence[Mapping[str, Any]]:
-        """The objects of the body in which `sequence_end` may stand."""
-        return ()
-
-    def batches(
-        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
-    ) -> Iterator[Batch]:
-        """Its way to Triton; raises a ServingError."""
-        raise NotImplementedError
-
-    def reply(self, served: ServedModel, request: Request, results: Iterator[Any]) -> Reply:
-        """The answer in one piece, of the results of all batches, which come one by one. Each has a `version`."""
-        raise NotImplementedError
-
-    def line(self, served: ServedModel, request: Request, result: Any) -> bytes:
-        """The JSON of one response of a stream."""
-        raise NotImplementedError
+    def streamed_as(self, stream: str) -> "Request":
+        """Return the same request for a stream of this media type, or for a reply in one piece."""
+        return self if self.stream == stream else replace(self, stream=stream)

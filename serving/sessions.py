@@ -9,8 +9,7 @@ No state is kept here: Triton knows its sequences, so any worker can take any re
 
 import secrets
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -102,17 +101,6 @@ class Session:
 def session_headers(session: Session | None) -> dict[str, str]:
     """Return the headers of a reply, none if it is not part of a session."""
     return session.headers() if session else {}
-
-
-@contextmanager
-def session_errors(session: Session | None) -> Iterator[None]:
-    """Turn Triton's error for an unknown sequence into SessionNotFound."""
-    try:
-        yield
-    except InvalidRequest as err:
-        if session is None or UNKNOWN_SEQUENCE not in str(err):
-            raise
-        raise SessionNotFound(session.id) from err
 
 
 def _word(value: object) -> bool | None:

@@ -6,10 +6,10 @@ The model decides what a flat object is: if the model has a client, the object i
 instances as Hugging Face's toolkit takes them, {"inputs": "…"}.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
@@ -27,10 +27,12 @@ from serving.bodies.values import (
 )
 from serving.budget import Deadline
 from serving.codecs import ROW
-from serving.decoding import Decoder, Item
-from serving.errors import InvalidRequest
-from serving.request import RESERVED, Batch, Body, Reply, Request, ServedModel, Target
-from serving.sessions import SEQUENCE_END, Session
+from serving.decoding import Item
+from serving.errors import InvalidRequest, NotAcceptable
+from serving.job import Batch, Job, Reply, Results
+from serving.request import RESERVED, Request, ServedModel, Target
+from serving.sessions import SEQUENCE_END
+from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 SHAPES = (
@@ -40,69 +42,87 @@ SHAPES = (
 
 
 @dataclass(frozen=True)
-class FlatBody(Body):
+class FlatBody:
     """A flat object. `generates` says whether it may be answered in one piece (SAGEMAKER_TRITON_INFERENCE_TYPE,
-    …/generate), not only by a stream."""
+    …/generate), not only by a stream; `stream` is the type of the stream that answers it if Accept says nothing."""
 
     document: Mapping[str, Any]
     generates: bool = False
+    stream: str = ""
 
-    single_stream: ClassVar[bool] = True
-
-    def target(self) -> Target:
+    @property
+    def named(self) -> Target:
         return Target.within("the body", self.document)
 
-    def flags(self) -> Sequence[Mapping[str, Any]]:
-        return [self.document, an_object(self.document, "parameters")]
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        request = request.streamed_as(request.stream or self.stream)
+        if instances := self.instances(served):
+            return instances.bind(served, request)
+        return FlatJob(served, request, self)
 
-    def meant_for(self, served: ServedModel) -> Body:
+    def instances(self, served: ServedModel) -> Instances | None:
         """Return Instances if the model has a client and the object is an instance, as any is for a table, or holds
-        some as Hugging Face's toolkit takes them: {"inputs": …, "parameters": {…}}. Otherwise return this body."""
+        some as Hugging Face's toolkit takes them: {"inputs": …, "parameters": {…}}. Raise InvalidRequest."""
         client = served.client
         by_name = self.generates and any(spec.name in self.document for spec in served.model.inputs)
         if client is None or by_name:
-            return self
+            return None
         parameters = an_object(self.document, "parameters")
-        given = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
-        if "inputs" in given:
-            return Instances(_items(given), parameters, named=self.target())
-        if client.codec is ROW or set(client.keys or client.codec.keys or ()) & given.keys():
-            return Instances([Item("body", value=given)], parameters, named=self.target())
-        return self
+        fields = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
+        if "inputs" in fields:
+            return Instances(_items(fields), parameters, named=self.named)
+        if client.codec is ROW or set(client.keys or client.codec.keys or ()) & fields.keys():
+            return Instances([Item("body", value=fields)], parameters, named=self.named)
+        return None
 
-    def check_single(self) -> None:
-        if not self.generates:
+
+class FlatJob(Job):
+    """One call, answered by any number of responses; a reply in one piece is exactly one of them, as Triton's generate
+    has it."""
+
+    def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
+        """Raise InvalidRequest."""
+        self.document = body.document
+        self.parameters = an_object(self.document, "parameters")
+        super().__init__(served, request, self.document, self.parameters)
+        if not (request.stream or body.generates):
             objects(self.document, "inputs")
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}")
+        self.id = _request_id(self.document)
 
-    def batches(
-        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
-    ) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """Yield one call. Each input is a value or a list and makes one row, as in Triton's generate."""
-        _request_id(self.document)
+        model, session = self.served.model, self.session
         reserved = RESERVED | {"id", "parameters"} | ({SEQUENCE_END} if session else set())
-        given = {key: value for key, value in self.document.items() if key not in reserved}
-        specs = {spec.name: spec for spec in served.model.inputs}
-        if not specs.keys() & given.keys():
+        fields = {key: value for key, value in self.document.items() if key not in reserved}
+        specs = {spec.name: spec for spec in model.inputs}
+        if not specs.keys() & fields.keys():
             known = ", ".join(specs)
-            raise InvalidRequest(f"none of {sorted(islice(given, 8))} is an input of model '{served.name}': {known}")
-        batched = served.model.max_batch_size > 0
-        inputs = [_tensor(specs[key], value, batched, request.deadline) for key, value in given.items() if key in specs]
-        rest = {key: value for key, value in given.items() if key not in specs}
-        parameters = request_parameters(rest | an_object(self.document, "parameters"))
+            raise InvalidRequest(f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {known}")
+        batched, deadline = model.max_batch_size > 0, self.request.deadline
+        inputs = [_tensor(specs[key], value, batched, deadline) for key, value in fields.items() if key in specs]
+        rest = {key: value for key, value in fields.items() if key not in specs}
         flags = session.parameters() if session else {}
-        yield Batch(inputs, parameters={**parameters, **flags})
+        yield Batch(inputs, parameters={**request_parameters(rest | self.parameters), **flags})
 
-    def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
-        (result,) = results
-        return Reply(self.line(served, request, result), version=result.version)
+    def results(self, gateway: TritonGateway) -> Results:
+        return self.responses(gateway)
 
-    def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
+    def reply(self, results: Iterator[InferReply]) -> Reply:
+        responses = list(islice(results, 2))
+        if len(responses) != 1:
+            raise NotAcceptable(
+                f"model '{self.served.name}' gave none or several responses, and generate is for exactly one: "
+                "ask for them with Accept: text/event-stream or Accept: application/jsonlines"
+            )
+        return Reply(self.line(responses[0]), version=responses[0].version)
+
+    def line(self, result: InferReply) -> bytes:
         """Return the reply as Triton's generate writes it: a value or a flat list for each output, with sorted keys."""
-        request.budget.check_output(sum(map(json_length, result.outputs)))
+        self.request.budget.check_output(sum(map(json_length, result.outputs)))
         fields = {tensor.name: _value(tensor) for tensor in result.outputs}
-        fields |= {"model_name": served.name, "model_version": result.version, **result.parameters}
-        fields |= {"id": own_id} if (own_id := _request_id(self.document)) else {}
+        fields |= {"model_name": self.served.name, "model_version": result.version, **result.parameters}
+        fields |= {"id": self.id} if self.id else {}
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 

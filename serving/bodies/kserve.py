@@ -28,11 +28,11 @@ from serving.bodies.values import (
 )
 from serving.budget import MOST_NAMED, MOST_STRINGS, NEVER, Budget, Deadline, check_count, in_time
 from serving.codecs import describe
-from serving.decoding import Decoder
 from serving.errors import InvalidRequest, NotAcceptable
+from serving.job import Batch, Job, Reply
 from serving.named_value import nearest
-from serving.request import RESERVED, Batch, Body, Reply, Request, ServedModel, Target
-from serving.sessions import SEQUENCE_END, Session
+from serving.request import RESERVED, Request, ServedModel, Target
+from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
@@ -43,7 +43,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how
 
 
 @dataclass(frozen=True)
-class TensorBody(Body):
+class TensorBody:
     """A request of tensors. `document` is its JSON, None for raw input; `binary` are the bytes behind the JSON;
     `length` is that of the whole body.
 
@@ -56,79 +56,91 @@ class TensorBody(Body):
     length: int
     is_kserve: bool = False
 
-    def target(self) -> Target:
+    @property
+    def named(self) -> Target:
         return Target.within("the body", self.document or {})
 
-    def check_stream(self) -> None:
+    def bind(self, served: ServedModel, request: Request) -> Job:
         if self.document is None:
-            raise InvalidRequest("raw binary input (json-header-size=0) cannot be streamed; send the JSON header too")
+            return RawJob(served, request, {"parameters": {"binary_data_output": True}}, self)
+        return TensorJob(served, request, self.document, self)
 
-    def flags(self) -> Sequence[Mapping[str, Any]]:
-        return [self.document, an_object(self.document, "parameters")] if self.document else []
 
-    def batches(
-        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
-    ) -> Iterator[Batch]:
-        if self.document is None:
-            if session:
-                raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
-            yield Batch([raw_input(served, self.binary)])
-            return
-        check_count(len(self.document), MOST_NAMED, "keys")
-        misspelt = {key: None for key in self.document if nearest(key, KEYS)}  # Triton ignores any other
+class TensorJob(Job):
+    """One call with tensors. `document` is the body's JSON."""
+
+    def __init__(self, served: ServedModel, request: Request, document: Mapping[str, Any], body: TensorBody) -> None:
+        """Raise InvalidRequest or PayloadTooLarge."""
+        super().__init__(served, request, document, an_object(document, "parameters"))
+        self.document, self.body = document, body
+        check_count(len(document), MOST_NAMED, "keys")
+        misspelt = {key: None for key in document if nearest(key, KEYS)}  # Triton ignores any other
         check_keys(misspelt, KEYS, "the body with 'inputs'")
-        request_id(self.document)
+        self.id = request_id(document)
+        self.outputs = _wanted(document)
+        self.classes = {name: count for name, count in self.outputs.items() if count}
+        for spec in served.model.outputs:
+            if spec.name in self.classes:
+                check_scores(spec.name, spec.datatype)
+
+    def batches(self) -> Iterator[Batch]:
         parameters = dict(an_object(self.document, "parameters"))
         parameters.pop("binary_data_output", None)
-        flags = session.parameters() if session else {}
+        flags = self.session.parameters() if self.session else {}
         parameters = {**request_parameters(parameters), **flags}
-        outputs, datatypes = _wanted(self.document), {each.name: each.datatype for each in served.model.outputs}
-        for name in outputs.keys() & datatypes:
-            if outputs[name]:
-                check_scores(name, datatypes[name])
-        inputs = self._inputs(self.document, request.deadline)
-        _check_inputs(served, inputs)
-        yield Batch(inputs, parameters=parameters, outputs=tuple(outputs))
+        inputs = read_inputs(self.document, self.body.binary, self.body.length, self.request.deadline)
+        _check_inputs(self.served, inputs)
+        yield Batch(inputs, parameters=parameters, outputs=tuple(self.outputs))
 
-    def _inputs(self, document: Mapping[str, Any], deadline: Deadline) -> list[Tensor]:
-        if "inputs" not in document:
-            raise InvalidRequest("'inputs' is missing: a list of tensors with name, shape, datatype and data")
-        rest, inputs = self.binary, []
-        for given in in_time(objects(document, "inputs"), deadline):
-            name, datatype, size = _described(given, len(rest))
-            shape = check_shape(name, given.get("shape"), self.length)
-            if size is not None and "data" in given:
-                raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
-            if size is None:
-                data = json_data(name, datatype, shape, given.get("data"), deadline)
-            else:
-                data, rest = rest[:size], rest[size:]
-                _check_size(name, datatype, shape, size)
-            inputs.append(Tensor(name, datatype, shape, data))
-        if len(rest):
-            raise InvalidRequest(f"{len(rest)} bytes of the body belong to no input (binary_data_size)")
-        return inputs
-
-    def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
-        (result,) = results
-        result = self._with_classes(served, request, result)
-        document = self.document if self.document is not None else {"parameters": {"binary_data_output": True}}
-        binary = _binary(document, [tensor.name for tensor in result.outputs])
-        header = write_reply(served, result, request.budget, request_id(document), binary)
+    def reply(self, results: Iterator[InferReply]) -> Reply:
+        (result,) = map(self._with_classes, results)
+        binary = _binary(self.document, [tensor.name for tensor in result.outputs])
+        header = write_reply(self.served, result, self.request.budget, self.id, binary)
         if not binary:
             return Reply(header, version=result.version)
         content = b"".join([header, *(tensor.data for tensor in result.outputs if tensor.name in binary)])
-        if self.is_kserve:
+        if self.body.is_kserve:
             return Reply(content, "application/octet-stream", result.version, {HEADER_LENGTH: str(len(header))})
         return Reply(content, f"{BINARY_TYPE};json-header-size={len(header)}", result.version)
 
-    def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
-        result = self._with_classes(served, request, result)
-        return write_reply(served, result, request.budget, request_id(self.document or {}))
+    def line(self, result: InferReply) -> bytes:
+        return write_reply(self.served, self._with_classes(result), self.request.budget, self.id)
 
-    def _with_classes(self, served: ServedModel, request: Request, result: InferReply) -> InferReply:
-        counts = {name: count for name, count in _wanted(self.document or {}).items() if count}
-        return with_classes(served, result, counts, request.budget) if counts else result
+    def _with_classes(self, result: InferReply) -> InferReply:
+        return with_classes(self.served, result, self.classes, self.request.budget) if self.classes else result
+
+
+class RawJob(TensorJob):
+    """One call whose only input is the whole body; all outputs of the reply are binary."""
+
+    def batches(self) -> Iterator[Batch]:
+        if self.request.stream:
+            raise InvalidRequest("raw binary input (json-header-size=0) cannot be streamed; send the JSON header too")
+        if self.session:
+            raise InvalidRequest("raw binary input (json-header-size=0) cannot be part of a session: send its JSON")
+        yield Batch([raw_input(self.served, self.body.binary)])
+
+
+def read_inputs(document: Mapping[str, Any], rest: memoryview, length: int, deadline: Deadline) -> list[Tensor]:
+    """Return the tensors of a body of `length` bytes; `rest` are the bytes behind its JSON. Raise InvalidRequest and
+    others."""
+    if "inputs" not in document:
+        raise InvalidRequest("'inputs' is missing: a list of tensors with name, shape, datatype and data")
+    inputs = []
+    for entry in in_time(objects(document, "inputs"), deadline):
+        name, datatype, size = _described(entry, len(rest))
+        shape = check_shape(name, entry.get("shape"), length)
+        if size is not None and "data" in entry:
+            raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
+        if size is None:
+            data = json_data(name, datatype, shape, entry.get("data"), deadline)
+        else:
+            data, rest = rest[:size], rest[size:]
+            _check_size(name, datatype, shape, size)
+        inputs.append(Tensor(name, datatype, shape, data))
+    if len(rest):
+        raise InvalidRequest(f"{len(rest)} bytes of the body belong to no input (binary_data_size)")
+    return inputs
 
 
 def _check_inputs(served: ServedModel, inputs: Sequence[Tensor]) -> None:

@@ -1,221 +1,206 @@
-"""Bodies of lines: CSV, whose rows are instances of a model that takes rows, and JSON lines.
+"""Batch transform: a body of JSON lines, or of rows of CSV -> as many lines of JSON, in the same order.
 
-Rows are kept as bytes until it is their turn, because their cells take several times the memory. Of JSON lines each is
-a request of its own, or an instance; a wrong one gives {"error", "code"} in its place, and the others are answered
-(serving/inference/batch_transform.py).
+    line --read--> record --a group of records as one job--> predictions --> lines
+
+A line that is wrong gives {"error", "code"} in its place and spoils no other. An error of 503 and above is raised
+instead, so that the platform sends all lines again: so no line of a reply leaves before the last one is known.
 """
 
-import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any
-from urllib.parse import parse_qsl
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import islice
+from typing import Any, ClassVar
 
 import orjson
 
-from clients.base import ModelClient
-from serving.bodies.instances import Instances, check_media_type
-from serving.budget import MOST_INSTANCES, Deadline, check_count, in_time
-from serving.codecs import ROW, Limits, read_cells
-from serving.decoding import Decoder, Item
-from serving.errors import DecodingError, InvalidRequest
-from serving.headers import JSON_TYPE, preferred
-from serving.request import Batch, Body, Reply, Request, ServedModel
-from serving.sessions import Session
+from serving.bodies.documents import Shape, instances_in, read_document
+from serving.bodies.flat import FlatBody
+from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
+from serving.bodies.tables import CsvBody
+from serving.budget import in_time, read_json
+from serving.decoding import Item
+from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
+from serving.headers import JSON_LINES, JSON_TYPE
+from serving.job import Job, Reply
+from serving.request import PATH, UNNAMED, Request, ServedModel, Target
+from serving.triton.gateway import TritonGateway
 
-CSV, TEXT = "text/csv", "text/plain"
-URL_ENCODED = "application/x-www-form-urlencoded"  # a form, or what curl says of any body
-HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type
-MOST_FIELDS = 32  # of a URL-encoded form
-BOM = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True)
-class CsvItem(Item):
-    """One row. If the body has a header, its cells become an object whose keys are `columns`."""
-
-    columns: Sequence[str] = ()
-
-    def open(self, client: ModelClient, limits: Limits, index: int) -> Any:
-        with self._placed(index):
-            cells = read_cells(self.raw or b"")
-            if not self.columns:
-                return cells
-            if len(cells) != len(self.columns):
-                raise DecodingError(f"it has {len(cells)} cells, and the header {len(self.columns)}")
-            return dict(zip(self.columns, cells, strict=True))
-
-
-@dataclass(frozen=True)
-class CsvBody(Body):
-    """A table. `header` says whether the first row is a header, None if the model's columns decide."""
-
-    data: bytes
-    header: bool | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    def by_line(self, accept: str) -> bool:
-        """Return whether Accept asks for JSON lines, as batch transform does. Other replies are in one piece."""
-        return preferred(accept, CSV, JSON_LINES) == JSON_LINES
-
-    def items(self, client: ModelClient, deadline: Deadline) -> Iterator[CsvItem]:
-        """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
-        check_media_type(client, CSV)
-        rows = in_time(_rows(self.data.removeprefix(BOM)), deadline)
-        first, second = next(rows, None), next(rows, None)
-        if first is None:
-            raise InvalidRequest("the body has no row; send CSV, a line for each row")
-        columns = self._columns(client, first)
-        if self.header is None and second is None and first.lstrip()[:1] == b"0":
-            columns = None  # a body of the row 0,1,2 alone has no header
-        if columns is None:
-            yield CsvItem("", raw=first)
-        for row in chain(() if second is None else (second,), rows):
-            yield CsvItem("", raw=row, columns=columns or ())
-
-    def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
-        """Return the columns that the first row names, None if it is not a header, () if its names do not matter."""
-        if self.header is False:
-            return None
-        try:
-            columns = client.header(read_cells(first))
-        except DecodingError as err:
-            raise err.at(0) from err
-        if columns is None and self.header:
-            if client.columns:
-                raise InvalidRequest(f"the header names none of the columns, which are: {', '.join(client.columns)}")
-            return ()
-        if columns and len(set(columns)) < len(columns):
-            raise InvalidRequest("the header names a column twice")
-        return columns
-
-    def batches(
-        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
-    ) -> Iterator[Batch]:
-        items: list[Item] = []
-        for item in self.items(served.require_client(), request.deadline):
-            items.append(item)
-            check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
-        if not items:
-            raise InvalidRequest("the body has a header and no row")
-        yield from Instances(items, self.parameters).batches(served, request, session, decoder)
-
-    def reply(self, served: ServedModel, request: Request, results: Iterator[Any]) -> Reply:
-        if preferred(request.accept, CSV) != CSV:
-            return Instances([]).reply(served, request, results)
-        written, version = bytearray(), ""
-        for result in results:
-            written += as_csv(result.predictions)
-            request.budget.check_output(len(written))
-            version = result.version
-        return Reply(bytes(written), f"{CSV}; charset=utf-8", version)
-
-    def line(self, served: ServedModel, request: Request, result: Any) -> bytes:
-        return Instances([]).line(served, request, result)
-
-
-@dataclass(frozen=True)
-class TextOrForm(Instances):
-    """A text or a form; which one, and of what, the model decides:
-
-    - a table: CSV, unless it is JSON; a form has it as its only file
-    - texts: a text, or each file of a form
-    - any model: a form whose fields are the keys of an instance, such as `text`; the other fields are parameters
-    """
-
-    def meant_for(self, served: ServedModel) -> Body:
-        client = served.client
-        if client is None:
-            return self
-        if instance := self._instance(client):
-            rest = {key: value for key, value in self.parameters.items() if key not in instance}
-            return Instances([Item("form", value=instance)], rest, named=self.named)
-        if not self.items:
-            fields = f", or the fields {', '.join(keys)}" if (keys := _keys(client)) else ""
-            raise InvalidRequest(f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}")
-        if self.media_type == URL_ENCODED:
-            return self
-        if client.codec is ROW:
-            return self._rows()
-        return replace(self, media_type=TEXT) if TEXT in client.codec.media_types else self
-
-    def _instance(self, client: ModelClient) -> dict[str, Any]:
-        """Return the instance that the fields of a form without files make; empty if they make none."""
-        keys, fields = _keys(client), self.parameters
-        if self.media_type == URL_ENCODED:
-            raw = self.items[0].raw or b""
-            is_form = raw.startswith(tuple(f"{key}=".encode() for key in keys)) and raw.count(b"&") < MOST_FIELDS
-            fields = dict(parse_qsl(raw.decode(errors="replace"))) if is_form else {}
-        elif self.items:
-            return {}
-        return {key: value for key, value in fields.items() if key in keys}
-
-    def _rows(self) -> Body:
-        if len(self.items) > 1:
-            raise InvalidRequest(f"the form has {len(self.items)} files; send one of CSV, a line for each row")
-        raw = self.items[0].raw or b""
-        if raw.lstrip()[:1] in (b"[", b"{"):
-            return replace(self, media_type=JSON_TYPE)
-        return CsvBody(raw, parameters=self.parameters)
-
-
-def _keys(client: ModelClient) -> Sequence[str]:
-    """Return the keys of an instance that is an object; none if any key is taken, as a table's columns are."""
-    return client.keys or client.codec.keys or ()
-
-
-def read_csv(data: bytes, header: str) -> CsvBody:
-    """Return the body. `header` is the media type's parameter, "" without one. Raise InvalidRequest."""
-    if header and header not in HEADER:
-        raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
-    return CsvBody(data, HEADER.get(header))
-
-
-def _rows(data: bytes) -> Iterator[bytes]:
-    """Yield the rows, of several lines if a quoted cell has line ends. Empty lines are skipped."""
-    row, quoted = bytearray(), False
-    for line in io.BytesIO(data):
-        row += line
-        quoted ^= line.count(b'"') % 2 == 1
-        if not quoted:
-            if not row.isspace():
-                yield bytes(row)
-            row.clear()
-    if row:
-        yield bytes(row)
-
-
-def as_csv(predictions: Sequence[Any]) -> bytes:
-    """Return a line for each prediction: its values in order, those of lists and objects side by side."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(list(_cells(each)) for each in predictions)
-    return text.getvalue().encode()
-
-
-def _cells(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _cells(each)
-    else:
-        yield value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
-JSON_LINES = "application/jsonlines"
+log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
+WHOLE_REQUEST = {"instances", "inputs", "payload"}  # one of these keys makes a line a request of its own
+BATCHES = 4  # of a model in one group: one is prepared while Triton works on another
 
 
 @dataclass(frozen=True)
-class JsonLines(Body):
+class Record:
+    """One line: instances, else another request, else why it is neither. The answer to a `bare` one is its prediction
+    alone."""
+
+    instances: Instances | None = None
+    shape: Shape | None = None
+    error: ServingError | None = None
+    is_bare: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.instances.items) if self.instances else 1
+
+    def goes_with(self, other: "Record") -> bool:
+        """Return whether one job can have the instances of both."""
+        ours, theirs = self.instances, other.instances
+        return ours is not None and theirs is not None and ours.parameters == theirs.parameters
+
+
+@dataclass(frozen=True)
+class JsonLines:
     """Lines of JSON; `generates` is that of a FlatBody."""
 
     data: bytes
     generates: bool = False
+    named: ClassVar[Target] = UNNAMED
 
-    def by_line(self, accept: str) -> bool:
-        return True
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        request = request.streamed_as("")
+        lines = (line for line in in_time(io.BytesIO(self.data), request.deadline) if not line.isspace())
+        return LinesJob(served, request, (self._read(line, served, request.target) for line in lines))
 
-    def lines(self, deadline: Deadline) -> Iterator[bytes]:
-        """Yield the lines that are not empty, so that a large body is not held twice. Raise TooLate."""
-        return (line for line in in_time(io.BytesIO(self.data), deadline) if not line.isspace())
+    def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
+        """Return what a line asks for. Raise nothing that is the line's own mistake."""
+        try:
+            value = read_json(line)
+            if isinstance(value, dict) and WHOLE_REQUEST & value.keys():
+                _check_target(value, served, target)
+                instances = instances_in(value, served, self.generates)
+                return Record(instances, None if instances else read_document(value, len(line), self.generates))
+        except orjson.JSONDecodeError as err:
+            return Record(error=DecodingError(f"the line is not JSON: {err}"))
+        except ServingError as err:
+            return Record(error=err)
+        if self.generates and isinstance(value, dict) and not served.client:
+            return Record(shape=FlatBody(value, generates=True))
+        return Record(Instances([Item("record", value=value)]), is_bare=True)
+
+
+def _check_target(document: Mapping[str, Any], served: ServedModel, target: Target) -> None:
+    """Raise InvalidRequest if a line names another model or version than its request."""
+    named = Target.within("the line", document)
+    name = None if target.source == PATH else served.name
+    for ours, theirs in ((name, named.name), (target.version, named.version)):
+        if None not in (ours, theirs) and theirs != ours:
+            raise InvalidRequest(
+                f"the line names '{theirs}', and all lines of a body go to one model and version: name another "
+                "one in a header or the query string of another request"
+            )
+
+
+@dataclass(frozen=True)
+class CsvLines:
+    """Rows of CSV, each answered by a line of JSON."""
+
+    table: CsvBody
+    named: ClassVar[Target] = UNNAMED
+
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        request = request.streamed_as("")
+        items = self.table.items(served.require_client(), request.deadline)
+        return LinesJob(served, request, (Record(Instances([item]), is_bare=True) for item in items))
+
+
+class LinesJob(Job):
+    """A body of lines: one job after the other. `version` is one that answered."""
+
+    def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
+        """Raise InvalidRequest if a parameter is wrong."""
+        if served.sequencing and request.session:
+            raise InvalidRequest("lines cannot be part of a session: send its requests one by one, as JSON")
+        if served.client:
+            client_parameters(served.client, request, {})
+        super().__init__(served, request)
+        self._records = records
+        self.version = request.target.version or ""
+
+    def answer(self, gateway: TritonGateway) -> Reply:
+        """Return the lines. Raise InvalidRequest if there is no line, TritonTimeout when the request's time is over,
+        and errors of 503 and above."""
+        written, count = bytearray(), 0  # not a list: orjson keeps 4 kB for each small result that is held
+        batch = max(1, self.served.model.max_batch_size)
+        size = 1 if self.served.sequencing else BATCHES * batch  # a sequence has one line, as lines are independent
+        try:
+            for records in groups(self._records, size):
+                self.request.deadline.left()
+                lines = self._answer(gateway, records)
+                written += b"".join(lines)
+                count += len(lines)
+                self.request.budget.check_output(len(written))
+        except (TritonTimeout, TooLate) as err:
+            raise TritonTimeout(
+                f"{count} lines were answered in time, and there are more: send fewer at a time "
+                "(SAGEMAKER_MAX_PAYLOAD_IN_MB), or raise SERVE_REQUEST_TIMEOUT"
+            ) from err
+        if not count:
+            raise InvalidRequest("the body has no line; send one JSON value, or one row of CSV, per line")
+        return Reply(bytes(written), JSON_LINES, self.version)
+
+    def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
+        """Return a line for each of a group's records. A group that fails is halved until the wrong records stand
+        alone."""
+        self.request.deadline.left()
+        first = records[0]
+        try:
+            if first.error:
+                raise first.error
+            if first.instances:
+                return self._predict(gateway, first.instances.parameters, records)
+            if first.shape:
+                reply = first.shape.bind(self.served, self.request).answer(gateway)
+                if reply.content_type != JSON_TYPE:
+                    raise NotAcceptable("a line cannot hold binary outputs: ask for outputs without binary_data")
+                return [reply.content + b"\n"]
+            return []
+        except ServingError as err:
+            if err.status >= HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            if len(records) == 1:
+                return [_error_line(err)]
+        half = len(records) // 2
+        return self._answer(gateway, records[:half]) + self._answer(gateway, records[half:])
+
+    def _predict(self, gateway: TritonGateway, parameters: Mapping[str, Any], records: list[Record]) -> list[bytes]:
+        every = [record.instances for record in records if record.instances]
+        items = [item for instances in every for item in instances.items]
+        results = list(InstancesJob(self.served, self.request, items, parameters).results(gateway))
+        self.version = results[-1].version
+        predictions = (prediction for result in results for prediction in result.predictions)
+        lines = []
+        for record, instances in zip(records, every, strict=True):
+            line = as_items(list(islice(predictions, len(instances.items))))
+            if not record.is_bare:
+                line = document(self.served, line, self.version, instances.sample_shape)
+            lines.append(line + b"\n")
+        return lines
+
+
+def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
+    """Yield records that follow each other and can be one job, up to the one that makes it `most` instances; every
+    other one by itself."""
+    group: list[Record] = []
+    count = 0
+    for record in records:
+        if group and (count >= most or not record.goes_with(group[-1])):
+            yield group
+            group, count = [], 0
+        group.append(record)
+        count += record.count
+    if group:
+        yield group
+
+
+def _error_line(error: ServingError) -> bytes:
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("a line of a batch: %s", error, exc_info=error)
+    if isinstance(error, DecodingError):  # its number is the one within a group, which says nothing to the caller
+        error = DecodingError(error.reason, field=error.field)
+    return orjson.dumps(error.facts(), option=orjson.OPT_APPEND_NEWLINE)

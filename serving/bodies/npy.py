@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -14,11 +14,10 @@ from clients.base import TensorSpec
 from serving.bodies.kserve import write_reply
 from serving.bodies.values import out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
-from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import preferred
-from serving.request import Batch, Body, Reply, Request, ServedModel
-from serving.sessions import Session
+from serving.job import Batch, Job, Reply
+from serving.request import UNNAMED, Request, ServedModel, Target
 from serving.triton.tensors import InferReply, Tensor, numpy_dtype
 
 NPY_TYPE = "application/x-npy"
@@ -28,15 +27,25 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class NpyBody(Body):
+class NpyBody:
     """An npy file's bytes."""
 
     data: bytes
+    named: ClassVar[Target] = UNNAMED
 
-    def batches(
-        self, served: ServedModel, request: Request, session: Session | None, decoder: Decoder
-    ) -> Iterator[Batch]:
-        model = served.model
+    def bind(self, served: ServedModel, request: Request) -> Job:
+        return NpyJob(served, request, self.data)
+
+
+class NpyJob(Job):
+    """One call with one array."""
+
+    def __init__(self, served: ServedModel, request: Request, data: bytes) -> None:
+        super().__init__(served, request)
+        self.data = data
+
+    def batches(self) -> Iterator[Batch]:
+        model = self.served.model
         if len(model.inputs) != 1:
             raise InvalidRequest(
                 f"an npy body is one tensor, and model '{model.name}' has {len(model.inputs)} inputs "
@@ -45,18 +54,20 @@ class NpyBody(Body):
         spec = model.inputs[0]
         array = _fitted(read_npy(self.data), spec, model.max_batch_size)
         tensor = Tensor.of(spec.name, array, spec.datatype)
-        yield Batch([tensor], parameters=session.parameters() if session else {})
+        yield Batch([tensor], parameters=self.session.parameters() if self.session else {})
 
-    def reply(self, served: ServedModel, request: Request, results: Iterator[InferReply]) -> Reply:
+    def reply(self, results: Iterator[InferReply]) -> Reply:
         (result,) = results
-        if preferred(request.accept, NPY_TYPE) != NPY_TYPE:
-            return Reply(write_reply(served, result, request.budget), version=result.version)
+        if preferred(self.request.accept, NPY_TYPE) != NPY_TYPE:
+            return Reply(self.line(result), version=result.version)
         if len(result.outputs) != 1:
-            raise NotAcceptable(f"model '{served.name}' has {len(result.outputs)} outputs; ask for application/json")
-        return Reply(write_npy(result.outputs[0].array(), request.budget), NPY_TYPE, result.version)
+            raise NotAcceptable(
+                f"model '{self.served.name}' has {len(result.outputs)} outputs; ask for application/json"
+            )
+        return Reply(write_npy(result.outputs[0].array(), self.request.budget), NPY_TYPE, result.version)
 
-    def line(self, served: ServedModel, request: Request, result: InferReply) -> bytes:
-        return write_reply(served, result, request.budget)
+    def line(self, result: InferReply) -> bytes:
+        return write_reply(self.served, result, self.request.budget)
 
 
 def read_npy(data: bytes) -> Array:

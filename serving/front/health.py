@@ -11,7 +11,9 @@ import logging
 import threading
 from pathlib import Path
 
+from serving.bodies.examples import try_example
 from serving.budget import NEVER, Deadline
+from serving.decoding import Decoder
 from serving.errors import (
     ModelFailed,
     ModelNotReady,
@@ -24,7 +26,6 @@ from serving.errors import (
 )
 from serving.front.admission import Admission
 from serving.host.files import read_tritonserver
-from serving.inference.service import Inference, try_example
 from serving.models.registry import Registry
 from serving.models.table import Entry, Models
 from serving.request import ServedModel
@@ -37,8 +38,8 @@ ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 class Health:
     """What /ping asks. The supervisor writes `status_file`."""
 
-    def __init__(self, registry: Registry, inference: Inference, admission: Admission, status_file: Path) -> None:
-        self.registry, self.inference, self.status_file = registry, inference, status_file
+    def __init__(self, registry: Registry, decoder: Decoder, admission: Admission, status_file: Path) -> None:
+        self.registry, self.decoder, self.status_file = registry, decoder, status_file
         self._admission = admission
         self._lock = threading.Lock()
         self._running = False
@@ -138,7 +139,7 @@ class Health:
 
     def _try_example(self, served: ServedModel) -> None:
         try:
-            try_example(self.inference, served)
+            try_example(self.registry.gateway, self.decoder, served)
         except (TritonUnavailable, ModelFailed):
             raise
         except ServingError as err:

@@ -6,19 +6,23 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flask
 
-from serving.bodies.lines import TextOrForm
-from serving.bodies.reading import read_attributes, read_body, unpacked
-from serving.budget import HANDED_OVER, Budget, Deadline
+from serving.bodies.forms import TextOrForm
+from serving.bodies.packed import unpacked
+from serving.bodies.reading import Body, read_attributes, read_body
+from serving.budget import HANDED_OVER, Deadline
 from serving.codecs import FORM
 from serving.decoding import Item
 from serving.errors import InvalidRequest
 from serving.front.admission import Slot
-from serving.headers import ATTRIBUTES, SESSION_ID, TARGET_MODEL
-from serving.request import PATH, RESERVED, Body, Request, Target, Timings
+from serving.headers import ATTRIBUTES, EVENT_STREAM, SESSION_ID, TARGET_MODEL, streamed_type
+from serving.request import PATH, RESERVED, Request, Target, Timings
+
+if TYPE_CHECKING:
+    from serving.front.services import Services
 
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")  # W3C Trace Context, a trace that is recorded
 MEGABYTE = 2**20
@@ -90,30 +94,33 @@ def incoming() -> Incoming:
     return found
 
 
-def read_request(source: Incoming, seconds: float, budget: Budget, body: Body, named: Target) -> Request:
-    """The Request, to be answered within so many seconds; `named` is what the route or the header Target-Model says."""
+def read_request(source: Incoming, services: "Services", stream: str, body: Target, named: Target) -> Request:
+    """Return the request. `stream` is the type of the stream that the route asks for, `body` the model that the body
+    names, `named` the one that the route or the header Target-Model names. Raise InvalidRequest if two disagree."""
     targets = [
         Target.within("the header Custom-Attributes", source.attributes),
         Target.within("the query string", source.args),
-        body.target(),
+        body,
     ]
-    if named.place == PATH:
+    if named.source == PATH:
         targets = [replace(target, name=None) for target in targets]
-    target = Target.agreed([named, *targets])
+    target = Target.agreed([named, *targets], named.source)
     if target.name is None and "model" in source.args:
         raise InvalidRequest("the query string names no model; did you mean model_name instead of model?")
     return Request(
         id=source.id,
-        body=body,
-        target=replace(target, place=named.place),
+        target=target,
         attributes=source.attributes,
         parameters={key: value for key, value in source.args.items() if key not in RESERVED},
         session=source.headers.get(SESSION_ID, ""),
         accept=source.accept,
-        deadline=source.deadline(seconds),
-        budget=budget,
+        stream=stream or streamed_type(source.accept),
+        reply_deadline=source.deadline(services.gateway.timeout),
+        stream_deadline=source.deadline(services.gateway.stream_timeout),
+        budget=services.budget,
         timings=source.timings,
         traceparent=source.traceparent,
+        decoder=services.decoder,
     )
 
 
@@ -122,17 +129,24 @@ def target_model(source: Incoming) -> Target:
     return Target("the header Target-Model", source.headers.get(TARGET_MODEL) or None)
 
 
-def read_invocation(source: Incoming, generates: bool) -> Body:
-    """The body of /invocations; raises InvalidRequest and others."""
+def read_invocation(source: Incoming, inference_type: str) -> Body:
+    """Return the body of /invocations. Raise InvalidRequest and others."""
     if source.mimetype == FORM:
         return _read_form(source)
-    return read_body(source.headers.get("Content-Type", ""), source.whole(), generates)
+    content_type, stream = source.headers.get("Content-Type", ""), EVENT_STREAM
+    return read_body(
+        content_type,
+        source.whole(),
+        generates=inference_type != "infer",
+        stream=stream if inference_type == "generate_stream" else "",
+        accept=source.accept,
+    )
 
 
-def _read_form(form: Incoming) -> Body:
+def _read_form(form: Incoming) -> TextOrForm:
     """Each file is an instance; fields other than the model's name and version are parameters, or make an instance."""
     files = [Item(name, raw=upload.read()) for name, uploads in form.files.lists() for upload in uploads]
     # a part without a name has None for one
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
-    return TextOrForm(files, parameters, media_type=FORM, named=named)
+    return TextOrForm(files, FORM, parameters, named)

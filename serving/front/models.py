@@ -16,19 +16,20 @@ import orjson
 from flask import Flask, Response
 from prometheus_client import Counter
 
+from serving.bodies.documents import parse_object, read_binary
 from serving.bodies.flat import FlatBody
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
-from serving.bodies.reading import parse_object, read_binary
+from serving.bodies.reading import Body
 from serving.codecs import describe
 from serving.errors import InvalidRequest, LoadFailed, ModelNotLoaded, ModelNotReady, ServingError, by_code
 from serving.front.incoming import Incoming, incoming
-from serving.front.replies import EVENTS, Format, json_reply
+from serving.front.replies import json_reply
 from serving.front.services import services
-from serving.headers import TARGET_MODEL
+from serving.headers import EVENT_STREAM, TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.models.registry import Registry
 from serving.models.table import READY, Entry
-from serving.request import PATH, Body, Target
+from serving.request import PATH, Target
 from serving.settings.table import Settings
 
 PAGE, LARGEST_PAGE = 100, 1000
@@ -155,13 +156,13 @@ def _read_limit() -> int:
     return int(limit)
 
 
-Answer = Callable[[Body, Target, Format | None], Response]
+Answer = Callable[[Body, Target, str], Response]
 MODEL = "/v2/models/<name>"
 VERSION = "/v2/models/<name>/versions/<version>"
 
 
 class KServeRoutes:
-    """`answer` answers a body for the target that the path names, as a stream where a format is given."""
+    """`answer` answers a body for the target that the path names, as a stream of the type that it gets."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -174,15 +175,15 @@ class KServeRoutes:
 
     def infer(self, name: str, version: str | None = None) -> Response:
         """Tensors, as JSON or with binary data behind it."""
-        return self._answer(read_tensors(incoming()), Target(PATH, name, version), None)
+        return self._answer(read_tensors(incoming()), Target(PATH, name, version), "")
 
     def generate(self, name: str, version: str | None = None) -> Response:
         """A flat object, answered by exactly one response."""
-        return self._answer(_read_flat(incoming()), Target(PATH, name, version), None)
+        return self._answer(_read_flat(incoming()), Target(PATH, name, version), "")
 
     def generate_stream(self, name: str, version: str | None = None) -> Response:
         """The same, answered by any number of responses."""
-        return self._answer(_read_flat(incoming()), Target(PATH, name, version), EVENTS)
+        return self._answer(_read_flat(incoming()), Target(PATH, name, version), EVENT_STREAM)
 
 
 def read_tensors(source: Incoming) -> TensorBody:

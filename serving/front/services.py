@@ -1,13 +1,8 @@
-"""What the Flask app's routes use, made once per app, and two threads of a worker: one gives memory back, one watches
-for callers that leave.
-"""
+"""What the Flask app's routes use, made once per app."""
 
 import ctypes
-import select
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from flask import current_app
 
@@ -18,8 +13,8 @@ from serving.errors import ModelNotFound, ModelNotLoaded
 from serving.front.admission import Admission
 from serving.front.health import Health
 from serving.front.metrics import Metrics
+from serving.front.streams import HangUps
 from serving.host.machine import memory_limit, shm_size
-from serving.inference.service import Inference
 from serving.models.registry import Registry
 from serving.models.table import Table
 from serving.settings.table import Settings
@@ -57,8 +52,8 @@ class Services:
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
         limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
-        self.inference = Inference(self.gateway, Decoder(limits, turns, threads))
-        self.health = Health(self.registry, self.inference, self.admission, settings.status_file)
+        self.decoder = Decoder(limits, turns, threads)
+        self.health = Health(self.registry, self.decoder, self.admission, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()
 
@@ -85,49 +80,3 @@ def services() -> Services:
     """The running app's."""
     found: Services = current_app.extensions["serving"]
     return found
-
-
-ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-
-
-class HangUps:
-    """Notices when callers of streams leave, so that nothing more is computed for them. A thread that waits for Triton
-    does not see that its caller's connection has ended, so one thread per worker waits for the ends of all connections.
-
-    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's fork.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._callbacks: dict[int, Callable[[], None]] = {}
-        self._epoll: select.epoll | None = None
-
-    def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Calls back once when the other side ends the connection, until `forget`, which must come before its close."""
-        with self._lock:
-            if self._epoll is None:
-                self._epoll = select.epoll()
-                threading.Thread(target=self._run, args=(self._epoll,), name="hang-ups", daemon=True).start()
-            self._callbacks[connection.fileno()] = callback
-            self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
-
-    def forget(self, connection: socket.socket) -> None:
-        """From now on there is no call back."""
-        with self._lock:
-            if self._epoll and self._callbacks.pop(connection.fileno(), None):
-                self._epoll.unregister(connection.fileno())
-
-    def _run(self, epoll: select.epoll) -> None:
-        while True:
-            for number, _ in epoll.poll():
-                with self._lock:
-                    callback = self._callbacks.get(number)
-                    if callback and _has_ended(number):
-                        callback()
-
-
-def _has_ended(number: int) -> bool:
-    """An event may be late: another connection may have its number by now."""
-    poll = select.poll()
-    poll.register(number, select.POLLRDHUP)
-    return bool(poll.poll(0))

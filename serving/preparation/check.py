@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from clients.base import ModelClient, Tensors, TensorSpec
+from serving.bodies.examples import ask_example
 from serving.clients import make_client
 from serving.codecs import Limits
 from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made
-from serving.inference.service import Inference, ask_example
 from serving.model_manager.manager import PREFACE
 from serving.models.served_model import describe_model, served_model
 from serving.repository.layout import CONFIG
@@ -178,11 +178,11 @@ def failures(settings: Settings, folders: Mapping[str, Path], asked: Collection[
 def _failures(
     settings: Settings, gateway: TritonGateway, folders: Mapping[str, Path], asked: Collection[str], run_dir: Path
 ) -> Iterator[tuple[str, str]]:
-    inference = Inference(gateway, Decoder(Limits(settings.max_image_pixels)))
+    decoder = Decoder(Limits(settings.max_image_pixels))
     for name in asked:
         try:
             gateway.load(name, settings.start_timeout)
-            ask_example(inference, served_model(gateway, name, folders[name]))
+            ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
         except TritonUnavailable as err:
             raise TritonUnavailable(f"tritonserver ended while '{name}' was tried: {_last_line(run_dir)}") from err
         except ServingError as err:

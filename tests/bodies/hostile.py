@@ -11,14 +11,12 @@ import numpy as np
 from numpy.lib import format as npy
 
 from clients.base import Model, ModelClient, Names, Parameter, TensorSpec
-from serving.bodies.lines import JsonLines
-from serving.bodies.reading import read_body, unpacked
+from serving.bodies.packed import unpacked
+from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
-from serving.codecs import JSON, Limits
-from serving.decoding import Decoder
-from serving.inference.batch_transform import transform
-from serving.inference.service import Inference
-from serving.request import Reply, Request, ServedModel
+from serving.codecs import JSON
+from serving.job import Reply
+from serving.request import Request, ServedModel
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
 
@@ -95,10 +93,8 @@ class Hostile:
     def ask(self, deadline: Deadline = NEVER, budget: Budget = Budget()) -> Reply:  # noqa: B008
         """Return the reply as to a request; raise a ServingError."""
         body = read_body(self.content_type, unpacked(self.data, self.encoding, LARGEST))
-        request = Request("id", body, deadline=deadline, budget=budget)
-        inference = Inference(Echo(), Decoder(Limits()))
-        answer = transform if isinstance(body, JsonLines) else Inference.once
-        return answer(inference, self.model, request)
+        request = Request("id", reply_deadline=deadline, budget=budget)
+        return body.bind(self.model, request).answer(Echo())
 
 
 def tensor(datatype: str, data: bytes, shape: bytes) -> bytes:

@@ -9,15 +9,13 @@ import numpy as np
 import orjson
 import pytest
 
-from serving.bodies.instances import Instances
 from serving.bodies.kserve import write_reply
 from serving.bodies.npy import write_npy
-from serving.bodies.reading import read_body, unpacked
+from serving.bodies.packed import unpacked
+from serving.bodies.reading import Body, read_body
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
-from serving.codecs import Limits
-from serving.decoding import Decoder
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
-from serving.inference.service import Inference
+from serving.job import Reply
 from serving.request import Request, ServedModel
 from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor
@@ -54,26 +52,29 @@ PLACES = (
 )
 
 
+def answer(served: ServedModel, body: Body, request: Request = Request("id")) -> Reply:  # noqa: B008
+    return body.bind(served, request).answer(Echo())
+
+
 @pytest.mark.parametrize("deep", DEEP, ids=["lists", "objects"])
 def test_values_nested_1000_deep_are_the_callers_mistake(deep: bytes) -> None:
     for place in PLACES:
         body = read_body(JSON_TYPE, place % deep, generates=True)
         with pytest.raises(InvalidRequest):
-            Inference(Echo(), Decoder(Limits())).once(NUMBERS, Request("id", body))
+            answer(NUMBERS, body)
     for parameter in CLIENT.require_client().parameters:
         body = read_body(JSON_TYPE, b'{"instances":[1],"parameters":{"%b":%b}}' % (parameter.name.encode(), deep))
         with pytest.raises(InvalidRequest, match=parameter.name):
-            Inference(Echo(), Decoder(Limits())).once(CLIENT, Request("id", body))
+            answer(CLIENT, body)
 
 
 def test_the_id_of_a_generate_call_is_a_string_or_a_whole_number() -> None:
-    inference = Inference(Echo(), Decoder(Limits()))
     for own_id, expected in ((b'"7"', "7"), (b"7", "7"), (b"0", None), (b"null", None)):
-        reply = inference.once(NUMBERS, Request("id", read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True)))
+        reply = answer(NUMBERS, read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True))
         assert orjson.loads(reply.content).get("id") == expected
     for own_id in (b"[1]", b"1.5", b"true", b'{"a":1}'):
         with pytest.raises(InvalidRequest, match="'id'"):
-            inference.once(NUMBERS, Request("id", read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True)))
+            answer(NUMBERS, read_body(JSON_TYPE, b'{"x":[1],"id":%b}' % own_id, True))
 
 
 @pytest.mark.parametrize("data", [b"\x00\xd8\x00\x00", b"\xff\xff\xff\xff"])
@@ -88,9 +89,9 @@ def test_an_id_of_a_sequence_that_triton_refuses_is_the_callers_mistake() -> Non
     with pytest.raises(InvalidRequest, match="129"):
         Hostile(JSON_TYPE, body % (ONE, b"a" * 129), NUMBERS).ask()
     sequences = replace(NUMBERS, sequencing=Sequencing("BYTES", 1.0))
-    asked = Request("id", read_body(JSON_TYPE, b'{"inputs":[%b]}' % ONE), session="\xe4" * 65)
+    one = read_body(JSON_TYPE, b'{"inputs":[%b]}' % ONE)
     with pytest.raises(InvalidRequest, match="130"):
-        Inference(Echo(), Decoder(Limits())).once(sequences, asked)
+        answer(sequences, one, Request("id", session="\xe4" * 65))
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,7 @@ def test_strings_of_very_different_lengths_become_no_npy_file() -> None:
 def test_instances_of_earlier_batches_are_let_go() -> None:
     """All images of a body, decoded, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
-    assert isinstance(body, Instances)
-    results = Inference(Echo(), Decoder(Limits())).results(CLIENT, Request("id", body))
+    results = body.bind(CLIENT, Request("id")).results(Echo())
     assert [list(result.instances) for result in results] == [[]] * 13
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.bodies import reading
-from serving.bodies.kserve import TensorBody
+from serving.bodies import documents
+from serving.bodies.kserve import TensorBody, read_inputs
 from serving.bodies.reading import read_body
 from serving.budget import NEVER
 from serving.errors import InvalidRequest, PayloadTooLarge
@@ -17,7 +17,7 @@ from serving.triton.tensors import Tensor
 
 pytestmark = pytest.mark.unit
 
-PADDING = b" " * reading.LARGE
+PADDING = b" " * documents.LARGE
 NUMBERS = st.one_of(
     st.integers(-(2**64), 2**66), st.floats(allow_nan=False, allow_infinity=False), st.integers(-200, 300)
 )
@@ -37,7 +37,7 @@ def tensors(body: bytes) -> list[Tensor] | str:
         assert read.document is not None
         return [
             Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
-            for tensor in read._inputs(read.document, NEVER)
+            for tensor in read_inputs(read.document, read.binary, read.length, NEVER)
         ]
     except InvalidRequest as err:
         return str(err)

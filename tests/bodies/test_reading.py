@@ -10,15 +10,15 @@ from clients.base import Model, TensorSpec
 from clients.table import Client
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
-from serving.bodies.lines import CsvBody
 from serving.bodies.npy import NpyBody
-from serving.bodies.reading import read_attributes, read_body, unpacked
+from serving.bodies.packed import unpacked
+from serving.bodies.reading import read_attributes, read_body
+from serving.bodies.tables import CsvBody
 from serving.budget import NEVER
-from serving.codecs import JSON, Limits
-from serving.decoding import Decoder
+from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
 from serving.request import Request
-from tests.inference.test_service import Length, client_of
+from tests.bodies.test_instances import Length, client_of
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +31,7 @@ def test_json_is_recognised_under_any_content_type(content_type: str) -> None:
     body = read_body(content_type, b' {"model_name": "m", "model_version": 2, "instances": ["a", "b"]}')
     assert isinstance(body, Instances)
     assert [item.value for item in body.items] == ["a", "b"]
-    assert (body.target().name, body.target().version) == ("m", "2")
+    assert (body.named.name, body.named.version) == ("m", "2")
     assert isinstance(read_body(content_type, b'{"inputs": []}'), TensorBody)
 
 
@@ -52,10 +52,9 @@ class Anything(Length):
 
 def test_a_client_of_json_names_the_keys_of_an_instance_or_takes_any() -> None:
     body = read_body("", b'{"instances": [{"petal": 1, "sepals": 2}]}')
-    request = Request("id", body)
-    assert len(list(body.batches(client_of(1, Anything), request, None, Decoder(Limits())))) == 1
+    assert len(list(body.bind(client_of(1, Anything), Request("id")).batches())) == 1
     with pytest.raises(DecodingError, match="'sepals'") as raised:
-        list(body.batches(client_of(1, Flower), request, None, Decoder(Limits())))
+        list(body.bind(client_of(1, Flower), Request("id")).batches())
     assert (raised.value.instance, raised.value.field) == (0, "instances")
 
 

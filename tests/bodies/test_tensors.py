@@ -9,20 +9,19 @@ import orjson
 import pytest
 
 from clients.base import Model, TensorSpec
+from serving.bodies.documents import read_binary, read_document
 from serving.bodies.flat import FlatBody
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
-from serving.bodies.reading import read_binary, read_document
-from serving.codecs import Limits
-from serving.decoding import Decoder
+from serving.bodies.reading import Body
 from serving.errors import DecodingError, InvalidRequest
-from serving.request import Batch, Body, Request, ServedModel
+from serving.job import Batch
+from serving.request import Request, ServedModel
 from serving.triton.tensors import InferReply, Tensor
 
 pytestmark = pytest.mark.unit
 
-DECODER = Decoder(Limits())
-REQUEST = Request("id", Body())
+REQUEST = Request("id")
 
 
 def served(*inputs: TensorSpec, batch: int = 0) -> ServedModel:
@@ -33,7 +32,7 @@ MODEL = served(TensorSpec("text", "BYTES", (1,)), TensorSpec("scale", "FP32", (-
 
 
 def batch(body: Body, model: ServedModel = MODEL) -> Batch:
-    (only,) = body.batches(model, Request("id", body), None, DECODER)
+    (only,) = body.bind(model, REQUEST).batches()
     return only
 
 
@@ -45,7 +44,8 @@ def test_bf16_travels_as_the_upper_half_of_fp32() -> None:
     """tests/conformance has the other datatypes; no model on ONNX Runtime has this one."""
     assert batch(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
-    written = TensorBody({"inputs": []}, memoryview(b""), length=10).reply(MODEL, REQUEST, iter([reply(tensor)]))
+    job = TensorBody({"inputs": []}, memoryview(b""), length=10).bind(MODEL, REQUEST)
+    written = job.reply(iter([reply(tensor)]))
     assert orjson.loads(written.content)["outputs"][0] == {
         "name": "y",
         "datatype": "BF16",
@@ -122,7 +122,7 @@ def test_raw_input_takes_the_shape_that_its_bytes_fill() -> None:
 
 def test_a_flat_body_is_inputs_and_parameters() -> None:
     document = {"text": "a", "scale": [1, 2], "top": 3, "parameters": {"deep": True}, "id": "mine", "model_name": "m"}
-    found = batch(FlatBody(document))
+    found = batch(FlatBody(document, generates=True))
     assert [(t.name, t.shape, bytes(t.data)) for t in found.inputs] == [
         ("text", (1,), b"\1\0\0\0a"),
         ("scale", (2,), np.array([1, 2], dtype="<f4").tobytes()),
@@ -133,7 +133,7 @@ def test_a_flat_body_is_inputs_and_parameters() -> None:
 def test_a_flat_value_takes_the_shape_that_is_declared() -> None:
     """NVIDIA's own tests ask their large language models like this."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
-    found = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}), model)
+    found = batch(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
     assert [tensor.shape for tensor in found.inputs] == [(1, 1), (1, 1)]
 
 
@@ -143,10 +143,11 @@ def reply(*outputs: Tensor, **parameters: bool) -> InferReply:
 
 def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_keys() -> None:
     outputs = [Tensor("text", "BYTES", (1, 1), b"\1\0\0\0a"), Tensor.of("about", np.array([[1, 2]]))]
-    written = FlatBody({"id": "mine"}).line(
-        ServedModel(Model("m", Path(), (), ())), REQUEST, reply(*outputs, end=False)
+    job = FlatBody({"id": "mine"}, generates=True).bind(ServedModel(Model("m", Path(), (), ())), REQUEST)
+    assert (
+        job.line(reply(*outputs, end=False))
+        == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
     )
-    assert written == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
 
 
 def npy(array: Any) -> bytes:

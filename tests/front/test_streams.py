@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from serving.front.replies import Ending
-from serving.front.services import HangUps
+from serving.front.streams import Ending, HangUps
 from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit

@@ -13,22 +13,23 @@ import flask
 import numpy as np
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
-from serving.bodies.lines import JsonLines
+from serving.bodies.documents import read_binary
 from serving.bodies.npy import read_npy
-from serving.bodies.reading import read_attributes, read_binary, read_body, unpacked
-from serving.budget import NEVER, Budget, Deadline
+from serving.bodies.packed import unpacked
+from serving.bodies.reading import Body, read_attributes, read_body
+from serving.budget import NEVER, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, Codec, Limits
 from serving.decoding import Decoder
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
-from serving.inference.batch_transform import transform
-from serving.inference.service import Inference
+from serving.front.services import Services
 from serving.model_manager.on_post import triton_name
 from serving.models.served_model import describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
-from serving.request import Body, Request, ServedModel, Target
+from serving.request import Request, ServedModel, Target
 from serving.sessions import Sequencing, Session
+from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.hostile import Echo
 from tests.fuzz.seeds import SEEDS
@@ -97,22 +98,19 @@ MODELS = (
     _served(None, TensorSpec("x", "BYTES", (-1,)), batch=8),
     _served(None, X, TensorSpec("y", "INT64", (2,), optional=True)),
 )
-INFERENCE = Inference(Checked(), Decoder(LIMITS))
+GATEWAY, DECODER = Checked(), Decoder(LIMITS)
 APP = flask.Flask("fuzz")
 APP.request_class = Incoming
 APP.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
+SERVICES = Services(Settings.from_env({}), "")
 
 
-def answer(body: Body) -> None:
+def answer(body: Body, request: Request | None = None) -> None:
     """By every kind of model; what one refuses another may take."""
-    body.target()
+    body.named  # noqa: B018
     for served in MODELS:
-        request = Request("id", body)
         try:
-            if isinstance(body, JsonLines):
-                transform(INFERENCE, served, request)
-            else:
-                INFERENCE.once(served, request)
+            body.bind(served, request or Request("id", decoder=DECODER)).answer(GATEWAY)
         except ServingError as err:
             check(err)
 
@@ -126,8 +124,8 @@ def check(error: ServingError) -> None:
 
 def body(data: bytes) -> None:
     kind, _, content = data.partition(b"\n")
-    for generates in (False, True):
-        answer(read_body(kind.decode(TEXT), content, generates))
+    for generates, accept in ((False, ""), (True, "application/jsonlines")):
+        answer(read_body(kind.decode(TEXT), content, generates, accept=accept))
 
 
 def binary(data: bytes) -> None:
@@ -177,8 +175,8 @@ def form(data: bytes) -> None:
         data=content,
     ):
         source = incoming()
-        body = read_invocation(source, generates=False)
-        answer(read_request(source, 60, Budget(), body, target_model(source)).body)
+        body = read_invocation(source, "infer")
+        answer(body, read_request(source, SERVICES, "", body.named, target_model(source)))
 
 
 def config(data: bytes) -> None:

@@ -17,7 +17,6 @@ from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest, TooLate
-from serving.inference.service import Inference
 from serving.request import Request, ServedModel
 from serving.triton.tensors import InferRequest
 from tests.bodies.hostile import Echo
@@ -71,8 +70,8 @@ def predict(
     echo: Recorder, served: ServedModel, items: list[Item], decoder: Decoder | None = None, deadline: Deadline = NEVER
 ) -> tuple[list[Any], str]:
     """Return the predictions and the version that answered."""
-    request = Request("id", Instances(items), deadline=deadline)
-    results = list(Inference(echo, decoder or Decoder(Limits())).results(served, request))
+    request = Request("id", reply_deadline=deadline, decoder=decoder or Decoder(Limits()))
+    results = list(Instances(items).bind(served, request).results(echo))
     return [prediction for result in results for prediction in result.predictions], results[-1].version
 
 
@@ -131,9 +130,9 @@ def test_more_tensors_than_the_model_has_do_not_reach_triton(echo: Recorder, wha
     one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": f"x{n}"} for n in range(2)]
-    request = Request("id", TensorBody(document, memoryview(b""), length=1000))
+    body = TensorBody(document, memoryview(b""), length=1000)
     with pytest.raises(InvalidRequest, match=what):
-        list(Inference(echo, Decoder(Limits())).results(client_of(4), request))
+        body.bind(client_of(4), Request("id")).answer(echo)
     assert echo.batches == []
 
 
@@ -173,8 +172,10 @@ def test_the_first_of_several_wrong_instances_is_reported(echo: Recorder, damage
 
 def test_a_request_waits_for_its_turn_no_longer_than_its_caller(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    with decoder.turn("image", NEVER), pytest.raises(TooLate):
+    turn = decoder.wait_for_turn("image", NEVER)
+    with pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], decoder, Deadline.after(0.05))
+    turn.release()
     assert echo.batches == []
     assert predict(echo, client_of(1), [item(5)], decoder)[0] == [5.0]
 
@@ -194,5 +195,5 @@ class Length(ModelClient):
 
 def test_a_text_does_not_wait_behind_images(echo: Recorder) -> None:
     decoder = Decoder(Limits())
-    with decoder.turn("image", NEVER):
-        assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [4.0]
+    decoder.wait_for_turn("image", NEVER)
+    assert predict(echo, client_of(1, Length), [Item("instances", raw=b"four")], decoder)[0] == [4.0]

@@ -1,0 +1,53 @@
+"""Ask a model its own example, as a caller would."""
+
+import traceback
+from collections import deque
+from pathlib import Path
+
+from serving.bodies.instances import Instances
+from serving.decoding import Decoder, Item
+from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
+from serving.job import Job
+from serving.request import Request, ServedModel
+from serving.triton.errors import BackendDied
+from serving.triton.gateway import TritonGateway
+
+
+def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
+    """Raise a ServingError if the model does not answer its example. A model without a client has no example."""
+    if not served.client and not served.client_error:
+        return
+    instances, request = Instances([Item("example", raw=served.example())]), Request("canary", decoder=decoder)
+    try:
+        _infer(gateway, instances.bind(served, request))
+    except (DecodingError, InvalidRequest) as err:
+        raise ModelFailed(served.name, f"its example is refused: {err}") from err
+
+
+def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
+    """Ask a model that was just loaded. Raise a ServingError that its author can use: LoadFailed has the line of the
+    client's code that failed."""
+    if served.client_error:
+        raise LoadFailed(served.client_error)
+    try:
+        try_example(gateway, decoder, served)
+    except InferenceFailed as err:
+        raise LoadFailed(f"{err} {_place(err.__cause__)}".strip()) from err
+    except BackendDied as err:
+        raise LoadFailed(f"a process of it died when its example was asked ({err.details})") from err
+
+
+def _place(cause: BaseException | None) -> str:
+    """Return what a client's code raised, and where; "" for what Triton answered."""
+    is_own = cause is not None and not type(cause).__module__.startswith("grpc")
+    calls = traceback.extract_tb(cause.__traceback__) if cause and is_own else []
+    return (
+        f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
+    )
+
+
+def _infer(gateway: TritonGateway, job: Job) -> None:
+    try:
+        job.answer(gateway)
+    except NotAcceptable:  # the model only streams
+        deque(job.lines(gateway), maxlen=0)

@@ -1,0 +1,51 @@
+"""Unpack a body that has a Content-Encoding."""
+
+import zlib
+
+from serving.budget import MOST_MEMBERS, check_count
+from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+
+PACKED = ("gzip", "x-gzip", "deflate")
+DETECT = zlib.MAX_WBITS | 32  # accepts the header of gzip or zlib
+PIECE = 64 * 1024  # bytes of packed data
+
+
+def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return the body without its Content-Encoding ("" or identity: unchanged), at most `limit` bytes.
+
+    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data are cut short or not of that encoding.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return body
+    if name not in PACKED:
+        raise UnsupportedMediaType(f"Content-Encoding must be gzip, deflate or identity, not '{encoding}'")
+    try:
+        return _inflated(body, limit)
+    except zlib.error as err:
+        raise InvalidRequest(f"Content-Encoding is {name}, but the body cannot be unpacked: {err}") from err
+
+
+def _inflated(body: bytes, limit: int) -> bytes:
+    """Return what all gzip members of the body hold."""
+    rest, made, members = memoryview(body), bytearray(), 0
+    while rest:
+        members += 1
+        check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
+        rest = rest[_inflate_member(rest, made, limit) :]
+    return bytes(made)
+
+
+def _inflate_member(packed: memoryview, made: bytearray, limit: int) -> int:
+    """Append the content of the first member to `made`, and return the member's packed length. zlib copies the data
+    behind a member, so it gets the data in pieces."""
+    member, end = zlib.decompressobj(DETECT), 0
+    while not member.eof:
+        piece = packed[end : end + PIECE]
+        if not piece:
+            raise zlib.error("it ends too early")
+        made += member.decompress(piece, limit - len(made) + 1)
+        if len(made) > limit:
+            raise PayloadTooLarge(f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
+        end += len(piece) - len(member.unused_data)
+    return end

@@ -1,0 +1,168 @@
+"""Streamed replies: never buffered, and cancelled in Triton when their caller leaves."""
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import orjson
+from flask import Response
+
+from serving.errors import ServingError
+from serving.headers import EVENT_STREAM, JSON_LINES
+from serving.job import Job, Line
+from serving.sessions import session_headers
+from serving.triton.errors import BackendDied
+from serving.triton.gateway import Responses, TritonGateway
+
+log = logging.getLogger(__name__)
+LEFT = 499  # as nginx has it in its log: the caller has gone, nobody reads this reply
+HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}  # the first is nginx's
+# How the JSON of a response, and of an error, becomes a part of each stream.
+FORMATS = {EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"), JSON_LINES: (b"%b\n", b"%b\n")}
+CONTENT_TYPES = {EVENT_STREAM: "text/event-stream; charset=utf-8", JSON_LINES: JSON_LINES}
+ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+def stream_reply(
+    job: Job,
+    gateway: TritonGateway,
+    hang_ups: "HangUps",
+    connection: socket.socket | None,
+    report: Callable[[BackendDied], ServingError],
+) -> tuple[Response, str]:
+    """Wait for the first response. Return the stream that begins with it, and the version that gave it. Raise a
+    ServingError. `report` makes an error of the death of a model's process."""
+    stream = StreamedReply(job, gateway, report)
+    if connection is not None:
+        hang_ups.watch(connection, stream.cancel)
+    try:
+        stream.open()
+    except BaseException:
+        hang_ups.forget(connection)
+        stream.close()
+        if stream.cancelled:
+            return Response(status=LEFT), ""
+        raise
+    headers = HEADERS | session_headers(job.session)
+    response = Ending(stream, content_type=CONTENT_TYPES[job.request.stream], headers=headers)
+    response.call_on_close(lambda: hang_ups.forget(connection))
+    return response, stream.version
+
+
+class Ending(Response):
+    """A streamed response that is closed once, when its last part is made: its slot must be free before the caller
+    learns that the stream has ended."""
+
+    has_ended = False
+
+    def iter_encoded(self) -> Iterator[bytes]:
+        yield from super().iter_encoded()
+        self.close()
+
+    def close(self) -> None:
+        if not self.has_ended:
+            self.has_ended = True
+            super().close()
+
+
+class StreamedReply:
+    """The body of a streamed reply. `cancel` may come from any thread. An error up to the first response is raised, for
+    an ordinary reply; a later one is the last event."""
+
+    def __init__(self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]) -> None:
+        self._event, self._error_event = FORMATS[job.request.stream]
+        self._request_id, self._report = job.request.id, report
+        self._responses: Responses | None = None
+        self.cancelled = False
+        self._lines = job.lines(gateway, self._note)
+        self._line: Line | None = None
+
+    def open(self) -> None:
+        """Wait for the first response. Raise a ServingError."""
+        self._line = next(self._lines, None)
+
+    @property
+    def version(self) -> str:
+        """Return the version that gave the first response; "" when there was none."""
+        return self._line.version if self._line else ""
+
+    def _note(self, responses: Responses) -> None:
+        self._responses = responses
+        if self.cancelled:
+            responses.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the request in Triton: its caller has left."""
+        self.cancelled = True
+        if self._responses:
+            self._responses.cancel()
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while self._line is not None:
+                yield self._event % self._line.json
+                self._line = next(self._lines, None)
+        except Exception as err:
+            if not self.cancelled:
+                yield self._error_event % self._error(err)
+
+    def _error(self, error: Exception) -> bytes:
+        """Return the JSON of the last event. There is no Flask request any more, so name its id."""
+        about = {"request_id": self._request_id}
+        if isinstance(error, BackendDied):
+            error = self._report(error)
+        if isinstance(error, ServingError):
+            log.warning("the stream ends with an error: %s", error, extra=about)
+        else:
+            log.error("the stream failed", exc_info=error, extra=about)
+            error = ServingError("an internal error; the log has it under this request_id")
+        return orjson.dumps(error.facts() | about)
+
+    def close(self) -> None:
+        """End the stream, wherever it is."""
+        self._lines.close()
+
+
+class HangUps:
+    """Notices when callers of streams leave, so that nothing more is computed for them. A thread that waits for Triton
+    does not see that its caller's connection has ended, so one thread per worker waits for the ends of all connections.
+
+    Safe to share between threads; starts its own thread at the first use, which is after gunicorn's fork.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._epoll: select.epoll | None = None
+
+    def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
+        """Call back once when the other side ends the connection, until `forget`, which must come before its close."""
+        with self._lock:
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(target=self._run, args=(self._epoll,), name="hang-ups", daemon=True).start()
+            self._callbacks[connection.fileno()] = callback
+            self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
+
+    def forget(self, connection: socket.socket | None) -> None:
+        """Call back no more for this connection, if it was watched."""
+        with self._lock:
+            if connection and self._epoll and self._callbacks.pop(connection.fileno(), None):
+                self._epoll.unregister(connection.fileno())
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            for number, _ in epoll.poll():
+                with self._lock:
+                    callback = self._callbacks.get(number)
+                    if callback and _has_ended(number):
+                        callback()
+
+
+def _has_ended(number: int) -> bool:
+    """Return whether the connection has ended. An event may be late: another connection may have its number by now."""
+    poll = select.poll()
+    poll.register(number, select.POLLRDHUP)
+    return bool(poll.poll(0))

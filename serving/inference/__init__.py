@@ -1,1 +1,0 @@
-"""One request to one model: decoding, batches, streams. Knows nothing of HTTP."""
