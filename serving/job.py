@@ -12,8 +12,9 @@ from typing import Any
 
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.request import Request, ServedModel
-from serving.sessions import UNKNOWN_SEQUENCE, Session
+from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
+from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 
 AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
@@ -140,15 +141,15 @@ class Job:
 
     def _message(self, batch: Batch) -> InferRequest:
         """Return the call to Triton. Raise InvalidRequest for more tensors than the model has, because Triton would
-        name all of them in its answer, and gRPC cannot carry 10,000; and for a batch of no rows, which Triton 24.10
-        takes and never answers, whatever the backend. Triton answers every other empty shape."""
+        name all of them in its answer, and gRPC cannot carry 10,000; and for a batch of no rows, which Triton
+        never answers (quirks.py)."""
         served, request = self.served, self.request
         known = {"inputs": len(served.model.inputs), "outputs": len(served.model.outputs)}
         for what, count in (("inputs", len(batch.inputs)), ("outputs", len(batch.outputs))):
             if count > known[what]:
                 raise InvalidRequest(f"model '{served.name}' has {known[what]} {what}, and the request names {count}")
         for tensor in batch.inputs if served.model.max_batch_size or served.batched_parts else ():
-            if tensor.shape[:1] == (0,):
+            if tensor.shape[:1] == NO_ROWS:
                 raise InvalidRequest(
                     f"input '{tensor.name}': its shape {list(tensor.shape)} has no rows; the first dimension counts "
                     "them and must be at least 1"

@@ -17,7 +17,6 @@ from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
 
 SEQUENCE_ID, SEQUENCE_END = "sequence_id", "sequence_end"
-UNKNOWN_SEQUENCE = "must specify the START flag"  # Triton's error for a sequence that has not begun or is over
 LONGEST_ID = 19  # digits of 2**63
 LONGEST_NAME = 128  # bytes of an id that is a string (correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}

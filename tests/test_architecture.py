@@ -18,6 +18,7 @@ SHARED = ("errors", "headers", "budget", "sessions", "named_value")
 REQUEST = ("clients", "decoding", "request", "job")
 # The packages, the lowest first; a file belongs to the package in which it lies, so a new file is covered.
 PACKAGES: dict[str, tuple[str, ...]] = {
+    "quirks": ("serving/triton/quirks.py",),
     "host": ("serving/host/*.py",),
     "shared": tuple(f"serving/{name}.py" for name in SHARED),
     "codecs": ("serving/codecs/*.py",),

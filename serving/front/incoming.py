@@ -54,7 +54,7 @@ class Incoming(flask.Request):
 
     @property
     def traceparent(self) -> str:
-        """Return the caller's traceparent, "" without a sampled one: Triton 24.10 records whatever trace it is given.
+        """Return the caller's traceparent, "" without a sampled one: Triton records any trace (quirks.py).
 
         SageMaker strips the header, so Custom-Attributes may carry it."""
         given = self.headers.get("traceparent") or self.attributes.get("traceparent", "")

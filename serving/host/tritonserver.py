@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from serving.triton.quirks import STUB_WAIT_VERSION
+
 NVIDIA_IMAGE = Path("/opt/tritonserver")
 PACKAGE, DISTRIBUTION = "pytriton", "nvidia-pytriton"
 TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # version of the package -> of the tritonserver in it
-STUB_WAIT_VERSION = "2.51.0"  # the only one that backends/stub_wait.c was verified with
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks packages
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -23,12 +22,11 @@ from serving.repository.store import Store
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway
+from serving.triton.quirks import PREFACE
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
 UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
-# What Triton 24.10 says before the reason.
-PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
 
 class Manager:
@@ -164,7 +162,7 @@ class Manager:
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Return whether it becomes true in time. Triton may answer late while it loads or unloads, and fails to list
-        its models while a staged folder comes or goes (24.10: "failed to stat file")."""
+        its models while a staged folder comes or goes (quirks.py)."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(TritonTimeout, InferenceFailed, InvalidRequest):

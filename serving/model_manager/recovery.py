@@ -3,9 +3,8 @@
     a call reports a dead process, or a look finds one -> Triton unloads and loads that model -> it is served again
                                                        -> after too many deaths: it is unloaded, and tried again later
 
-Triton 24.10 never ends the unload of an instance whose process has died. But a load goes on beside it, and its new
-instances can be unloaded as any: so a model is unloaded, loaded, and where it shall be gone unloaded again. About 36
-threads and 1 MB of /dev/shm of the old instance stay, which is why MOST_RELOADS bounds these.
+Triton never ends the unload of an instance whose process has died (quirks.py). So a model is unloaded and loaded, and
+unloaded again if it shall be gone. After MOST_RELOADS of these tritonserver is restarted.
 """
 
 import logging
@@ -20,6 +19,7 @@ from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.processes import Death, Stub, Stubs
 from serving.model_manager.manager import Manager
 from serving.models.table import READY, REFUSED, RESTARTING, Entry
+from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0  # between two looks at all processes, each some 20 ms with 1,000 models
@@ -27,7 +27,6 @@ WINDOW = 60.0
 CRASHES_ALLOWED = 3  # within WINDOW: a request that kills its model may come a few times, as callers try again
 REFUSED_SECONDS = 300.0  # the first time; each further time twice as long
 REFUSED_MOST = 24 * 3600.0
-MOST_RELOADS = 20  # of one tritonserver: 20 MB of a /dev/shm of 64 MB; then it is restarted
 IN_TROUBLE = (RESTARTING, REFUSED)
 
 

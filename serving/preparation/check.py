@@ -31,7 +31,6 @@ from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made
-from serving.model_manager.manager import PREFACE
 from serving.models.served_model import describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
@@ -39,6 +38,7 @@ from serving.repository.store import Store
 from serving.request import ServedModel
 from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
 from serving.triton.gateway import TritonGateway
+from serving.triton.quirks import PREFACE
 from serving.triton.tensors import numpy_dtype
 
 LOAD = "load"  # the argument that also has the models loaded

@@ -61,7 +61,7 @@ class Store:
         config.name = ""  # Triton's name is the folder's
         for step in config.ensemble_scheduling.step:
             step.model_name = (names or {}).get(step.model_name, step.model_name)
-        if backend_of(config) == ENSEMBLE and not config.platform:  # Triton 24.10 does not load one without
+        if backend_of(config) == ENSEMBLE and not config.platform:  # Triton does not load one without (quirks.py)
             config.platform = ENSEMBLE
         (shown / CONFIG).write_text(written(config), encoding="utf-8")
         if self._completes and backend_of(config) != ENSEMBLE and not is_complete(shown, config):

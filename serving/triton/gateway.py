@@ -119,7 +119,7 @@ class Call:
 class Responses:
     """The responses to one request, as they come. `cancel`, from any thread, or `close` ends them early.
 
-    After an error the stream is read to its end and not cancelled: a cancellation then can crash Triton 24.10.
+    After an error the stream is read to its end and not cancelled: a cancellation then can crash Triton (quirks.py).
     """
 
     def __init__(self, connection: Connection, send: Callable[[], Any]) -> None:

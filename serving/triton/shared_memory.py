@@ -2,8 +2,8 @@
 
     free --write--> lent --give_back--> free --trim--> free, its pages back with the system
 
-A region is a file that is registered with Triton before its first use and never unregistered: Triton 24.10 unmaps a
-region even while a request reads it. Names are never used twice, so a region of a Triton that has ended cannot be
+A region is a file that is registered with Triton before its first use and never unregistered (quirks.py). Names are
+never used twice, so a region of a Triton that has ended cannot be
 mistaken for one of the next. `serve` removes the files when Triton ends.
 """
 

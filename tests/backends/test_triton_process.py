@@ -9,6 +9,7 @@ from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.settings.table import Settings
 from serving.supervisor.processes import triton
+from serving.triton.quirks import STUB_WAIT_VERSION
 
 pytestmark = pytest.mark.unit
 
@@ -71,7 +72,7 @@ def test_an_image_s_version_is_in_its_file_else_in_its_variable(
 def test_only_the_verified_version_waits_for_stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified = tritonserver.with_stub_wait({})["LD_PRELOAD"]
     assert verified == str(Path(sys.prefix) / "triton/stub_wait.so")
-    nvidia_image(tmp_path / "same", monkeypatch, tritonserver.STUB_WAIT_VERSION)
+    nvidia_image(tmp_path / "same", monkeypatch, STUB_WAIT_VERSION)
     assert tritonserver.with_stub_wait({})["LD_PRELOAD"] == verified
     nvidia_image(tmp_path / "other", monkeypatch, "2.69.0")
     assert tritonserver.with_stub_wait({"A": "b"}) == {"A": "b"}
@@ -85,6 +86,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):
         tritonserver.binary()
     monkeypatch.setattr(sys, "prefix", "/nowhere")
-    monkeypatch.setattr(tritonserver, "version", lambda: tritonserver.STUB_WAIT_VERSION)
+    monkeypatch.setattr(tritonserver, "version", lambda: STUB_WAIT_VERSION)
     with pytest.raises(FileNotFoundError, match=r"stub_wait\.so"):
         tritonserver.with_stub_wait({})

@@ -11,10 +11,11 @@ import pytest
 from serving.errors import InvalidRequest, ServingError, TritonTimeout
 from serving.host.files import ProcessStatus, write_status
 from serving.model_manager.manager import Manager
-from serving.model_manager.recovery import CRASHES_ALLOWED, MOST_RELOADS, Recovery, Report
+from serving.model_manager.recovery import CRASHES_ALLOWED, Recovery, Report
 from serving.models.table import READY, REFUSED, RESTARTING, Entry, Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
+from serving.triton.quirks import MOST_RELOADS
 from tests.support.harness import wait_until
 
 pytestmark = pytest.mark.unit
