@@ -10,12 +10,13 @@ from http import HTTPStatus
 from time import monotonic, perf_counter
 from typing import Any
 
-from flask import Flask, Response
+from flask import Flask, Response, abort
 from werkzeug.exceptions import HTTPException
 
 from serving import VERSION
+from serving.bodies.examples import try_example
 from serving.bodies.reading import Body
-from serving.budget import MOST_PARTS
+from serving.budget import HANDED_OVER, MOST_PARTS
 from serving.errors import Forbidden, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.models import KServeRoutes, ModelRoutes
@@ -31,7 +32,7 @@ from serving.sessions import session_headers
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 
-UNLIMITED = ("ping", "metrics")  # endpoints that are not counted and never refused for load
+UNCOUNTED = ("ping", "metrics", "answer_example")  # endpoints that no caller of a model uses
 
 
 class App(Flask):
@@ -62,6 +63,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app.add_url_rule("/metrics", view_func=metrics, methods=["GET"])
     app.add_url_rule("/openapi.json", view_func=openapi, methods=["GET"])
     app.add_url_rule("/invocations", view_func=invocations, methods=["POST"])
+    app.add_url_rule("/examples/<name>/answer", view_func=answer_example, methods=["POST"])
     if settings.page == "true":
         add_page(app)
     if settings.kserve != "false":
@@ -80,8 +82,6 @@ def ping() -> Response:
     health = services().health
     if services().settings.ping_mode == "live":
         health.check_live()
-    elif services().settings.multi_model:
-        health.check_ready()
     else:
         health.check()
     return Response(status=HTTPStatus.OK, mimetype="text/plain")
@@ -111,6 +111,16 @@ def invocations() -> Response:
 def invoke(name: str) -> Response:
     """One request to the model that the path names."""
     return answer(_read_body(), Target(PATH, name))
+
+
+def answer_example(name: str) -> Response:
+    """200 if the model answers its example. It is for the model manager alone, so nginx's requests get 404."""
+    if HANDED_OVER in incoming().headers:
+        abort(HTTPStatus.NOT_FOUND)
+    app = services()
+    with app.admission.enter(0) as slot, app.registry.use(slot, name) as served:
+        try_example(app.gateway, app.decoder, served)
+    return Response(status=HTTPStatus.OK, mimetype="text/plain")
 
 
 def answer(body: Body, named: Target, stream: str = "") -> Response:
@@ -148,9 +158,9 @@ def _describe(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> d
 
 
 def _admit() -> None:
-    """Take a slot for the request, unless its route is one that nobody limits. Raise Overloaded."""
+    """Take a slot for the request of a caller. Raise Overloaded."""
     source = incoming()
-    if source.endpoint not in UNLIMITED:
+    if source.endpoint not in UNCOUNTED:
         source.started = perf_counter()
         source.slot = services().admission.enter(source.content_length or 0)
 

@@ -81,7 +81,7 @@ class ModelClient(ABC):
       codec       reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
       keys        the keys of an instance that is a JSON object: another one is 400, and these are named. None: those
                   that the codec reads, which for JSON are all
-      example     one instance as the bytes that a caller would post; warm-up, /ping's canary and the tests use it.
+      example     one instance as the bytes that a caller would post. The model manager asks it at each start.
                   A file `example.*` in the model's folder replaces it.
       settings    what differs between two models of the family; read from config.pbtxt's `parameters`
       parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults

@@ -17,7 +17,7 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     """Raise a ServingError if the model does not answer its example. A model without a client has no example."""
     if not served.client and not served.client_error:
         return
-    instances, request = Instances([Item("example", raw=served.example())]), Request("canary", decoder=decoder)
+    instances, request = Instances([Item("example", raw=served.example())]), Request("example", decoder=decoder)
     try:
         _infer(gateway, instances.bind(served, request))
     except (DecodingError, InvalidRequest) as err:

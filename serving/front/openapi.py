@@ -30,6 +30,7 @@ from serving.request import plain
 Json = dict[str, Any]
 UNSAID = {"HEAD", "OPTIONS"}
 PAGES = "/docs/"  # the page's files are not part of the API
+FOR_THE_MANAGER = "answer_example"
 TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary"}
 OBJECT: Json = {"type": "object"}
@@ -40,7 +41,7 @@ def openapi() -> Response:
     """The API of this server as OpenAPI 3.1."""
     paths: dict[str, Json] = {}
     for rule in current_app.url_map.iter_rules():
-        if rule.rule.startswith(PAGES):
+        if rule.rule.startswith(PAGES) or rule.endpoint == FOR_THE_MANAGER:
             continue
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""

@@ -53,7 +53,7 @@ class Services:
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
         limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
         self.decoder = Decoder(limits, turns, threads)
-        self.health = Health(self.registry, self.decoder, self.admission, settings.status_file)
+        self.health = Health(self.registry, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()
 

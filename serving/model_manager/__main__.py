@@ -23,6 +23,7 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
+from serving.model_manager.examples import Examples
 from serving.model_manager.manager import AtStart, Manager
 from serving.model_manager.on_change import OnChange
 from serving.model_manager.on_post import OnPost
@@ -120,7 +121,8 @@ class Watch(threading.Thread):
             return
         if not self._taken_up:
             self.recovery.forget(pid)
-            self.policy.failed(self.manager.take_up())
+            for entry in self.manager.take_up():
+                self.policy.failed(entry, entry.reason)
             self._taken_up = all(entry.state != LOADING for entry in self.manager.models().entries.values())
         self.recovery.step()
 
@@ -130,7 +132,10 @@ def _of_server(pid: int, before: int, models: Models) -> Models:
     if not before:
         return replace(models, server=pid)
     again = "tritonserver was started again"
-    entries = {name: replace(entry, state=LOADING, reason=again) for name, entry in models.entries.items()}
+    entries = {
+        name: replace(entry, state=LOADING, reason=again, answered=models.on_demand)
+        for name, entry in models.entries.items()
+    }
     return replace(models, server=pid, entries=entries)
 
 
@@ -175,6 +180,7 @@ def main() -> None:
     policy.begin()
     watch = Watch(manager, policy)
     watch.start()
+    Examples(manager, policy).start()
     settings.deaths_socket.unlink(missing_ok=True)
     heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     heard.bind(str(settings.deaths_socket))

@@ -39,6 +39,7 @@ class Manager:
         self._table = Table(settings.table_file)
         self._models = self._table.look()
         self._lock = threading.Lock()
+        self.changed = threading.Event()  # set with each change of the table
         self._changing: dict[str, threading.Lock] = {}
 
     # The table
@@ -55,6 +56,7 @@ class Manager:
             if (changed := change(self._models)) != self._models:
                 self._table.write(changed)
                 self._models = changed
+                self.changed.set()
 
     def put(self, *entries: Entry) -> None:
         """Add these models, or replace them."""
@@ -74,6 +76,11 @@ class Manager:
             return replace(models, entries={**models.entries, entry.name: replace(found, **fields)})
 
         self.write(change)
+
+    def is_current(self, entry: Entry) -> bool:
+        """Return whether the table has this load of the model."""
+        found = self.get(entry.name)
+        return found is not None and found.load_id == entry.load_id
 
     def count_death(self, name: str) -> None:
         self.write(lambda models: replace(models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}))
@@ -126,11 +133,22 @@ class Manager:
         self._end(entry)
         self.forget(entry)
 
+    def drop(self, entry: Entry) -> None:
+        """Remove a model that has failed: Triton keeps the parts that it loaded before their ensemble failed."""
+        for name in self.staged_names(entry):
+            with suppress(ServingError):
+                self.gateway.unload(name)
+        self.forget(entry)
+
     def forget(self, entry: Entry) -> None:
         """Remove what is staged, and the entry."""
-        for name in (entry.triton_name, *(part for part in entry.parts if entry.target)):
+        for name in self.staged_names(entry):
             self.store.remove(name)
         self.remove(entry.name)
+
+    def staged_names(self, entry: Entry) -> list[str]:
+        """Return Triton's names of what is staged for the model: an archive brings its parts."""
+        return [entry.triton_name, *(entry.parts if entry.target else ())]
 
     def _end(self, entry: Entry) -> None:
         """Have Triton unload it. An unload waits for a process that hangs, and for ever for one that has died: such a
@@ -148,7 +166,7 @@ class Manager:
             raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
 
     def _is_gone(self, entry: Entry) -> bool:
-        names = {entry.triton_name, *(entry.parts if entry.target else ())}
+        names = self.staged_names(entry)
         states = {(each.name, each.state) for each in self.gateway.index() if each.name in names}
         return (entry.triton_name, "READY") not in states and "UNLOADING" not in {state for _, state in states}
 
@@ -172,8 +190,8 @@ class Manager:
         return False
 
     def take_up(self) -> list[Entry]:
-        """After a start of tritonserver, which loads all that is staged before it listens: write what it says of each
-        model, and return those that have failed. Raise TritonUnavailable and TritonTimeout while it does not answer."""
+        """After a start of tritonserver, which loads all that is staged before it listens: write which models are
+        ready, and return those that have failed. Raise TritonUnavailable and TritonTimeout while it does not answer."""
         index: dict[str, list[IndexEntry]] = {}
         for each in self.gateway.index():
             index.setdefault(each.name, []).append(each)
@@ -182,7 +200,7 @@ class Manager:
             for entry in self._models.entries.values()
             if entry.state == LOADING
         ]
-        known = {entry.name: entry for entry in found}
+        known = {entry.name: entry for entry in found if entry.state != FAILED}
         self.write(lambda models: replace(models, entries=_renewed(models.entries, known)))
         return [entry for entry in found if entry.state == FAILED]
 
@@ -225,8 +243,10 @@ class AtStart:
     def step(self, asked: bool) -> None:
         """Look for changes, also for those that were rejected if `asked`. It is called every second."""
 
-    def failed(self, entries: list[Entry]) -> None:
-        """Tritonserver cannot load these models at its start. /ping names one, and a first start ends."""
+    def failed(self, entry: Entry, reason: str) -> None:
+        """Write that Triton cannot load this model at its start, or that the model fails on its example. /ping names
+        the model, and a first start ends."""
+        self.manager.update(entry, state=FAILED, reason=reason)
 
 
 def _renewed(entries: Mapping[str, Entry], found: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -92,11 +92,12 @@ class OnChange(AtStart):
         self._since: dict[str, tuple[str, float]] = {}
         self._old: list[tuple[float, Path]] = []
 
-    def failed(self, entries: list[Entry]) -> None:
-        """A start goes on without a model that Triton cannot load."""
-        for entry in entries:
-            self.manager.forget(entry)
-            self._reject({entry.name: entry.signature}, [entry.reason], "it is not served")
+    def failed(self, entry: Entry, reason: str) -> None:
+        """Go on without it."""
+        with self.manager.changing(entry.name):
+            if self.manager.is_current(entry):
+                self._reject({entry.name: entry.signature}, [reason], "it is not served")
+                self.manager.drop(entry)
 
     def step(self, asked: bool) -> None:
         """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
@@ -172,7 +173,7 @@ class OnChange(AtStart):
                 manager.store.stage(folder, name)
                 entry = Entry(
                     name, name, str(folder), load, old.column if old else manager.free_column(), READY, found.parts,
-                    began=time.monotonic(), signature=found.signature, source=str(found.folder),
+                    began=time.monotonic(), answered=True, signature=found.signature, source=str(found.folder),
                 )  # fmt: skip
                 manager.load(entry)
             except (ConfigError, ServingError) as err:

@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from serving.errors import (
     ConfigError,
@@ -46,10 +47,11 @@ class OnPost(AtStart):
         self._promised: dict[str, int] = {}
 
     def begin(self) -> None:
+        self.manager.write(lambda models: replace(models, on_demand=True))
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING or (entry.state == LOADING and not entry.reason):
                 with suppress(ServingError):
-                    self._drop(entry)
+                    self.manager.drop(entry)
 
     def load(self, name: str, url: str, target: str) -> None:
         """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
@@ -71,7 +73,7 @@ class OnPost(AtStart):
             try:
                 self._load(entry, archive)
             except BaseException:
-                self._drop(entry)
+                self.manager.drop(entry)
                 raise
             finally:
                 self._promised.pop(name, None)
@@ -107,8 +109,9 @@ class OnPost(AtStart):
             load = secrets.token_hex(8)
             began = time.monotonic()
             entry = Entry(
-                name, own, str(archive.folder), load, column, parts=parts, target=target, url=url, began=began
-            )
+                name, own, str(archive.folder), load, column,
+                parts=parts, began=began, answered=True, target=target, url=url,
+            )  # fmt: skip
             self.manager.put(entry)
             self._promised[name] = needed
         return entry
@@ -139,13 +142,6 @@ class OnPost(AtStart):
         except ServingError as err:
             text = f"'{entry.target}' cannot be loaded: {self.manager.in_words(entry, str(err))}"
             raise (OutOfMemory if is_out_of_memory(str(err)) else LoadFailed)(text) from err
-
-    def _drop(self, entry: Entry) -> None:
-        """Triton keeps the parts that it loaded before their ensemble failed, and may still be loading."""
-        for name in (entry.triton_name, *entry.parts):
-            with suppress(ServingError):
-                self.manager.gateway.unload(name)
-        self.manager.forget(entry)
 
 
 def triton_name(target: str) -> str:

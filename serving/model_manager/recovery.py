@@ -162,8 +162,7 @@ class Recovery:
         serves = False
         try:
             with self._manager.changing(entry.name):
-                found = self._manager.get(entry.name)
-                serves = found is not None and found.load_id == entry.load_id and work(entry, reason)
+                serves = self._manager.is_current(entry) and work(entry, reason)
         except TritonTimeout:
             self._manager.ask_restart(f"model '{entry.name}' cannot be started again: {reason}")
         except TritonUnavailable:

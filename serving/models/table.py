@@ -26,7 +26,8 @@ class Entry:
 
     `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its calls in the
     counts (leases.py). `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not
-    ready, and `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). An archive
+    ready, and `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). `answered`
+    says that it has answered its example since it was loaded, or need not (model_manager/examples.py). An archive
     has its Target-Model and its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder
     that was copied.
     """
@@ -41,6 +42,7 @@ class Entry:
     reason: str = ""
     until: float = 0.0
     began: float = 0.0
+    answered: bool = False
     target: str = ""
     url: str = ""
     signature: str = ""
@@ -72,12 +74,15 @@ class Rejection:
 @dataclass(frozen=True)
 class Models:
     """The table: models by name, what was rejected, how often a process of each model died, and the process id of the
-    tritonserver of which all this is true."""
+    tritonserver of which all this is true. `was_ready` says that once all models have answered their examples, and
+    `on_demand` that POST /models loads models, so that there may be none."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)
     server: int = 0
+    was_ready: bool = False
+    on_demand: bool = False
 
     @cached_property
     def current(self) -> dict[str, Entry]:
@@ -112,6 +117,29 @@ class Models:
         """The models that answer, by each name that a caller may use."""
         return {name: entry for name, entry in self.by_target.items() if self.error(entry) is None}
 
+    def unready(self) -> ServingError | None:
+        """Return why /ping is 503, None if all models that should serve do.
+
+        A model that is restarted or refused, because its processes died, is no reason to replace a container that was
+        ready once and serves others: the next container would have the same model.
+        """
+        entries = self.current
+        if not entries:
+            refused = "; ".join(reason for each in self.rejected for reason in each.reasons)
+            return None if self.on_demand else ModelNotReady(f"no model is served{f': {refused}' if refused else ''}")
+        errors = {name: error for name, entry in entries.items() if (error := self.error(entry))}
+        troubles = {name: err for name, err in errors.items() if isinstance(err, (ModelRestarting, ModelRefused))}
+        if troubles and (len(troubles) == len(entries) or not self.was_ready):
+            return next(iter(troubles.values()))
+        if left := errors.keys() - troubles.keys():
+            # A model that has failed comes first, and a part before the ensembles that call it.
+            depths = {name: len([*self.closure(entries[name])]) for name in left}
+            return errors[min(left, key=lambda name: (not isinstance(errors[name], ModelFailed), depths[name], name))]
+        waiting = (entry for name, entry in entries.items() if not entry.answered and name not in errors)
+        if entry := next(waiting, None):
+            return ModelNotReady(f"model '{entry.name}': {entry.reason or 'its example is being asked'}")
+        return None
+
 
 class Table:
     """The file. Only one process writes it."""
@@ -139,6 +167,8 @@ class Table:
             "rejected": [asdict(each) for each in models.rejected],
             "deaths": dict(models.deaths),
             "server": models.server,
+            "was_ready": models.was_ready,
+            "on_demand": models.on_demand,
         }
         temporary.write_text(json.dumps(document), encoding="utf-8")
         version = time.monotonic_ns()
@@ -153,4 +183,6 @@ def _parsed(document: Any) -> Models:
         tuple(Rejection(**each) for each in document["rejected"]),
         document["deaths"],
         document["server"],
+        document["was_ready"],
+        document["on_demand"],
     )

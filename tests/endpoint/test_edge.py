@@ -236,3 +236,7 @@ def test_with_few_files_no_request_is_lost(sleeper: Path, tmp_path: Path) -> Non
     assert set(statuses) <= {200, 503} and statuses[200] > 0
     assert limited.entries(code="frontend_unavailable") == []
     assert "worker_connections" not in limited.output()
+
+
+def test_the_model_managers_own_route_is_closed_to_callers(server: Server) -> None:
+    assert server.post("/examples/sleeper/answer").status_code == 404

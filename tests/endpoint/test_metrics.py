@@ -92,14 +92,14 @@ def call(server: Server, seconds: float = 0) -> requests.Response:
     return server.post(json={"instances": [seconds], "model_name": "sleeper"})
 
 
-def with_canary(server: Server) -> dict[str, Metric]:
-    """What is counted, when the sleeper's first inference is."""
+def with_example(server: Server) -> dict[str, Metric]:
+    """Return what is counted once the sleeper's example is."""
     found = scrape(server)
     return found if value(found, IN_TRITON, model="sleeper") else {}
 
 
 def test_every_request_is_counted_whichever_worker_answered_it(server: Server) -> None:
-    before = wait_until(lambda: with_canary(server), "Triton has counted the canary")
+    before = wait_until(lambda: with_example(server), "Triton has counted the example")
     padded = json.dumps(TENSORS | {"model_version": "1"}).ljust(5000).encode()
     replies = [server.post(data=padded), server.post(json=TENSORS | {"model_version": "2"})]
     replies += [call(server) for _ in range(30)]

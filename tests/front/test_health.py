@@ -1,4 +1,4 @@
-"""How long /ping waits for tritonserver, and which of several failed models it names."""
+"""How long /ping waits for tritonserver, and which models make it 503."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import pytest
 
 import serving.budget
 from serving.budget import Deadline
-from serving.errors import ModelFailed, TritonUnavailable
+from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ServingError, TritonUnavailable
 from serving.front.health import Health
-from serving.models.table import FAILED, READY, Entry, Models
+from serving.models.table import FAILED, LOADING, READY, REFUSED, Entry, Models
 from serving.triton.connection import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit
@@ -37,13 +37,11 @@ class Served:
 
 
 def health(registry: Served) -> Health:
-    made = Health(registry, None, None, Path("status.json"))  # type: ignore[arg-type]
-    made._passed = 0
-    return made
+    return Health(registry, Path("status.json"))  # type: ignore[arg-type]
 
 
 def test_a_slow_answer_comes_before_nginx_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    health(Served(monkeypatch, Entry("m", "m", "", "", 0, READY), seconds=PROBE_SECONDS)).check()
+    health(Served(monkeypatch, Entry("m", "m", "", "", 0, READY, answered=True), seconds=PROBE_SECONDS)).check()
 
 
 def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +57,29 @@ def test_ping_names_the_refused_part_and_not_the_ensembles_that_call_it(
     entries = (Entry(name, name, "", "", 0, FAILED, parts=calls[name], reason=f"{name} failed") for name in names)
     with pytest.raises(ModelFailed, match="'part'"):
         health(Served(monkeypatch, *entries)).check()
+
+
+WELL = Entry("well", "well", "", "", 0, READY, answered=True)
+SILENT = Entry("silent", "silent", "", "", 0, READY)
+ENDED = Entry("ended", "ended", "", "", 0, REFUSED)
+LOADS = Entry("loads", "loads", "", "", 0, LOADING)
+
+
+@pytest.mark.parametrize(
+    ("entries", "was_ready", "on_demand", "error"),
+    [
+        ([WELL], False, False, None),
+        ([], False, False, ModelNotReady),
+        ([], False, True, None),
+        ([WELL, SILENT], True, False, ModelNotReady),
+        ([WELL, LOADS], True, False, ModelNotReady),
+        ([WELL, ENDED], False, False, ModelRefused),
+        ([WELL, ENDED], True, False, None),
+        ([ENDED], True, False, ModelRefused),
+    ],
+)
+def test_a_model_that_was_refused_is_no_reason_for_503_once_all_were_ready_and_others_serve(
+    entries: Sequence[Entry], was_ready: bool, on_demand: bool, error: type[ServingError] | None
+) -> None:
+    found = Models({each.name: each for each in entries}, was_ready=was_ready, on_demand=on_demand).unready()
+    assert (type(found) if found else None) is error

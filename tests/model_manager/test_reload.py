@@ -322,6 +322,20 @@ def test_a_new_tritonserver_has_what_is_served_not_what_lies_in_the_folders(serv
     wait_for_answer(server, "other", [18.0, "six"])
 
 
+def test_a_start_goes_on_without_a_model_that_fails_on_its_example(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    write_model(repository, "sound", 2, "two")
+    (write_model(repository, "refuses", 2, "two") / "example.json").write_text("[no JSON")
+    server = Server(tmp_path, repository, SERVE_RELOAD="true", SERVE_WORKERS="1").wait_ready()
+    try:
+        wait_until(lambda: "refuses" in refused(server), server.output)
+        assert answer(server, "sound") == [6.0, "two"]
+        reply = server.post(json={"model_name": "refuses", "instances": [3]})
+        assert (reply.status_code, reply.json()["code"]) == (503, "model_failed")
+    finally:
+        assert server.stop() == 0
+
+
 def test_a_server_without_models_is_not_well_until_there_is_one(server: Server, folder: Path) -> None:
     for model in list(folder.iterdir()):
         shutil.rmtree(model)

@@ -65,14 +65,12 @@ class Loader:
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
         return self._ask("POST", f"/models/m{number}/invoke", number, {"inputs": [tensor]})
 
-    def load(self, number: int) -> int:
-        """Return the status."""
+    def load(self, number: int) -> requests.Response:
         document = {"model_name": f"m{number}", "url": str(self.root / f"id{number}/model")}
-        return self._ask("POST", "/models", number, document).status_code
+        return self._ask("POST", "/models", number, document)
 
-    def unload(self, number: int) -> int:
-        """Return the status."""
-        return self._ask("DELETE", f"/models/m{number}", number).status_code
+    def unload(self, number: int) -> requests.Response:
+        return self._ask("DELETE", f"/models/m{number}", number)
 
     def cycle(self, numbers: Sequence[int]) -> None:
         """Load, call and unload each model, three at a time."""
@@ -80,9 +78,11 @@ class Loader:
             list(threads.map(self._one, numbers))
 
     def _one(self, number: int) -> None:
-        assert self.load(number) == 200
+        loaded = self.load(number)
+        assert loaded.status_code == 200, loaded.text
         assert self.invoke(number, 2.0).json()["outputs"][0]["data"] == [2.0 * number]
-        assert self.unload(number) == 200
+        unloaded = self.unload(number)
+        assert unloaded.status_code == 200, unloaded.text
 
     def _ask(self, method: str, path: str, number: int, document: object = None) -> requests.Response:
         headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}

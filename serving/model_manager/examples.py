@@ -1,0 +1,95 @@
+"""Asks each model's example through the container's own front, as a caller would.
+
+    table: ready, not answered --POST /examples/NAME/answer on gunicorn's socket--> a worker: client, Triton
+                                  200: answered | model_failed: the policy decides | else, as overloaded: asked again
+
+A worker asks, and not this process, because a model's client may decode pictures or import anything. The route is not
+open to callers. A model that is loaded by POST /models, or whose changed folder was checked, needs no answer.
+"""
+
+import http.client
+import json
+import logging
+import threading
+import time
+from dataclasses import replace
+from urllib.parse import quote
+
+from serving.errors import ModelFailed, ServingError, by_code
+from serving.host.network import LocalConnection
+from serving.model_manager.manager import AtStart, Manager
+from serving.models.table import READY, Entry, Models
+
+log = logging.getLogger(__name__)
+# Seconds until an example is asked again: if no worker answered, because gunicorn is being started, and if one did.
+NO_WORKER, NO_VERDICT = 0.1, 1.0
+
+
+class Examples(threading.Thread):
+    """The thread that asks."""
+
+    def __init__(self, manager: Manager, policy: AtStart) -> None:
+        super().__init__(name="examples", daemon=True)
+        self.manager, self.policy = manager, policy
+
+    def run(self) -> None:
+        while True:
+            self.manager.changed.clear()
+            try:
+                pause = self.step()
+            except Exception:
+                log.exception("the examples cannot be asked; they are asked again")
+                pause = NO_VERDICT
+            if pause:
+                time.sleep(pause)
+            else:
+                self.manager.changed.wait()
+
+    def step(self) -> float:
+        """Ask each model that has not answered. Return after how many seconds to do that again; 0: after a change."""
+        models = self.manager.models()
+        left = [entry for entry in models.current.values() if entry.state == READY and not entry.answered]
+        pauses = [self._settle(entry, models.server) for entry in left]
+        self.manager.write(_remember_ready)
+        return max(pauses, default=0.0)
+
+    def _settle(self, entry: Entry, server: int) -> float:
+        try:
+            self._ask(entry.name)
+        except ModelFailed as err:
+            self.policy.failed(entry, str(err).removeprefix(str(ModelFailed(entry.triton_name, ""))))
+        except ServingError as err:
+            self.manager.update(entry, reason=str(err))
+            return NO_VERDICT
+        except (OSError, http.client.HTTPException) as err:
+            log.debug("no worker answers: %s", err)
+            return NO_WORKER
+        else:
+            self.manager.write(lambda models: _answered(models, entry, server))
+        return 0.0
+
+    def _ask(self, name: str) -> None:
+        """Raise what the worker answers; OSError and HTTPException if none does."""
+        connection = LocalConnection(self.manager.settings.gunicorn_socket, self.manager.settings.request_timeout)
+        try:
+            connection.request("POST", f"/examples/{quote(name, safe='')}/answer", headers={"X-Request-Id": "example"})
+            reply = connection.getresponse()
+            body = reply.read()
+        finally:
+            connection.close()
+        if reply.status != http.client.OK:
+            answer = json.loads(body)
+            raise by_code(answer["code"], answer["error"])
+
+
+def _answered(models: Models, entry: Entry, server: int) -> Models:
+    """Note the answer, unless the model or tritonserver is another one by now."""
+    found = models.entries.get(entry.name)
+    if found is None or (found.load_id, models.server) != (entry.load_id, server):
+        return models
+    reason = "" if found.state == READY else found.reason
+    return replace(models, entries={**models.entries, entry.name: replace(found, answered=True, reason=reason)})
+
+
+def _remember_ready(models: Models) -> Models:
+    return models if models.was_ready or models.unready() else replace(models, was_ready=True)
