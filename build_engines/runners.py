@@ -18,7 +18,7 @@ from backends.openvino.openvino_settings import OpenvinoSettings
 from build_engines.engines.trtexec import run_plan
 from build_engines.errors import BuildError, first_line
 from build_engines.model_folder import ONNX, PLAN, StoredModel, full_shape
-from clients._image import keeps_ratio
+from clients._input import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
 from serving.repository.engines import OPENVINO, asked_of
 from serving.triton.tensors import numpy_dtype

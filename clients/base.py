@@ -109,7 +109,7 @@ class ModelClient(ABC):
 
     def _check_names(self) -> None:
         """Refuse a parameter of config.pbtxt that looks like a mistyped setting. Others may be the backend's."""
-        known = {each.name for each in (*self.settings, *self.parameters)}
+        known = {parameter.name for parameter in (*self.settings, *self.parameters)}
         for name in sorted(self.model.parameters.keys() - known):
             if near := nearest(name, known):
                 raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
@@ -126,16 +126,18 @@ class ModelClient(ABC):
         raw = self.model.parameters.get(parameter.name)
         return parameter.default if raw is None else parameter.parse(raw)
 
-    def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return every request parameter with its value. Raise InvalidRequest for an unknown name or a wrong value."""
-        known = {p.name: p for p in self.parameters}
-        if strange := sorted(set(given) - set(known)):
+        if not values:
+            return dict(self.defaults)
+        known = {parameter.name: parameter for parameter in self.parameters}
+        if strange := sorted(values.keys() - known):
             raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', strange[0], known)}")
-        return self.defaults | {name: known[name].parse(value) for name, value in given.items()}
+        return self.defaults | {name: known[name].parse(value) for name, value in values.items()}
 
     @abstractmethod
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        """n decoded instances -> {tensor name: array of n rows}, row i made from instance i.
+        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance i.
 
         Only the model's inputs are sent to Triton; `postprocess` gets all arrays.
         """
@@ -154,7 +156,7 @@ class ModelClient(ABC):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """Triton's outputs for those n instances -> n JSON-able predictions, in the same order.
+        """Return n predictions, which JSON can write, for Triton's outputs of those n instances, in the same order.
 
         `inputs` is what preprocess returned, `parameters` what read_parameters returned.
         """
@@ -173,54 +175,6 @@ class ModelClient(ABC):
         return None
 
 
-def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the lines of the file that `setting` names; none when config.pbtxt does not name one and there is no
-    `filename`. Raise OSError when config.pbtxt names a missing file."""
-    if setting not in model.parameters and not model.file(filename).exists():
-        return []
-    return read_labels(model, filename)
-
-
-def label_of(labels: Sequence[str], class_id: int) -> str:
-    """Return the class's label; its number when the model has no labels."""
-    return labels[class_id] if labels else str(class_id)
-
-
-def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: int) -> str:
-    """Return an error text when the numbers of labels and classes differ; "" when they agree or one is unknown."""
-    if not labels or classes in (-1, len(labels)):
-        return ""
-    return f"model '{model.name}' has {len(labels)} labels, its output '{output}' has {classes} classes"
-
-
-def scores_output(model: Model, labels: int) -> TensorSpec:
-    """Return the output that has a score for each class: of several, the first with as many scores as there are
-    `labels`, else the first whose name says so, else the model's first. Raise InvalidRequest if none of these decides.
-    """
-    counts = {}  # of the outputs that are a list for each instance
-    for spec in model.outputs:
-        shape = spec.shape[int(model.max_batch_size == 0 and len(spec.shape) > 1) :]
-        if sum(size != 1 for size in shape) <= 1:
-            counts[spec] = max(shape, key=abs, default=1)
-    first = model.outputs[0]
-    fitting = [spec for spec, count in counts.items() if count == labels]
-    named = [spec for spec in counts if any(word in spec.name.lower() for word in ("logit", "prob"))]
-    if len(model.outputs) == 1 or first not in counts or fitting or named:
-        return [*fitting, *named, first][0]
-    if set(counts.values()) != {counts[first]}:
-        raise InvalidRequest(
-            f"model '{model.name}' has the outputs {', '.join(f'{each.name} {list(each.shape)}' for each in counts)}, "
-            "and nothing says which has the scores: give it labels (--labels FILE), one for each class"
-        )
-    return first
-
-
-def read_labels(model: Model, filename: str) -> list[str]:
-    """Return the lines of a file in the model's folder: one label each, in the order of the class ids."""
-    lines = model.file(filename).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
 def softmax(logits: Array) -> Array:
     """Softmax over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -233,13 +187,12 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, score) of the `count` highest scores of a vector, highest first."""
+    """Return (index, score) of the `count` highest scores of a vector, highest first, equal ones by their index."""
+    candidates = np.arange(len(scores))
     if count < len(scores):
-        candidates = np.argpartition(scores, -count)[-count:]
-    else:
-        candidates = np.arange(len(scores))
-    order = candidates[np.argsort(-scores[candidates], kind="stable")]
-    return [(int(index), float(scores[index])) for index in order]
+        candidates = np.flatnonzero(~(scores < np.partition(scores, -count)[-count]))  # keeps NaN
+    order = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
+    return list(zip(order.tolist(), scores[order].tolist(), strict=True))
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"softmax": softmax, "sigmoid": sigmoid, "none": np.asarray}

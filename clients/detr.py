@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients._drawing import draw
-from clients._image import LABELS, ImageClient
-from clients.base import Model, Parameter, Tensors, label_of, labels_mismatch, labels_of, sigmoid, softmax
+from clients._image import ImageClient
+from clients._labels import LABELS, label_of, labels_mismatch, labels_of
+from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
 
 LOGITS, BOXES = "logits", "pred_boxes"  # as transformers names them
@@ -21,7 +22,7 @@ class Client(ImageClient):
     """Objects in an image, best first, in pixels of the image as it was sent: `{"detections": [{"label", "class_id",
     "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`.
 
-    The settings besides those of its input (clients/_image.py):
+    The settings besides those of its input (clients/_input.py):
 
     | Setting | Default | Meaning |
     |---|---|---|

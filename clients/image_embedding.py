@@ -12,7 +12,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 class Client(ImageClient):
     """`{"embedding": [floats]}`, of length 1 or as the network gives it. The client uses the model's first output,
-    [dimensions]; its settings are those of its input (clients/_image.py)."""
+    [dimensions]; its settings are those of its input (clients/_input.py)."""
 
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 

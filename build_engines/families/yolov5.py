@@ -19,7 +19,7 @@ from build_engines.families.onnx_file import with_tensors
 from build_engines.families.torch_export import export_onnx
 from build_engines.model_folder import ModelSpec, write_labels
 from build_engines.request import REPOSITORY, Request
-from clients._image import DEFAULT_LABELS
+from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 8
 SIDE = 640

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from clients._labels import scores_output
 from clients._text.task import Array, Fields, Task, as_text, label
 from clients._text.tokenizer import TextTokenizer
-from clients.base import ACTIVATIONS, Model, Names, Parameter, Tensors, best, scores_output, softmax
+from clients.base import ACTIVATIONS, Model, Names, Parameter, Tensors, best, softmax
 from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 

@@ -8,8 +8,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from clients._labels import read_labels
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, Parameter, Tensors, read_labels
+from clients.base import Model, Parameter, Tensors
 from serving.budget import read_json
 from serving.codecs import TEXT, Codec, Limits, describe
 from serving.errors import DecodingError

@@ -7,7 +7,7 @@ from PIL import Image
 from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
-from clients._image import KEEP_RATIO, RESIZE, kept_ratio
+from clients._resize import keep_ratio, kept_ratio
 from serving.errors import DecodingError
 
 pytestmark = pytest.mark.full
@@ -27,7 +27,9 @@ def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_give
 
 
 def test_an_image_too_narrow_for_its_proportions_is_refused_and_the_narrowest_is_not() -> None:
-    options = {"resize_to": (64, 96), "size_divisor": 16, "interpolation": "bilinear"}
-    assert RESIZE[KEEP_RATIO](Image.new("RGB", (600, 100)), (-1, -1), options).size == (96, 16)
+    def resized(width: int) -> Image.Image:
+        return keep_ratio(Image.new("RGB", (width, 100)), 64, 96, 16, Image.Resampling.BILINEAR)
+
+    assert resized(600).size == (96, 16)
     with pytest.raises(DecodingError, match="700×100"):
-        RESIZE[KEEP_RATIO](Image.new("RGB", (700, 100)), (-1, -1), options)
+        resized(700)

@@ -1,0 +1,165 @@
+"""Read how one image becomes a network's input: from the input's shape and datatype, and from these settings, which
+`parameters` in config.pbtxt set.
+
+| Setting | Default | Meaning |
+|---|---|---|
+| `size` | from the input's shape | height and width of the network's input, "224" or "224,320"; not for keep_ratio |
+| `layout` | from the input's shape | nchw or nhwc; auto: the dimension of 1 or 3 is the channels |
+| `channel_order` | rgb | rgb or bgr; an input with one channel gets the image in grey |
+| `resize` | shortest | shortest: cover size / crop_pct, then crop the centre; stretch: to size, without keeping the proportions; pad: fit inside size and fill the rest; keep_ratio: each image keeps its proportions, for an input of variable height and width that takes one image at a time |
+| `crop_pct` | 0.875 | for shortest: the share of the resized shorter side that is kept |
+| `resize_to` | from size and crop_pct | what the image is resized to before its centre is cut out: the shorter side for shortest, height and width for stretch; for keep_ratio "800,1333" is the shorter side, and the most that the longer one may be, in which case the shorter one is less |
+| `size_divisor` | 1 | for keep_ratio: both sides are cut down to multiples of it |
+| `exact` | false | true: each pixel is what torchvision makes of the image (Resize, CenterCrop); transformers: what transformers makes of it, whose cut may begin a pixel earlier; false: large JPEGs are decoded at a smaller size, and only what the cut keeps is resized |
+| `pad_value` | 0 | for pad: the grey level (0 to 255) around the image |
+| `interpolation` | bilinear | nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow |
+| `scale` | 1/255 | factor for the pixels (0 to 255), applied before mean and std |
+| `mean` | 0.485,0.456,0.406 | subtracted per channel, in the input's channel order; one value for all channels is allowed |
+| `std` | 0.229,0.224,0.225 | divides each channel; like mean |
+
+The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
+"""  # noqa: E501
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from clients.base import Parameter, TensorSpec
+from serving.codecs import decode_base64
+from serving.errors import InvalidRequest
+
+KEEP_RATIO = "keep_ratio"  # the resize that gives each image a size of its own
+INEXACT, TORCHVISION, TRANSFORMERS = EXACT = ("false", "true", "transformers")  # the setting `exact`
+INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
+FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+SETTINGS = (
+    Parameter("size", (), "height and width in pixels, or one number for both", minimum=1),
+    Parameter("layout", "auto", "order of the input's dimensions", choices=("auto", "nchw", "nhwc")),
+    Parameter("channel_order", "rgb", "order of the channels", choices=("rgb", "bgr")),
+    Parameter("resize", "shortest", "how to resize to size", choices=("shortest", "stretch", "pad", KEEP_RATIO)),
+    Parameter("crop_pct", 0.875, "share of the shorter side that shortest keeps", minimum=0.01, maximum=1),
+    Parameter("resize_to", (), "shorter side, or height and width, before the centre is cut out", minimum=1),
+    Parameter("size_divisor", 1, "both sides of keep_ratio are multiples of it", minimum=1),
+    Parameter("exact", INEXACT, "torchvision's pixels (true) or transformers', at the cost of time", choices=EXACT),
+    Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
+    Parameter("interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))),
+    Parameter("scale", 1 / 255, "factor for the pixels"),
+    Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
+    Parameter("std", (0.229, 0.224, 0.225), "divides after mean", minimum=1e-6),
+)
+EXAMPLE = decode_base64(  # a grey gradient, 8×8
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The form of the network's input: `size` is (height, width), (-1, -1) if each image has a size of its own.
+
+    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0.
+    """
+
+    size: tuple[int, int]
+    channels: int
+    channels_last: bool
+    own_batch: bool
+
+
+def keeps_ratio(settings: Mapping[str, Any]) -> bool:
+    """Return whether each image keeps its proportions, so its size differs from others': no batch."""
+    return settings.get("resize") == KEEP_RATIO
+
+
+def frame_of(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
+    """Return the frame that the input's shape and the settings `layout` and `size` give. Raise InvalidRequest."""
+    shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
+    if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
+        raise InvalidRequest(
+            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image classifier takes one image of "
+            f"UINT8, FP16, FP32 or FP64 as [channels, height, width] or [height, width, channels]"
+        )
+    channels_last = _channels_last(spec, shape, options["layout"])
+    channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
+    if channels not in (-1, 1, 3):
+        raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
+    size = _size(spec, (height, width), options)
+    return Frame(size, 3 if channels == -1 else channels, channels_last, len(spec.shape) == 4)
+
+
+def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
+    if layout != "auto":
+        return layout == "nhwc"
+    if shape[0] in (1, 3) or shape[2] in (1, 3):
+        return shape[0] not in (1, 3)
+    raise InvalidRequest(
+        f"input '{spec.name}' {list(spec.shape)} has no dimension of 1 or 3 for the channels; "
+        f"set the parameter 'layout' to nchw or nhwc"
+    )
+
+
+def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (height, width) from the setting, checked against the shape, or from the shape alone."""
+    asked = options["size"]
+    if keeps_ratio(options):
+        if asked or shape != (-1, -1):
+            raise InvalidRequest(
+                f"parameter 'resize' is {KEEP_RATIO}: it takes no 'size', and input '{spec.name}' {list(spec.shape)} "
+                "with a height and width of -1"
+            )
+        return shape
+    if not asked:
+        if min(shape) > 0:
+            return shape
+        raise InvalidRequest(
+            f"input '{spec.name}' {list(spec.shape)} has a variable size: set the parameter 'size' (--set "
+            f"size=224, or height and width: --set size=48,192), or 'resize' to {KEEP_RATIO}"
+        )
+    if len(asked) > 2 or any(not side.is_integer() for side in asked):
+        raise InvalidRequest(f"parameter 'size': {asked} must be one or two whole numbers (height, width)")
+    size = (int(asked[0]), int(asked[-1]))
+    if any(side not in (-1, wanted) for side, wanted in zip(shape, size, strict=True)):
+        raise InvalidRequest(f"parameter 'size' is {size}, but input '{spec.name}' has the shape {list(spec.shape)}")
+    return size
+
+
+def resized_to(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
+    """Return what the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this,
+    and for keep_ratio these are the shorter side and the most of the longer one. Raise InvalidRequest."""
+    asked = options["resize_to"]
+    if keeps_ratio(options):
+        if len(asked) != 2:
+            raise InvalidRequest(
+                f"parameter 'resize_to': {KEEP_RATIO} takes two numbers, the shorter side and the most that the longer "
+                "one may be"
+            )
+        return (int(asked[0]), int(asked[1]))
+    if not asked:
+        share = options["crop_pct"] if options["resize"] == "shortest" else 1
+        return (int(size[0] / share), int(size[1] / share))
+    sides = (int(asked[0]), int(asked[-1]))
+    if len(asked) > 2 or sides[0] < size[0] or sides[1] < size[1] or options["resize"] == "pad":
+        raise InvalidRequest(
+            f"parameter 'resize_to': {asked} must be one or two numbers, at least the size {size} that is cut out of it"
+        )
+    return sides
+
+
+def normalization(
+    spec: TensorSpec, frame: Frame, options: Mapping[str, Any]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (gain, offset) per channel, so that pixel · gain + offset = (pixel · scale - mean) / std. Raise
+    InvalidRequest."""
+    for name in ("mean", "std"):
+        if spec.datatype != "UINT8" and len(options[name]) not in (1, frame.channels):
+            raise InvalidRequest(
+                f"parameter '{name}' has {len(options[name])} values, input '{spec.name}' has {frame.channels} "
+                f"channel{'s' if frame.channels > 1 else ''}: give one value, or one per channel"
+            )
+    mean, std = (np.asarray(options[name], np.float64) for name in ("mean", "std"))
+    shape = (1, 1, -1) if frame.channels_last else (-1, 1, 1)
+    gain, offset = options["scale"] / std, -mean / std
+    return gain.astype(np.float32).reshape(shape), offset.astype(np.float32).reshape(shape)
