@@ -13,7 +13,6 @@ from tests.backends.triton_process import Server, serving, shared_memory
 
 @pytest.fixture(scope="session")
 def backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An installed backend directory."""
     folder = tmp_path_factory.mktemp("triton") / "backends"
     install(folder)
     return folder

@@ -13,22 +13,6 @@ from tests.backends.triton_process import Arrays
 OPSET, IR_VERSION = 17, 8
 TABLE = np.array([10.0, 11.0, 12.0, 13.0, 14.0], dtype=np.float32)
 
-DATATYPES = {
-    "BOOL": TensorProto.BOOL,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "FP16": TensorProto.FLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BYTES": TensorProto.STRING,
-}
-
 Shape = Sequence[int | str]
 Signature = Mapping[str, tuple[int, Shape]]
 
@@ -83,13 +67,6 @@ def optional_bias() -> bytes:
     )
 
 
-def every_datatype(datatypes: Mapping[str, int]) -> bytes:
-    """OUT_T = IN_T for each datatype T, of shape [N, K]."""
-    inputs, outputs = ({f"{way}_{name}": (datatypes[name], ["N", "K"]) for name in datatypes} for way in ("IN", "OUT"))
-    nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in datatypes]
-    return model(nodes, inputs, outputs)
-
-
 def reference(file: bytes | str, feed: Arrays) -> Arrays:
     """Return what ONNX Runtime answers in this process."""
     session = onnxruntime.InferenceSession(file)
@@ -114,7 +91,6 @@ def tensors(side: str, **dims: str) -> str:
 
 
 def parameters(**values: str) -> str:
-    """Return parameters as config.pbtxt has them."""
     lines = (f'parameters {{ key: "{key}" value: {{ string_value: "{text}" }} }}\n' for key, text in values.items())
     return "".join(lines)
 
@@ -142,13 +118,7 @@ AT_ONCE = parameters(intra_op_thread_count="2", separate_runs="true")
 SERVED: dict[str, tuple[bytes, str | None]] = {
     "arithmetic": (arithmetic(["N", "K"]), EIGHT + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
-    "datatypes": (
-        every_datatype(DATATYPES),
-        EIGHT
-        + MERGED
-        + tensors("input", **{f"IN_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES})
-        + tensors("output", **{f"OUT_{n}": f"{'STRING' if n == 'BYTES' else n} -1" for n in DATATYPES}),
-    ),
+    "texts": (identity(TensorProto.STRING, ["N", "K"]), EIGHT + MERGED + xy("STRING -1")),
     "at_once": (lookup(), EIGHT + MERGED + LOOKUP + AT_ONCE),
     "unbatched": (arithmetic([2, 3]), PLATFORM + ONE + "max_batch_size: 0\n" + arithmetic_config("FP32 2,3")),
     "two_instances": (

@@ -14,7 +14,6 @@ PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Path -> time of the last change."""
     return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 

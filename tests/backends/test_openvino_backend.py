@@ -27,7 +27,6 @@ BF16 = 0.02  # in BF16, which OpenVINO computes with where the processor has it
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for the models, the compiled models and the logs."""
     folder = tmp_path_factory.mktemp("openvino")
     write_repository(folder / "models")
     return folder
@@ -35,7 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, backends: Path) -> Iterator[Server]:
-    """Serves every model of openvino_models.py that can be loaded; those named bad_* fail."""
     cache = str(folder / "cache")
     options = ["--model-load-thread-count=2"]  # each load is a process that imports and compiles
     with serving(folder / "models", backends, folder / "log", *options, TMPDIR=cache) as running:
@@ -80,7 +78,6 @@ def test_a_request_is_answered_as_by_onnx_runtime(client: Client, model: str, sh
 
 
 def bundled_feed(name: str) -> Arrays:
-    """Return two rows of input for the bundled model."""
     if name == "bert":
         ids = RANDOM.integers(1000, 20000, (2, 12))
         return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}

@@ -21,7 +21,6 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serves every model of torch_models.py that can be loaded; those named bad_* fail."""
     folder = tmp_path_factory.mktemp("torch")
     write_repository(folder / "models")
     with serving(folder / "models", backends, folder / "log", "--model-load-thread-count=2") as running:
@@ -97,7 +96,6 @@ def test_instances_share_the_pages_of_their_weights_and_answer_alike(client: Cli
 
 
 def mapped(server: Server) -> list[str]:
-    """The files that each child of the server has mapped into its memory."""
     return [Path(f"/proc/{child.pid}/maps").read_text() for child in psutil.Process(server.process.pid).children()]
 
 

@@ -42,7 +42,6 @@ class Server:
 
 
 def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
-    """Return the shared memory of the server and its stubs."""
     arguments = cast("list[str]", process.args)
     prefix = next(word.rpartition(SHARED)[2] for word in arguments if SHARED in word)
     return list(Path("/dev/shm").glob(f"{prefix}*"))
@@ -99,7 +98,6 @@ def infer(client: Client, model: str, feed: Arrays, outputs: Sequence[str] = ())
 
 
 def executions(client: Client, model: str) -> tuple[int, int]:
-    """Return the numbers of inferences and executions since the start."""
     statistics = client.get_inference_statistics(model).model_stats[0]
     return statistics.inference_count, statistics.execution_count
 

@@ -17,5 +17,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time engines only for a moment."""
     monkeypatch.setattr(comparison, "SECONDS", 0.1)

@@ -79,13 +79,11 @@ def forest(folder: Path) -> Trained:
 
 
 def ridge(folder: Path) -> Trained:
-    """A matrix without names; a number."""
     rows, answers = load_diabetes(return_X_y=True)
     return saved(Ridge().fit(rows, answers), folder / "ridge.pkl", pd.DataFrame(rows))
 
 
 def odd_classes(folder: Path) -> Trained:
-    """Classes 1, 3 and 5."""
     rows, answers = load_iris(return_X_y=True)
     return saved(LogisticRegression(max_iter=300).fit(rows, answers * 2 + 1), folder / "odd.joblib", pd.DataFrame(rows))
 
@@ -108,7 +106,6 @@ def xgboosts(folder: Path) -> Trained:
 
 
 def lightgbms(folder: Path) -> Trained:
-    """LightGBM's own file of a regression."""
     rows, answers = load_diabetes(return_X_y=True)
     model = lightgbm.LGBMRegressor(n_estimators=5, verbose=-1).fit(rows, answers)
     model.booster_.save_model(folder / "model.txt")

@@ -99,7 +99,6 @@ class Release(nn.Module):
 
 
 def rows(maps: Tensor, anchors: Tensor, stride: int) -> Tensor:
-    """Decode cell by cell, in loops."""
     found = []
     for part, anchor in zip(maps.chunk(3, 1), anchors, strict=True):
         for j in range(maps.shape[2]):

@@ -9,6 +9,8 @@ from pathlib import Path
 from tests.conformance import wire
 from tests.conformance.wire import Answer, Headers
 
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+COME_BACK = "they come back, as SageMaker asks of a container; native loses them"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 SHOWN = 320
 REQUEST_ID = re.compile(r'("request_id": ?")[^"]*')
@@ -28,7 +30,6 @@ class Side:
     elsewhere: Path = Path()
 
     def archive(self, name: str) -> Path:
-        """The folder into which the platform unpacks that archive."""
         return self.archives / f"{self.token}.{name}" / "model"
 
 
@@ -45,17 +46,19 @@ class Row:
     improvement: str = ""
 
 
+def rows(section: str, *given: tuple[str, Ask] | tuple[str, Ask, str]) -> list[Row]:
+    """Make rows of one section from titles, requests and improvements."""
+    return [Row(section, *each) for each in given]
+
+
 @dataclass(frozen=True)
 class Observed:
-    """A behaviour and what the two servers answered."""
-
     behaviour: Row
     native: str
     ours: str
 
     @property
     def verdict(self) -> str:
-        """The verdict; BUG also for an improvement that no longer differs."""
         if self.native == self.ours:
             return BUG if self.behaviour.improvement else SAME
         return IMPROVEMENT if self.behaviour.improvement else BUG
@@ -111,7 +114,6 @@ def _error(body: bytes) -> str:
 
 
 def get(path: str, method: str = "GET", see: Callable[[Answer], str] = shown) -> Ask:
-    """A request without a body."""
     return lambda side: see(wire.send(side.port, method, path))
 
 

@@ -11,7 +11,6 @@ DTYPES = {"FP16": "f2", "FP32": "f4", "FP64": "f8", "BOOL": "?"}
 
 
 def _raw(name: str) -> bytes:
-    """The values as bytes."""
     if name == "BYTES":
         texts = [str(value).encode() for value in IDENTITY_VALUES[name]]
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
@@ -77,24 +76,16 @@ ROWS = [
 
 
 def say(text: str) -> Ask:
-    """A text to a talker."""
     return post({"inputs": [tensor("text_input", "BYTES", [1], [text])]})
 
 
+TEXT = {"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}
 ENSEMBLE_ROWS = [
     Row("2", "A text goes through both parts", say('Grüße, "quoted" \\ \u0001')),
     Row("5", "A part fails", say("fail with these words")),
     Row("5", "A part raises", say("raise these words")),
     Row("5", "A wrong shape for a part", post({"inputs": [tensor("text_input", "BYTES", [2], ["a", "b"])]})),
-    Row(
-        "3",
-        "A text as bytes",
-        binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\1\0\0\0a"),
-    ),
-    Row(
-        "3",
-        "A text's length past its bytes",
-        binary({"inputs": [tensor("text_input", "BYTES", [1], binary_data_size=5)]}, b"\xff\0\0\0a"),
-    ),
+    Row("3", "A text as bytes", binary(TEXT, b"\1\0\0\0a")),
+    Row("3", "A text's length past its bytes", binary(TEXT, b"\xff\0\0\0a")),
     Row("3", "N=0 of a text", post(b"\1\0\0\0a", {"Content-Type": f"{BINARY};json-header-size=0"})),
 ]

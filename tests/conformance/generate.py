@@ -5,6 +5,8 @@ from tests.conformance.behaviours import Row, post
 MISTAKE = "400, as the caller can mend it; native says 500"
 FAILED = "500 and JSON, as the model failed and not the caller"
 COUNT = "406 with the way to ask for them; native says 200"
+EVENT = "the event is named, and has a code; its data still begin with the error"
+SHORTEST = "the shortest number that is the same FP32"
 OCTETS = {"Content-Type": "application/octet-stream"}
 
 
@@ -30,18 +32,8 @@ STREAM = [
     *_rows("generate_stream"),
     Row("4", "generate_stream: many responses", post({"text_input": "one two three"})),
     Row("4", "generate_stream: no response", post({"text_input": ""})),
-    Row(
-        "4",
-        "generate_stream: an error in the middle",
-        post({"text_input": "one fail three"}),
-        "the event is named, and has a code; its data still begin with the error",
-    ),
-    Row(
-        "4",
-        "generate_stream: an optional input",
-        post({"text_input": "one two", "delay": 0.01}),
-        "the shortest number that is the same FP32",
-    ),
+    Row("4", "generate_stream: an error in the middle", post({"text_input": "one fail three"}), EVENT),
+    Row("4", "generate_stream: an optional input", post({"text_input": "one two", "delay": 0.01}), SHORTEST),
 ]
 MANY = [
     Row("4", "generate of a model that may give many responses: one", post({"text_input": "one"})),

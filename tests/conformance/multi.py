@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.conformance import wire
-from tests.conformance.behaviours import Ask, Row, Side, compact, shown, tensor
+from tests.conformance.behaviours import ATTRIBUTES, COME_BACK, Ask, Row, Side, compact, shown, tensor
 from tests.conformance.models import make_broken, make_ensemble, make_talker
 from tests.conformance.probes import echo_of, status
 from tests.conformance.wire import Answer, Headers
@@ -15,26 +15,19 @@ DEADLY = "400; native dies of it"
 METHODS = "405 with the methods that there are"
 HEADERLESS = "the model's name in the path is enough"
 BELONGS = "400: an archive lies below /opt/ml/models, and nothing else is read"
+TWICE = "it is loaded twice; native takes an archive once"
+NO_NAME = "404, as no model is called that; native passes over the end of the path"
+LISTED = "a model that was loaded with a Target-Model header is listed; native gives {} for it"
+TARGET = "X-Amzn-SageMaker-Target-Model"
+TRACED = {ATTRIBUTES: "a=1"}
 MENDABLE = "500, as the model failed and not the caller"
 
 See = Callable[[Answer], str]
 OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "CUDA_OUT_OF_MEMORY",
-    "Out of memory",
-    "Out Of Memory",
-    "out of memory",
-    "MemoryError",
-    "OutOfMemory",
-    "OOM",
-    "Dst tensor is not initialized",
-    "Src tensor is not initialized",
-    "CNMEM_STATUS_OUT_OF_MEMORY",
-    "CUDNN_STATUS_NOT_INITIALIZED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-    "Failed to allocate memory",
-    "failed to allocate memory",
+    *("CUDA out of memory", "CUDA_OUT_OF_MEMORY", "Out of memory", "Out Of Memory", "out of memory", "MemoryError"),
+    *("OutOfMemory", "OOM", "Dst tensor is not initialized", "Src tensor is not initialized"),
+    *("CNMEM_STATUS_OUT_OF_MEMORY", "CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("CUBLAS_STATUS_NOT_INITIALIZED", "Failed to allocate memory", "failed to allocate memory"),
     "No space left on device",
 )
 
@@ -54,7 +47,6 @@ def make_archives(side: Side) -> None:
 
 
 def masked(side: Side, text: str) -> str:
-    """The text without what differs between runs."""
     text = text.replace(str(side.elsewhere), "/elsewhere").replace(f"{side.token}.", "")
     return text.replace(str(side.archives), "/opt/ml/models")
 
@@ -75,18 +67,17 @@ def load(name: str, target: str = "", sub: str = "", url: str = "", archive: str
 
     def asked(side: Side) -> str:
         folder = url or f"{side.archive(archive or name)}{sub}"
-        headers = {"X-Amzn-SageMaker-Target-Model": target} if target else {}
+        headers = {TARGET: target} if target else {}
         body = {"model_name": name, "url": folder.replace("ELSEWHERE", str(side.elsewhere))}
         return masked(side, shown(wire.send(side.port, "POST", "/models", headers, compact(body))))
 
     return asked
 
 
-def invoke(name: str, text: str = "hello", target: str = "", see: See = shown) -> Ask:
-    """POST /models/NAME/invoke of a text."""
+def invoke(name: str, text: str = "hello", target: str = "", see: See = shown, **headers: str) -> Ask:
     body = {"inputs": [tensor("text_input", "BYTES", [1], [text])]}
-    headers = {"X-Amzn-SageMaker-Target-Model": target} if target else {}
-    return call("POST", f"/models/{name}/invoke", body, headers, see)
+    named = {TARGET: target} if target else {}
+    return call("POST", f"/models/{name}/invoke", body, named | headers, see)
 
 
 def row(title: str, ask: Ask, improvement: str = "", section: str = "6") -> Row:
@@ -126,31 +117,13 @@ BEFORE = [
 LOADED = [
     row("Load", load("talker"), TOLD),
     row("Load of what is loaded", load("talker")),
-    row(
-        "Load of the same archive under another name",
-        load("again", archive="talker"),
-        "it is loaded twice; native takes an archive once",
-    ),
+    row("Load of the same archive under another name", load("again", archive="talker"), TWICE),
     row("Get", call("GET", "/models/talker"), NAMED),
     row("Invoke", invoke("talker")),
-    row(
-        "Invoke gives Custom-Attributes back",
-        call(
-            "POST",
-            "/models/talker/invoke",
-            {"inputs": [tensor("text_input", "BYTES", [1], ["a"])]},
-            {"X-Amzn-SageMaker-Custom-Attributes": "a=1"},
-            echo_of("X-Amzn-SageMaker-Custom-Attributes"),
-        ),
-        "they come back, as SageMaker asks of a container; native loses them",
-    ),
+    row("Invoke gives Custom-Attributes back", invoke("talker", see=echo_of(ATTRIBUTES), **TRACED), COME_BACK),
     row("Invoke of no JSON", call("POST", "/models/talker/invoke", b"hello")),
     row("Invoke of a wrong input", call("POST", "/models/talker/invoke", {"inputs": [tensor("q", "FP32", [1], [1])]})),
-    row(
-        "GET of invoke",
-        call("GET", "/models/talker/invoke"),
-        "404, as no model is called that; native passes over the end of the path",
-    ),
+    row("GET of invoke", call("GET", "/models/talker/invoke"), NO_NAME),
     row("POST /models/NAME", call("POST", "/models/talker", {}), METHODS),
     row("A model fails", invoke("talker", "fail these words"), MENDABLE),
     row("A model raises", invoke("talker", "raise these words"), MENDABLE),
@@ -162,21 +135,14 @@ LOADED = [
     row("Two archives with a folder of one name: the first", invoke("talker")),
     row("Two archives with a folder of one name: the second", invoke("twin", target="twin-1.tar.gz")),
     row("Invoke without the header that it was loaded with", invoke("twin"), HEADERLESS),
-    row(
-        "List",
-        call("GET", "/models"),
-        "a model that was loaded with a Target-Model header is listed; native gives {} for it",
-    ),
+    row("List", call("GET", "/models"), LISTED),
     row("Get of one with a header", call("GET", "/models/twin"), NAMED),
     row("Unload", call("DELETE", "/models/talker")),
     row("Unload again", call("DELETE", "/models/talker"), WORDS),
     row("Invoke of what was unloaded", invoke("talker"), WORDS),
     row("The other goes on", invoke("twin", target="twin-1.tar.gz")),
     row("Load of what was unloaded", load("talker"), TOLD),
-    row(
-        "Unload with a header",
-        call("DELETE", "/models/twin", headers={"X-Amzn-SageMaker-Target-Model": "twin-1.tar.gz"}),
-    ),
+    row("Unload with a header", call("DELETE", "/models/twin", headers={TARGET: "twin-1.tar.gz"})),
 ]
 
 LAYOUTS = [

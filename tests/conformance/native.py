@@ -60,7 +60,6 @@ class Native:
         return process
 
     def revive(self) -> None:
-        """Kills what is left of it and starts it again."""
         self.process.kill()
         self.stop()
         self.process = self._start()
@@ -90,7 +89,6 @@ class Native:
 
 
 def single(folder: Path, repository: Path, model: str) -> Native:
-    """Single-model mode: only the default model, and its parts, is loaded."""
     options = ["--allow-sagemaker=true", "--sagemaker-port=PORT", *NOT_OFFERED, f"--load-model={model}"]
     return Native(folder, repository, options, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=model)
 

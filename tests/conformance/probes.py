@@ -22,7 +22,6 @@ HEADER = compact(
 
 
 def framing(answer: Answer) -> str:
-    """The headers that describe a body."""
     names = ("content-type", "content-length", "content-encoding", "transfer-encoding")
     return ", ".join(
         [str(answer.status), *(f"{name}: {answer.headers[name]}" for name in names if name in answer.headers)]
@@ -38,7 +37,6 @@ def error_type(answer: Answer) -> str:
 
 
 def error_fields(answer: Answer) -> str:
-    """The fields of an error's JSON."""
     return f"{answer.status} {{{', '.join(json.loads(answer.body))}}}"
 
 
@@ -73,7 +71,6 @@ def expecting(side: Side) -> str:
 
 
 def pipelined(side: Side) -> str:
-    """Three requests at once on one connection, and their answers in order."""
     one = wire.request("POST", side.path, body=compact(ONE))
     data = one + wire.request("GET", "/ping") + one
     answers = wire.exchange(side.port, data, "POST", "GET", "POST", seconds=PATIENCE)
@@ -82,7 +79,6 @@ def pipelined(side: Side) -> str:
 
 
 def closing(side: Side) -> str:
-    """Two requests at once, the first of which says that it is the last."""
     one = wire.request("POST", side.path, {"Connection": "close"}, compact(ONE))
     answers = wire.exchange(side.port, one + one, "POST", "POST", seconds=PATIENCE)
     return ", ".join(str(answer.status) for answer in answers)
@@ -94,7 +90,6 @@ def http_1_0(side: Side) -> str:
 
 
 def compressed(encoding: str) -> Ask:
-    """Sends a body in that encoding."""
     plain = compact(ONE)
     data = {"gzip": gzip.compress(plain), "deflate": zlib.compress(plain)}.get(encoding, plain)
     return lambda side: shown(wire.send(side.port, "POST", side.path, {"Content-Encoding": encoding}, data))
@@ -107,7 +102,6 @@ def compressed_binary(side: Side) -> str:
 
 
 def bomb(side: Side) -> str:
-    """A body of 40 kB that unpacks to 40 MB."""
     data = zlib.compress(b" " * 40_000_000, 9)
     return shown(wire.send(side.port, "POST", side.path, {"Content-Encoding": "deflate"}, data))
 

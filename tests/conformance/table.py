@@ -35,7 +35,6 @@ rules, which are a shell script of NVIDIA's image (so its rules stand in section
 
 
 def observe() -> list[Observed]:
-    """Every row, in the table's order."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         longest_first = sorted(SCENARIOS, key=lambda scenario: scenario.seconds, reverse=True)
         runs = {s.name: pool.submit(_run, s, Path(folder) / s.name) for s in longest_first}
@@ -56,7 +55,6 @@ def _answer(row: Row, side: Side) -> str:
 
 
 def render(rows: Sequence[Observed]) -> str:
-    """The page."""
     counts = Counter(row.verdict for row in rows)
     counted = f"{len(rows)} behaviours: {counts[SAME]} the same, {counts[IMPROVEMENT]} improved, {counts[BUG]} bugs."
     return "\n".join([INTRODUCTION, counted, *_sections(rows), ""])

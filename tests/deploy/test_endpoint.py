@@ -15,7 +15,6 @@ OTHER_TAGS = [{"Key": "created-by", "Value": NAME}, {"Key": "stack", "Value": "o
 
 
 def make_foreign(aws: Account, name: str, tags: list[dict[str, str]]) -> None:
-    """Make an endpoint of somebody else's."""
     sagemaker = aws.client("sagemaker")
     sagemaker.create_model(ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE}, Tags=tags)
     variant = {"VariantName": "AllTraffic", "ModelName": name, "InstanceType": "ml.m5.large", "InitialInstanceCount": 1}

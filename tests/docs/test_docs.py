@@ -52,7 +52,6 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
 
 def headings(page: str) -> set[str]:
-    """The anchors that GitHub makes of the headings."""
     titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

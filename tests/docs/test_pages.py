@@ -1,21 +1,78 @@
-"""Each page's commands, run in a fresh checkout, print what the page shows."""
+"""Each page's and guide's commands run, in order, in a fresh checkout, and print what it shows.
 
+The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are only parsed.
+"""
+
+import shlex
 from collections.abc import Iterator
+from itertools import chain, groupby
 
 import pytest
 
+from build_engines.__main__ import main as build_engines
 from tests.docs.test_docs import SHELL
-from tests.support.readme import Block, Reader, blocks, fresh_checkout
+from tests.support.account import account
+from tests.support.harness import PATIENCE
+from tests.support.readme import AWS, GPU, Block, Reader, blocks, fresh_checkout
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]  # the first test of a guide follows all of it
 
 
-TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker and page != "docs/guides.md"]  # see test_guides
+GUIDES = {title: list(found) for title, found in groupby(blocks("docs/guides.md"), lambda block: block.section)}
+
+
+@pytest.fixture(scope="module", params=GUIDES.values(), ids=list(GUIDES))
+def guide(request: pytest.FixtureRequest) -> list[Block]:
+    found: list[Block] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    one = Reader(fresh_checkout(tmp_path_factory.mktemp("guide")), guide, files=".")
+    yield one
+    one.leave()
+
+
+def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
+    """The arguments of each call of `python -m PROGRAM` below that marker."""
+    lines = chain.from_iterable(block.commands for block in guide if block.runs and block.marker == marker)
+    return [words[3:] for line in lines if (words := shlex.split(line))[1:3] == ["-m", program]]
+
+
+def test_a_guide_s_commands_give_what_it_shows(reader: Reader) -> None:
+    reader.follow(reader.blocks[-1])
+    assert reader.read == len(reader.blocks)
+
+
+def test_deploy_takes_the_guide_s_command_lines(
+    guide: list[Block], reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.follow(reader.blocks[-1])  # for the files that they name
+    monkeypatch.chdir(reader.checkout)
+    with account() as aws:
+        for words in commands(guide, AWS, "deploy"):
+            assert aws.deploy(*words, "--dry-run") == 0, f"{words}\n{capsys.readouterr().err}"
+
+
+def test_what_needs_a_gpu_is_understood_and_says_what_is_missing(
+    guide: list[Block],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("gpu"))
+    for words in commands(guide, GPU, "build_engines"):
+        code, error = build_engines(words), capsys.readouterr().err
+        assert code in (0, 1), error
+        assert len(error.splitlines()) == code, error
+
+
+TO_FOLLOW = [(page, block) for page, block in SHELL if not block.marker and page != "docs/guides.md"]
 
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
-    """One for each page whose commands are run."""
     pages = {page for page, _ in TO_FOLLOW}
     made = {page: Reader(fresh_checkout(tmp_path_factory.mktemp("reader")), blocks(page)) for page in sorted(pages)}
     yield made

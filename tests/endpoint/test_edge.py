@@ -173,7 +173,6 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """The file that takes all that is left."""
     file = folder / "fill"
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as filled:
         while True:

@@ -30,7 +30,6 @@ RESNET = ROOT / "model_repository/resnet"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with nothing but what one command for each makes."""
     folder = tmp_path_factory.mktemp("ensembles")
     assert main(["build", "text_embedding", *CPU, str(folder)]) == 0
     digits = ["--weights", str(RESNET / "1/model.onnx"), "--labels", str(RESNET / "labels.txt")]
@@ -115,7 +114,6 @@ def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
 
 
 def as_input(*images: bytes) -> NDArray[np.uint8]:
-    """A batch of encoded images, padded with zeros."""
     longest = max(map(len, images))
     return np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
 

@@ -42,7 +42,6 @@ def predictions(reply: requests.Response) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def digits() -> list[tuple[bytes, str]]:
-    """Held-out digits as PNG files, with their labels."""
     return [(png(image), str(label)) for image, label in held_out(40)]
 
 

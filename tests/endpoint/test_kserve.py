@@ -148,7 +148,6 @@ def test_without_a_process_every_route_is_a_503_that_says_so_and_they_come_back(
 
 
 def ping_that_names(server: Server, process: str) -> requests.Response:
-    """Wait for a 503 of /ping that names the process."""
     found: list[requests.Response] = []
 
     def names() -> bool:

@@ -22,7 +22,6 @@ SCALE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Make a repository that is ready quickly."""
     folder = tmp_path / "models"
     folder.mkdir()
     make_scale(folder)
@@ -31,7 +30,6 @@ def small(tmp_path: Path) -> Path:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether the process has asked for that signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 

@@ -55,7 +55,6 @@ class TritonPythonModel:
 
 
 def make_printer(repository: Path) -> None:
-    """Make `printer`, which writes a traceback and other lines to its standard error."""
     ports = (("input", "x"), ("output", "y"))
     tensors = [f'{side} {{ name: "{name}" data_type: TYPE_FP32 dims: [1, 1] }}\n' for side, name in ports]
     make_python_model(repository / "printer", "".join(tensors), PRINTER)

@@ -47,7 +47,6 @@ def parse(text: str) -> dict[str, Metric]:
 
 
 def value(metrics: dict[str, Metric], sample_name: str, **labels: str) -> float:
-    """The sum of the samples of that name with those labels."""
     samples = [sample for family in metrics.values() for sample in family.samples if sample.name == sample_name]
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 

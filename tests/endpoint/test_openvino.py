@@ -1,6 +1,5 @@
 """Models of `backend: "openvino"` through the whole container: surveyed, checked, listed, called, and started again."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,15 +68,6 @@ def test_a_model_without_a_config_takes_tensors(server: Server) -> None:
     assert reply.status_code == 200, reply.text
     found = {output["name"].removesuffix("_too"): output["data"] for output in reply.json()["outputs"]}
     assert found == {"sum": [2, 4, 6, 8, 10, 12], "product": [1, 4, 9, 16, 25, 36]}
-
-
-def test_a_second_start_takes_the_compiled_models_from_the_cache(
-    server: Server, repository: Path, cache: Path, tmp_path: Path
-) -> None:
-    assert len(list(cache.rglob("*.blob"))) == 2
-    again = start(tmp_path, repository, cache)
-    assert again.stop() == 0
-    assert {"resnet", "sums"} <= set(re.findall(r"(\w+?)_0(?:_0)?: OpenVINO .*\bcache\b", again.output()))
 
 
 def test_the_check_finds_nothing_wrong_with_them(repository: Path) -> None:

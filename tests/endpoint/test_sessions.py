@@ -37,7 +37,6 @@ def call(server: Server, model: str, session: str, body: Any, **headers: str) ->
 
 
 def opened(reply: requests.Response) -> str:
-    """The id of the session that this reply opened."""
     assert reply.status_code == 200, reply.text
     return reply.headers[SESSION].partition(";")[0]
 

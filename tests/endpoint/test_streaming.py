@@ -59,7 +59,6 @@ def events(reply: requests.Response) -> list[tuple[str, Any]]:
 
 
 def parsed(text: str) -> list[tuple[str, Any]]:
-    """(event name, data) of each."""
     found = []
     for part in text.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in part.splitlines())
@@ -68,7 +67,6 @@ def parsed(text: str) -> list[tuple[str, Any]]:
 
 
 def cancelled(server: Server) -> int:
-    """How many requests the teller says were cancelled."""
     reply = ask(server, "teller", {"text_input": "cancelled?"}, **LINES)
     return int(reply.json()["text_output"])
 

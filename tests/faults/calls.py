@@ -40,7 +40,6 @@ class Call:
 
 
 def make_models(repository: Path) -> None:
-    """All that the calls and the faults need."""
     for name in ("resnet", "bert"):
         link_model(ROOT / "model_repository" / name, repository)
     make_scale(repository)

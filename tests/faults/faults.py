@@ -30,7 +30,6 @@ class Confined(Server):
     )
 
     def inside(self, path: str | Path) -> Path:
-        """The same path from outside."""
         return Path(f"/proc/{self.process.pid}/root{path}")
 
     def status(self) -> dict[str, Any]:
@@ -180,7 +179,6 @@ def model_exits(server: Confined) -> Condition:
 
 
 def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
-    """To each kind of process."""
     for name in ("tritonserver", "manager", "gunicorn", "nginx"):
         has_workers = name in ("gunicorn", "nginx")
         whole = f"{name}'s master" if has_workers else name

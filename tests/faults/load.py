@@ -76,7 +76,6 @@ class Callers:
             self._hurry.clear()
 
     def since(self, when: float) -> list[Answer]:
-        """The answers that ended after that time."""
         return [answer for answer in tuple(self.answers) if answer.ended >= when]
 
     def all_right_since(self, when: float, times: int = 2) -> bool:
@@ -117,7 +116,6 @@ class Callers:
 
 
 def judge(call: Call, reply: requests.Response, request_id: str) -> str:
-    """The verdict on a whole reply."""
     if reply.headers.get("X-Request-Id") != request_id:
         return f"{WRONG}the reply of {reply.headers.get('X-Request-Id')}"
     if reply.status_code == 200 and _is_right(call, reply):

@@ -71,7 +71,6 @@ class Sample:
 
 
 def soak(minutes: float) -> str:
-    """Run the load; return the figures as Markdown."""
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         for number in range(1, ARCHIVES + 1):

@@ -4,6 +4,7 @@ import http.client
 import os
 import socket
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,6 @@ from serving.settings.table import Settings
 from serving.supervisor.processes import gunicorn as gunicorn_process
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
-
-pytestmark = pytest.mark.stack
 
 WORKERS = THREADS = 2
 OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
@@ -33,6 +32,7 @@ def app(environ, start_response):
 """
 
 
+@pytest.mark.stack
 def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(tmp_path: Path) -> None:
     def get(path: str) -> int:
         connection = http.client.HTTPConnection("localhost")
@@ -63,3 +63,24 @@ def test_a_request_waits_for_no_busy_worker_while_another_has_a_thread_free(tmp_
     for caller in callers:
         caller.join()
     kill(process)
+
+
+FORKED = """
+import gc
+from types import SimpleNamespace
+import serving.front.gunicorn_config as hooks
+from predictor import create_app
+from serving.settings.table import Settings
+
+app = create_app(Settings.from_env({}))
+before = len(gc.get_objects())
+hooks.pre_fork(SimpleNamespace(app=SimpleNamespace(wsgi=lambda: app)), SimpleNamespace(age=1))
+print(before, len(gc.get_objects()))
+"""
+
+
+@pytest.mark.unit
+def test_a_worker_s_garbage_collector_skips_the_imported_modules() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < before / 100

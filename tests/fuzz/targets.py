@@ -235,7 +235,6 @@ def corpus(target: str) -> dict[str, bytes]:
 
 
 def write_corpus(target: str, folder: Path) -> None:
-    """Write those inputs as files, which libFuzzer reads."""
     folder.mkdir()
     for name, data in corpus(target).items():
         (folder / name).write_bytes(data)

@@ -127,7 +127,6 @@ class Container(Server):
         self.url = f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> "Container":
-        """Makes the container reachable at `url`."""
         state = wait_until(self.begun, lambda: f"{self.name} runs; its log is\n{self.log.read_text()}", BUILD_SECONDS)
         command = [*SUDO, sys.executable, str(RELAY), str(self.port), str(state["Pid"])]
         self.relay = subprocess.Popen(command)
@@ -141,7 +140,6 @@ class Container(Server):
         return state
 
     def state(self) -> dict[str, Any]:
-        """podman's words for it; empty while there is no process."""
         command = [*SUDO, "podman", "inspect", "--format", "{{json .State}}", self.name]
         done = subprocess.run(command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True)
         if done.returncode:
@@ -156,7 +154,6 @@ class Container(Server):
         return self
 
     def run(self, *command: str) -> str:
-        """What a command prints in the container."""
         return podman("exec", self.name, *command)
 
     def status(self) -> dict[str, Any]:

@@ -81,7 +81,6 @@ def config(image: str) -> Any:
 
 @pytest.fixture(scope="module")
 def found(image: str) -> Any:
-    """What LOOK sees."""
     options = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/program/.venv/bin/python", image, "-c", LOOK)
     modules = "torch transformers onnx safetensors pip setuptools uv flask cv2 onnxruntime openvino"
     return json.loads(podman(*options, modules, "gcc cc tcc ld pip uv curl wget git apt nginx serve"))
@@ -199,7 +198,6 @@ instance_group { count: 1 kind: KIND_CPU }
 
 
 def make_hog(repository: Path, weight: int = 0) -> Path:
-    """A repository with that model; its weights are that many bytes."""
     version = repository / "hog/1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(HOG)

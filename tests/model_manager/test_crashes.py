@@ -22,7 +22,6 @@ def make_archive(root: Path, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """`sound` and `bad` are loaded."""
     folder = tmp_path_factory.mktemp("crashes")
     root = folder / "models"
     for name in ("sound", "bad"):
@@ -58,15 +57,6 @@ def reloads(running: Container, name: str) -> None:
     assert loaded.status_code == 200, loaded.text
     assert serves(running, name) and serves(running, "sound")
     assert running.server.pid("tritonserver") == triton
-
-
-def test_an_archive_whose_process_dies_is_started_again_and_no_other_notices(running: Container) -> None:
-    with Load(lambda _: running.invoke("sound", json={"inputs": [tensor(1)]}), callers=2) as load:
-        wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
-        expect(running.invoke("bad", json={"inputs": [tensor(13)]}), 503, "model_restarting", "bad")
-        wait_until(lambda: serves(running, "bad"), "it is served again")
-    assert set(load.answers) == {"200"}
-    reloads(running, "bad")
 
 
 def test_an_archive_that_hangs_can_be_unloaded_and_loaded_again(running: Container) -> None:

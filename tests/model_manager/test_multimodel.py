@@ -148,7 +148,6 @@ class Container:
         (self.path(identifier) / "net/1/go").touch()
 
     def stubs(self) -> int:
-        """Processes of models."""
         return len(list(tree(self.server.pid("tritonserver")))) - 1
 
 
@@ -156,7 +155,6 @@ LOADED = {  # model_name: (folder, Target-Model)
     "first": ("h1", "net-1.tar.gz"),
     "sec/ond %20": ("h2", "team a/net-2.tar.gz"),
     "ensemble-1": ("e1", ""),
-    "ensemble-2": ("e2", ""),
     "digits": ("d1", "digits.tar.gz"),
 }
 
@@ -169,7 +167,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     make_model(root / "h1/model/net", 10, label="ten")
     make_model(root / "h2/model/net", 20, label="twenty")
     make_ensemble(root / "e1/model", 3, "three")
-    make_ensemble(root / "e2/model", 4, "four")
     (root / "d1/model").mkdir(parents=True)
     link_model(ROOT / "model_repository/resnet", root / "d1/model")
     server = Server(
@@ -224,11 +221,6 @@ def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running:
     assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
 
 
-def test_two_ensembles_with_parts_of_one_name_both_work_through_their_clients(running: Container) -> None:
-    assert predictions(running.invoke("ensemble-1", 1)) == [{"three": 3.0}]
-    assert predictions(running.invoke("ensemble-2", 1)) == [{"four": 4.0}]
-
-
 def test_an_archive_takes_raw_images_by_the_client_that_its_configuration_names(running: Container) -> None:
     image = next((ROOT / "model_repository/resnet").glob("example.*")).read_bytes()
     reply = running.invoke("digits", data=image, headers={"Content-Type": "image/png"})
@@ -248,14 +240,6 @@ def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) ->
     for name in ("tritonserver", "manager"):
         assert not psutil.Process(running.server.pid(name)).net_connections("inet")
     assert (running.server.run_dir / "manager.sock").is_socket()
-
-
-def test_the_folder_that_triton_reads_shows_each_part_by_the_name_of_its_archive(running: Container) -> None:
-    staged = running.server.run_dir / "models"
-    assert {path.name for path in staged.glob("ensemble-*")} == {
-        "ensemble-1", "ensemble-1__part", "ensemble-2", "ensemble-2__part"
-    }  # fmt: skip
-    assert 'model_name: "ensemble-1__part"' in (staged / "ensemble-1/config.pbtxt").read_text()
 
 
 def test_invocations_without_a_name_are_a_400(running: Container) -> None:

@@ -63,7 +63,6 @@ class World:
         write_status(self.settings.status_file, "ready", {"tritonserver": ProcessStatus(2**22 + 1, start)})
 
     def state(self, name: str = "m") -> str:
-        """As the workers read it."""
         return Table(self.settings.table_file).look().entries[name].state
 
     def deaths(self) -> dict[str, int]:

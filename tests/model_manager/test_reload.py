@@ -103,7 +103,6 @@ def wait_for_answer(server: Server, name: str, expected: Any) -> None:
 
 
 def described(server: Server) -> dict[str, Any]:
-    """Return the models of GET /models by name."""
     return {model["name"]: model for model in listed(server)["models"]}
 
 
@@ -132,7 +131,6 @@ def wait_for_refusal(server: Server, model: str, reason: str) -> None:
 
 
 def errors(server: Server, pattern: str) -> list[str]:
-    """Return the messages of the manager's errors that match."""
     said = [str(entry["message"]) for entry in server.entries("manager", level="error")]
     return [message for message in said if re.search(pattern, message)]
 

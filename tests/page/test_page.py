@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from tests.page.browser import PHONE, WIDE, choose, make_repository, opened, rectangle
+from tests.page.browser import PHONE, WIDE, choose, chromium, make_repository, opened, rectangle
 from tests.simulate.simulation import Simulation
 from tests.support.harness import PATIENCE, ROOT, Server, link_model, wait_until
 
@@ -22,6 +22,12 @@ DIGIT = ROOT / "model_repository/resnet/example.png"
 KEYS = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
 MOST = 1000 * PATIENCE  # milliseconds
 expect.set_options(timeout=MOST)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def turned() -> Image.Exif:
-    """Return the EXIF data of a picture that a camera took upside down."""
     exif = Image.Exif()
     exif[0x0112] = 3
     return exif

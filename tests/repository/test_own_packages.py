@@ -66,21 +66,10 @@ def write(folder: Path, packed: Path | None = None) -> None:
 
 
 def answer(server: Server, path: str) -> list[str]:
-    """Return the version of `packaging` and what the model computed."""
     reply = server.post(path, json=CALL)
     assert reply.status_code == 200, reply.text
     found: list[str] = reply.json()["outputs"][0]["data"]
     return found
-
-
-@pytest.mark.stack
-def test_a_model_with_packages_of_its_own_answers_beside_one_without(packed: Path, tmp_path: Path) -> None:
-    write(tmp_path / "models/own", packed)
-    write(tmp_path / "models/plain")
-    server = Server(tmp_path, tmp_path / "models").wait_ready()
-    assert answer(server, "/invocations?model_name=own") == ["0.1", "42"]
-    assert answer(server, "/invocations?model_name=plain") == [version("packaging"), "42"]
-    assert server.stop() == 0
 
 
 @pytest.mark.stack

@@ -1,20 +1,24 @@
-"""What Triton gets of a model folder, and how a change of one is seen."""
+"""What Triton gets of a model folder: the engine by the processor, the configuration, and how a change is seen."""
 
 import os
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serving.host.tritonserver import backend_directory
 from serving.repository import store as store_module
-from serving.repository.model_config import read_config, read_file
+from serving.repository.engines import Engines, Processor, choice_lines, choose, this_processor
+from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
 from serving.repository.store import Store, copy, signature
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
+
 
 RESNET = ROOT / "model_repository/resnet"
 
@@ -117,3 +121,112 @@ def test_a_copy_stays_as_it_was_and_a_large_file_of_it_is_no_copy(
     (model / "new").replace(model / "1/large")
     assert (tmp_path / "copy/config.pbtxt").read_text() == "as it lies"
     assert (tmp_path / "copy/1/large").read_text() == (tmp_path / "copy/2/large").read_text() == "x" * 21
+
+
+SAPPHIRE_RAPIDS = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"]))
+ZEN_4 = Processor(frozenset(["avx512f", "avx512_bf16", "avx512_vnni"]))
+CASCADE_LAKE = Processor(frozenset(["avx512f", "avx512_vnni"]))
+GRAVITON_3 = Processor(frozenset(["asimd", "sve", "bf16", "i8mm"]))
+BARE = replace(SAPPHIRE_RAPIDS, obstacle="OpenVINO is not installed")
+NVIDIAS = replace(SAPPHIRE_RAPIDS, own=False)
+SETTINGS = {"SERVE_DEVICE": "cpu"}
+
+
+def engines(here: Processor = CASCADE_LAKE, **more: str) -> Engines:
+    """Return the choice of engines with a made-up processor."""
+    made = Engines(Settings.from_env(SETTINGS | more), Path("unused"))
+    made.__dict__["here"] = here
+    return made
+
+
+def parameter(value: str, name: str = "cpu_engine") -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+
+
+@pytest.mark.parametrize(
+    ("here", "engine", "why"),
+    [
+        (SAPPHIRE_RAPIDS, "openvino", "AMX"),
+        (ZEN_4, "openvino", "AVX512-BF16"),
+        (CASCADE_LAKE, "onnxruntime", "AVX512-BF16"),
+        (GRAVITON_3, "onnxruntime", "AVX512-BF16"),
+        (BARE, "onnxruntime", "not installed"),
+        (NVIDIAS, "onnxruntime", "NVIDIA"),
+    ],
+)
+def test_a_model_that_leaves_it_open_gets_what_fits_the_processor(here: Processor, engine: str, why: str) -> None:
+    choice = choose("auto", "auto", here)
+    assert choice and choice.engine == engine and why in choice.reason
+
+
+@pytest.mark.parametrize("here", [SAPPHIRE_RAPIDS, CASCADE_LAKE, NVIDIAS])
+def test_either_is_forced_by_the_setting_and_before_it_by_the_configuration(here: Processor) -> None:
+    for engine, other in (("openvino", "onnxruntime"), ("onnxruntime", "openvino")):
+        for asked in ("", "auto"):
+            choice = choose(asked, engine, here)
+            assert choice and choice.engine == engine and "SERVE_CPU_ENGINE" in choice.reason
+        choice = choose(engine, other, here)
+        assert choice and choice.engine == engine and "cpu_engine" in choice.reason
+
+
+def test_a_model_that_says_nothing_is_left_to_onnx_runtime_on_every_processor() -> None:
+    assert choose("", "auto", SAPPHIRE_RAPIDS) is None
+
+
+def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
+    choices = {name: choose("auto", "auto", here) for name, here in (("b", ZEN_4), ("a", ZEN_4), ("c", CASCADE_LAKE))}
+    lines = choice_lines({name: choice for name, choice in choices.items() if choice}, refused=False)
+    assert [line.partition(":")[0] for line in lines] == ["a, b", "c"]
+    refused = {"a": choose("openvino", "auto", BARE), "b": choose("", "openvino", BARE)}
+    lines = choice_lines({name: choice for name, choice in refused.items() if choice}, refused=True)
+    assert ["cpu_engine" in lines[0], "SERVE_CPU_ENGINE" in lines[1]] == [True, True]
+
+
+def test_openvino_gets_the_same_file_and_the_same_threads(tmp_path: Path) -> None:
+    config = f"{ONNX} {X} {Y} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
+    made, _ = engines(SAPPHIRE_RAPIDS).made(write(tmp_path / "net", config))
+    assert (made.platform, made.backend, made.default_model_filename) == ("", "openvino", "model.onnx")
+    assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "3"
+    assert made.parameters["cpu_engine_reason"].string_value.endswith("(AMX)")
+    given = parse_config(config)
+    assert (made.input, made.output) == (given.input, given.output)
+
+
+def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads() -> None:
+    own = f"{parameter('2', 'INFERENCE_NUM_THREADS')} {parameter('3', 'intra_op_thread_count')}"
+    config = parse_config(f'{ONNX} default_model_filename: "net.onnx" {own}')
+    made, _ = engines(SERVE_CPU_ENGINE="openvino").fitted(config)
+    assert made.default_model_filename == "net.onnx"
+    assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
+
+
+@pytest.mark.parametrize("backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""])
+def test_models_of_other_backends_stay_as_they_are(backend: str, tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{backend} {X} {Y} {parameter('auto')}")
+    assert engines(SERVE_CPU_ENGINE="openvino").made(model) == (read_config(model, "cpu"), None)
+
+
+def test_on_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
+    assert engines(SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").made(model) == (read_config(model, "gpu"), None)
+
+
+def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> None:
+    model = write(tmp_path / "net", f"{ONNX} {parameter('tensorflow')}")
+    with pytest.raises(Unreadable, match=r"config\.pbtxt .*'tensorflow'"):
+        engines().made(model)
+
+
+def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None:
+    here = this_processor(backend_directory())
+    assert (here.obstacle, here.own) == ("", True)
+    assert here.features
+
+
+def test_without_the_backend_or_its_package_there_is_an_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "openvino" in this_processor(tmp_path).obstacle
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.delitem(sys.modules, "openvino", raising=False)  # of another test
+    assert this_processor(backend_directory()).obstacle

@@ -31,8 +31,6 @@ def test_it_serves_this_machine_alone_unless_told(
 
 
 class Made(Server):
-    """`make run` of what is set up."""
-
     prefix = ("sh", "-c", f"exec make -C {ROOT} -o setup -o models run")
 
 

@@ -39,8 +39,6 @@ class Command:
         return self.log.read_text(errors="replace")
 
     def wait_ready(self) -> str:
-        """The URL."""
-
         def ready() -> re.Match[str] | None:
             if self.process.poll() is not None:
                 raise AssertionError(f"it has ended with {self.process.returncode}:\n{self.output()[-3000:]}")
@@ -54,14 +52,12 @@ class Command:
         return self.process.wait(timeout=PATIENCE)
 
     def kill_all(self) -> None:
-        """It and the processes of the container."""
         kill(self.process)
         for pid in self.left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def left(self) -> list[int]:
-        """Processes of the container."""
         return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if self._is_ours(entry)]
 
     def _is_ours(self, entry: Path) -> bool:

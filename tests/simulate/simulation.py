@@ -88,7 +88,6 @@ class Simulation:
         return self.client.invoke_endpoint(EndpointName="any", Body=body, **arguments)
 
     def kill(self) -> None:
-        """Kill the container, as the kernel does."""
         assert self.endpoint._container
         self.endpoint._container.kill()
 
@@ -101,7 +100,6 @@ class Simulation:
 
 
 def make_tar(path: Path, files: Mapping[str, str]) -> Path:
-    """A tar.gz of these files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as tar:
         for name, text in files.items():

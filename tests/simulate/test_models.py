@@ -42,7 +42,6 @@ def multiply(simulation: Simulation, number: int, x: float) -> float:
 
 
 def wrong_answers(simulation: Simulation, numbers: Iterable[int]) -> list[tuple[int, float]]:
-    """Of calls to these models, by several callers at once."""
     with ThreadPoolExecutor(CALLERS) as threads:
         answers = threads.map(lambda number: (number, multiply(simulation, number, 3.0)), numbers)
         return [(number, answer) for number, answer in answers if answer != 3.0 * number]

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.stack
 
 
 def fails(code: str, call: Callable[[], object]) -> Any:
-    """The response of the ClientError with that code."""
     with pytest.raises(ClientError) as caught:
         call()
     assert caught.value.response["Error"]["Code"] == code, caught.value.response

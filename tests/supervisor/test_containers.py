@@ -50,8 +50,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
         f"{NATIVE}SHM_DEFAULT_BYTE_SIZE": "16777216",
         f"{NATIVE}SHM_GROWTH_BYTE_SIZE": "1048576",
         f"{NATIVE}ADDITIONAL_ARGS": "--model-load-retry-count=1 --log-format 'ISO8601'",
-        f"{NATIVE}SHM_DEFAULT_BYTESIZE": "1",
-        "SERVE_TRITON_SECRET": "sesame",  # no longer read
     }
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     for folder in folders:
@@ -107,17 +105,6 @@ def test_a_grpc_that_others_reach_says_that_triton_is_down(pair: tuple[Server, S
         with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
             client.is_server_ready()
     server.wait_ready()
-
-
-def test_a_variable_that_nothing_reads_is_warned_of_in_the_log(pair: tuple[Server, Server, range]) -> None:
-    warned = [entry["message"] for entry in pair[1].entries("serve", level="warning")]
-    assert [
-        text
-        for text in warned
-        if {"SAGEMAKER_TRITON_SHM_DEFAULT_BYTESIZE", "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE?"} <= set(text.split())
-    ]
-    assert [text for text in warned if text.startswith("SERVE_TRITON_SECRET ")]
-    assert pair[0].says("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "'scale'")
 
 
 def test_ping_mode_live_asks_triton_alone(tmp_path: Path) -> None:

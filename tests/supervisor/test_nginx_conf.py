@@ -119,7 +119,6 @@ def edge(upstream: Path) -> Iterator[Edge]:
 
 @pytest.fixture
 def impatient_edge(upstream: Path, tmp_path: Path) -> Iterator[Edge]:
-    """An edge that waits a second for an answer."""
     running = Edge(behind(upstream, tmp_path), SERVE_REQUEST_TIMEOUT="1")
     yield running
     assert running.stop() == 0
@@ -135,7 +134,6 @@ def behind(upstream: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def edge_alone(tmp_path: Path) -> Iterator[Edge]:
-    """An edge with no upstream."""
     running = Edge(tmp_path)
     yield running
     assert running.stop() == 0

@@ -53,8 +53,6 @@ sys.exit(Supervisor(table, system, status_file=status, start_timeout=20, stop_ti
 
 
 class Supervised:
-    """One running SUPERVISE."""
-
     def __init__(self, folder: Path, port: int, commands: dict[str, str]) -> None:
         self.folder, self._log = folder, folder / "log"
         with self._log.open("wb") as log:
@@ -71,7 +69,6 @@ class Supervised:
         return self._log.read_text().splitlines()
 
     def entries(self, process: str = "serve") -> list[str]:
-        """Return the messages of one process in the log."""
         logged = [json.loads(line) for line in self.lines() if line.startswith("{")]
         return [entry["message"] for entry in logged if entry["process"] == process]
 
@@ -98,7 +95,6 @@ class Supervised:
 
 
 def alive(pid: int) -> bool:
-    """Return whether the process exists; a zombie counts."""
     return Path(f"/proc/{pid}").exists()
 
 

@@ -41,7 +41,6 @@ RENDERED: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def command(folder: Path, **variables: str) -> tuple[str, ...]:
-    """tritonserver's."""
     return tuple(table(folder, **variables)["tritonserver"].command)
 
 

@@ -37,7 +37,6 @@ TRITON = 60 * 2**20  # bytes that Triton takes, and that `serve` expects of a lo
 
 
 def files_of(number: int) -> dict[str, str]:
-    """Return the files of a model that multiplies by `number`."""
     code = MODEL.replace("FACTOR", str(float(number)))
     return {"multiply/config.pbtxt": CONFIG, "multiply/1/model.py": code}
 

@@ -175,7 +175,6 @@ class Server:
         return found
 
     def status(self) -> dict[str, Any]:
-        """The supervisor's status."""
         found: dict[str, Any] = json.loads((self.run_dir / "status.json").read_text())
         return found
 
@@ -206,7 +205,6 @@ class Server:
             self.process.send_signal(signal.SIGCONT)
 
     def in_work(self) -> int:
-        """The number of requests that gunicorn's workers are working on."""
         return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
 
     @property
@@ -228,7 +226,6 @@ class Server:
         wait_until(lambda: not self.processes(), lambda: f"{self.processes()} are gone")
 
     def wait_ended(self) -> int:
-        """Waits for the end and returns the exit code."""
         return self.process.wait(timeout=PATIENCE)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -242,7 +239,6 @@ class Server:
             raise
 
     def kill_all(self) -> None:
-        """Kills all of its processes at once."""
         while pids := self.processes():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):

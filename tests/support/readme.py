@@ -73,12 +73,10 @@ def read_blocks(page: str) -> Iterator[Block]:
 
 
 def blocks(page: str = README) -> list[Block]:
-    """Those of a file of this project."""
     return list(read_blocks((ROOT / page).read_text(encoding="utf-8")))
 
 
 def shell(page: str = README) -> list[Block]:
-    """What is run."""
     return [block for block in blocks(page) if block.runs]
 
 
@@ -123,7 +121,6 @@ class Reader:
                 compare(output, replace(shown, text=self._here(shown.text)))
 
     def _here(self, text: str) -> str:
-        """The text with this reader's own ports."""
         return re.sub(rf"\b({'|'.join(self.ports)})\b", lambda found: str(self.ports[found[0]]), text)
 
     def _run(self, command: str) -> str:

@@ -36,8 +36,6 @@ pytestmark = pytest.mark.unit
 
 @dataclass(frozen=True)
 class Done:
-    """The exit code and the output of a command."""
-
     returncode: int
     stdout: str
     stderr: str
@@ -227,7 +225,6 @@ def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to
 
 
 def test_the_ranges_are_the_largest_values_that_the_graph_has(tmp_path: Path) -> None:
-    """Compare with a session that returns every tensor."""
     model = parsed("""small (float[batch, 4] x) => (float[batch, 4] y)
         <float[1] two = {2}, float[1] three = {3}> {
         shifted = Sub (x, two)

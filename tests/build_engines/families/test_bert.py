@@ -14,8 +14,9 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from build_engines.build import export
-from build_engines.errors import BuildError
+from build_engines.build import build, export
+from build_engines.errors import BuildError, UsageError
+from build_engines.families import bundled
 from build_engines.model_folder import ModelSpec
 from build_engines.request import Request
 from tests.build_engines.models import session
@@ -23,6 +24,7 @@ from tests.clients.text_models import save_tokenizer
 from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.full
+
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -163,3 +165,17 @@ def test_what_follows_a_sentence_encoders_pooling_is_the_clients(
         (tmp_path / "checkpoint" / name).write_text(json.dumps(content))
     draft = build_checkpoint(tmp_path / "checkpoint", "", tmp_path / "model")
     assert draft.settings == {"pad_to_multiple_of": "8", "task": "embedding"} | settings
+
+
+def test_what_the_network_does_itself_is_no_setting(tmp_path: Path) -> None:
+    for request in (Request("resnet", settings={"mean": "0.1"}, repository=tmp_path), Request("yolov5", size=320)):
+        with pytest.raises(UsageError):
+            build(request)
+
+
+def test_another_network_is_not_taken_for_the_committed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "resnet/1").mkdir(parents=True)
+    (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
+    monkeypatch.setattr(bundled, "REPOSITORY", tmp_path)
+    with pytest.raises(BuildError, match="resnet"):
+        build(Request("resnet", repository=tmp_path / "models"))

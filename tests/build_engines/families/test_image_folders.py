@@ -67,8 +67,6 @@ def test_classes_that_do_not_exclude_each_other_have_scores_of_their_own(tmp_pat
 
 
 def changed(name: str, **changes: Any) -> Callable[[Path], Any]:
-    """Return a function that changes a JSON file of a folder."""
-
     def change(folder: Path) -> None:
         file = folder / f"{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

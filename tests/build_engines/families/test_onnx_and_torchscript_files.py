@@ -239,7 +239,6 @@ def picture() -> Image.Image:
 
 
 def scores_of(stored: StoredModel) -> dict[int, float]:
-    """Return the scores that the model's client gives a picture, by class id."""
     client = stored.client()
     assert client
     inputs = client.preprocess([picture()])

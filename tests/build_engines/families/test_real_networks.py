@@ -1,6 +1,7 @@
 """EfficientNet-Lite0 and YOLOv4-tiny as ONNX: equal to the networks of PyTorch and of OpenCV with the same weights."""
 
 import importlib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from build_engines.errors import BuildError
 from build_engines.families import efficientnet, yolov4_tiny
 from build_engines.weights.packages import file_of
 from tests.build_engines.models import session
 from tests.support.harness import ROOT
-from tests.support.photos import photo
 
 pytestmark = pytest.mark.full
 
@@ -23,8 +24,12 @@ MODELS = ROOT / "model_repository"
 CFG, WEIGHTS = (file_of(yolov4_tiny.PACKAGE, f"yolov4-tiny.{suffix}") for suffix in ("cfg", "weights"))
 
 
+def photo(name: str) -> Image.Image:
+    """Return a photo of scikit-image, which is installed without what it imports."""
+    return Image.open(str(metadata.distribution("scikit-image").locate_file(f"skimage/data/{name}.png"))).convert("RGB")
+
+
 def pixels(side: int) -> NDArray[np.uint8]:
-    """Four photos as [4, 3, side, side]."""
     photos = [photo(name).resize((side, side)) for name in ("coffee", "chelsea", "astronaut", "camera")]
     return np.stack([np.asarray(image).transpose(2, 0, 1) for image in photos])
 

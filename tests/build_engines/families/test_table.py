@@ -194,7 +194,6 @@ def dumped(tmp_path: Path, model: Any) -> Path:
 
 
 def answered(stored: StoredModel, rows: list[Any]) -> list[Any]:
-    """Return the client's predictions for rows as JSON has them."""
     client = stored.client()
     assert client
     tensors = client.preprocess(rows)

@@ -40,7 +40,6 @@ class Nvidia:
         path.chmod(0o755)
 
     def runs(self) -> list[dict[str, Any]]:
-        """The options of each build, and its process id."""
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 

@@ -44,7 +44,6 @@ def main(words: list[str]) -> int:
 
 
 def build(given: dict[str, str]):  # type: ignore[no-untyped-def]
-    """The errors."""
     note(given)
     if unknown := given.keys() - OPTIONS[CODE]:
         yield from (f"Unknown option: --{name} {given[name]}" for name in sorted(unknown))
@@ -128,7 +127,6 @@ def wrong_calibration(given: dict[str, str]) -> str:
 
 
 def note(given: dict[str, str]) -> None:
-    """For the test, which asks how often it ran and with what."""
     if log := os.environ.get("STAND_IN_LOG"):
         with Path(log).open("a") as file:
             file.write(json.dumps(given | {"pid": os.getpid()}) + "\n")
