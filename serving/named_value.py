@@ -141,7 +141,8 @@ def _parse_names(value: Any) -> Names:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         raise TypeError(value)
-    return Names(str(part) if type(part) is int else _parse_str(part).strip() for part in parts if part != "")
+    names = (str(part) if type(part) is int else _parse_str(part).strip() for part in parts)
+    return Names(name for name in names if name)
 
 
 _TYPES: dict[type, tuple[Callable[[Any], Any], str]] = {

@@ -36,7 +36,8 @@ from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
 from serving.repository.store import Store
 from serving.request import ServedModel
-from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
+from serving.settings.run_folder import GRPC_PORT, TritonSockets
+from serving.settings.table import SECRETS, Settings
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE
 from serving.triton.tensors import numpy_dtype

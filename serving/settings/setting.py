@@ -1,5 +1,5 @@
-"""One setting: the variables that it is read from, how its text becomes a value and how that is written back. And the
-mistakes of settings that are right one by one and wrong together.
+"""One setting: its variables, how their text becomes a value, and how that is written back. Then the contradictions
+between settings.
 """
 
 import re
@@ -17,21 +17,16 @@ _SWITCH = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false"
 
 
 def format_value(value: Any) -> str:
-    """A number, a word, a path or true and false; as short as it can be read back."""
+    """Return the text that is read as this value."""
+    if isinstance(value, tuple):
+        return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def row(
-    default: Any, meaning: str, within: tuple[float | None, float | None] = (None, None), **more: Any
-) -> dict[str, Any]:
-    """A Setting's columns: `within` are the least and the most that it may be."""
-    return {"default": default, "help": meaning, "minimum": within[0], "maximum": within[1], **more}
-
-
 class SettingsError(Exception):
-    """One or more wrong values; `mistakes` has a line for each: variable, value and what is allowed."""
+    """Some values are wrong; `mistakes` has a line for each: variable, value and what is allowed."""
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -47,7 +42,7 @@ class Setting(NamedValue):
     secret: bool = False  # its value is never shown
 
     def read(self, environ: Mapping[str, str]) -> Any:
-        """The value; raises ValueError that names variable, value and what is allowed."""
+        """Return the value. Raise ValueError that names variable, value and what is allowed."""
         for variable in self.variables:
             if text := environ.get(variable, "").strip():
                 try:
@@ -57,13 +52,9 @@ class Setting(NamedValue):
                     raise ValueError(f"{variable}={shown} is wrong: it must be {self.expected()}") from None
         return self.default
 
-    def format(self, value: Any) -> str:
-        """The text that is read as this value."""
-        return self.formatter(value)
-
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """PATH or PATH:PATH:…"""
+    """Read PATH or PATH:PATH:…"""
     if not all(parts := [part.strip() for part in text.split(":")]):
         raise ValueError(text)
     return tuple(map(Path, parts))
@@ -73,15 +64,9 @@ def format_paths(paths: Iterable[Path]) -> str:
     return ":".join(map(str, paths))
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """NAME or NAME,NAME,…"""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def parse_port_range(text: str) -> tuple[int, ...]:
-    """LOW-HIGH, both inclusive."""
-    found = re.fullmatch(r"(\d{1,5})\s*-\s*(\d{1,5})", text)
-    low, high = (int(found[1]), int(found[2])) if found else (0, 0)
+    """Read LOW-HIGH, both inclusive."""
+    low, high = map(int, text.split("-"))
     if not 1 <= low <= high <= 65535:
         raise ValueError(text)
     return low, high
@@ -92,32 +77,31 @@ def format_port_range(allowed: Iterable[int]) -> str:
 
 
 def parse_switch(text: str) -> str:
-    """true, false or auto."""
+    """Read a word in any case, or one of bool's words."""
     return _SWITCH.get(text.lower(), text.lower())
 
 
 def parse_verbosity(text: str) -> int:
-    """A level, or true for 1 and false for 0."""
-    words = {"true": 1, "false": 0}
-    return words[text.lower()] if text.lower() in words else int(text)
+    """Read a level, or true for 1 and false for 0."""
+    return int({"true": "1", "false": "0"}.get(text.lower(), text))
 
 
 def parse_log_level(text: str) -> str:
-    """A name or a number as Python's logging has it; a number between two levels is the next one up."""
+    """Read a name or a number of Python's logging; a number between two levels is the next one up."""
     if not text.isdecimal():
         return text.lower()
     return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
 
 
 def parse_header_secret(text: str) -> str:
-    """HEADER=VALUE, the value in characters that a header can carry."""
+    """Read HEADER=VALUE, the value in characters that a header can carry."""
     if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
         raise ValueError(text)
     return text
 
 
 def parse_arguments(text: str) -> tuple[str, ...]:
-    """Words as a shell splits them; ValueError for a quotation that does not end."""
+    """Read words as a shell splits them. Raise ValueError for a quotation that does not end."""
     return tuple(shlex.split(text))
 
 
@@ -139,17 +123,23 @@ OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: optio
 
 
 def contradictions(values: Mapping[str, Any]) -> list[str]:
-    """A line for each."""
-    found = [*_port_mistakes(values), *_argument_mistakes(values), *_batch_mistakes(values)]
+    """Return a line for each contradiction."""
+    mistakes = [*_port_mistakes(values), *_argument_mistakes(values)]
+    payload, concurrency = values["batch_payload_mb"], values["batch_concurrency"]
+    if payload * concurrency > BATCH_MEGABYTES:
+        mistakes.append(
+            f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times SAGEMAKER_MAX_PAYLOAD_IN_MB={payload} is more "
+            f"than the {BATCH_MEGABYTES} MB that batch transform sends at once"
+        )
     if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
-        found.append(f"SERVE_RELOAD=true does not go with {obstacle}: leave SERVE_RELOAD out")
+        mistakes.append(f"SERVE_RELOAD=true does not work with {obstacle}: leave SERVE_RELOAD out")
     if values["kserve"] == "trusted" and values["multi_model"]:
-        found.append("SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of them out")
-    return found
+        mistakes.append("SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of them out")
+    return mistakes
 
 
 def obstacle_to_reload(values: Mapping[str, Any]) -> str:
-    """Why model folders that change cannot be served; "" where they can."""
+    """Return why model folders that change cannot be served, "" if they can."""
     if values["multi_model"]:
         return "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME unloads archives"
     if values["kserve"] == "trusted":
@@ -158,25 +148,19 @@ def obstacle_to_reload(values: Mapping[str, Any]) -> str:
 
 
 def _port_mistakes(values: Mapping[str, Any]) -> Iterator[str]:
-    """Every port that is given must lie in the range, if there is one, and no two are the same."""
+    """Every open port must lie in the range, if there is one, and no two are the same."""
     allowed = values["safe_port_range"]
-    exposed = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
-    ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in exposed}
+    ports = {
+        f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"]
+        for name in ("grpc", "metrics")
+        if values[f"allow_{name}"]
+    }
     for name, port in ports.items():
         if allowed and not allowed[0] <= port <= allowed[1]:
             yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={format_port_range(allowed)}"
     for (first, port), (second, other) in combinations([("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2):
         if port == other:
             yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
-
-
-def _batch_mistakes(values: Mapping[str, Any]) -> Iterator[str]:
-    payload, concurrency = values["batch_payload_mb"], values["batch_concurrency"]
-    if payload * concurrency > BATCH_MEGABYTES:
-        yield (
-            f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times SAGEMAKER_MAX_PAYLOAD_IN_MB={payload} is more "
-            f"than the {BATCH_MEGABYTES} MB that batch transform sends at once"
-        )
 
 
 def _argument_mistakes(values: Mapping[str, Any]) -> Iterator[str]:

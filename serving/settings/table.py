@@ -1,20 +1,20 @@
-"""Every setting, in one table: variable, type, default, help. Read once, every mistake reported together.
+"""Every setting is a row of one table: variables, default, help. All are read once, and all mistakes reported together.
 
 `Settings.from_env(os.environ)` also replaces every "auto" (0, or the word), so that a Settings holds only final values.
-`serve` adds the repositories and its run folder and hands `settings.environment()` to its children, which read the same
-Settings from it. The properties below say what lies where in the run folder.
+`serve` adds the repositories and its run folder and gives `settings.environment()` to its children, which read the same
+Settings from it.
 """
 
 import math
 import shlex
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from serving.host.machine import Machine, this_machine
-from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
+from serving.named_value import Names
+from serving.settings.run_folder import RunFolder
 from serving.settings.setting import (
     BATCH_MEGABYTES,
     LOG_LEVELS,
@@ -27,10 +27,10 @@ from serving.settings.setting import (
     parse_arguments,
     parse_header_secret,
     parse_log_level,
-    parse_names,
     parse_paths,
     parse_port_range,
-    row,
+    parse_switch,
+    parse_verbosity,
 )
 
 AUTO = Path("auto")
@@ -41,50 +41,27 @@ MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
 BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 
-GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
 
-
-@dataclass(frozen=True)
-class TritonSockets:
-    """Where tritonserver listens: on Unix sockets in a folder that only the container's user may enter.
-
-    So no other process of the machine, no sidecar and no browser reaches it, and nothing needs a secret. What others
-    may ask of Triton's gRPC and metrics goes through nginx.
-    """
-
-    folder: Path
-
-    @property
-    def http(self) -> Path:
-        return self.folder / "http.sock"
-
-    @property
-    def grpc(self) -> Path:
-        return self.folder / f"grpc.sock:{GRPC_PORT}"
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.sock"
-
-
-def _setting(variables: str, default: Any, *, help: str, **more: Any) -> Any:
-    """A row. Of several variables the first that is set counts."""
-    return field(default=default, metadata={"variables": tuple(variables.split()), **row(default, help, **more)})
+def _setting(variables: str, default: Any, within: tuple[float | None, ...] = (None, None), **more: Any) -> Any:
+    """Return a row. Of several variables the first that is set counts; `within` are the least and the most."""
+    low, high = within
+    columns = {"variables": tuple(variables.split()), "default": default, "minimum": low, "maximum": high, **more}
+    return field(default=default, metadata=columns)
 
 
 def _choice(variables: str, *choices: str, help: str) -> Any:
-    """A row of one of these words; the first is the default."""
+    """Return a row of one of these words; the first is the default."""
     return _setting(variables, choices[0], help=help, choices=choices)
 
 
-def _word(variables: str, *choices: str, help: str) -> Any:
-    """A choice whose upper and lower case are the same."""
-    return _setting(variables, choices[0], help=help, choices=choices, parser=str.lower)
+def _switch(variables: str, *choices: str, help: str) -> Any:
+    """Return a row of one of these words, in any case. 1, yes and on are true; 0, no and off are false."""
+    return _setting(variables, choices[0], help=help, choices=choices, parser=parse_switch)
 
 
 # fmt: off
 @dataclass(frozen=True)
-class Settings:
+class Settings(RunFolder):
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
@@ -101,7 +78,7 @@ class Settings:
              "built-in model_repository. In multi-model mode the archives' folder, ID/model; auto: /opt/ml/models")
     default_model: str = _setting("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "",
         help="model of requests that name none; only it and its ensemble's parts are loaded")
-    load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", (), parser=parse_names, formatter=",".join,
+    load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", Names(),
         form="names with , between them",
         help="models that are loaded, with what their ensembles call; without it the default model alone, else all")
     ping_mode: str = _choice("SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE", "auto", "ready", "live",
@@ -158,18 +135,22 @@ class Settings:
     management_secret: str = _setting("SERVE_MANAGEMENT_SECRET", "", secret=True, form="HEADER=VALUE",
         parser=parse_header_secret,
         help="a header and its value, without which nobody loads, unloads or lists models; none: everybody may")
-    kserve: str = _word("SERVE_KSERVE", "auto", "true", "false", "trusted",
+    kserve: str = _switch("SERVE_KSERVE", "auto", "true", "false", "trusted",
         help="whether Triton's own /v2 routes (KServe v2: health, metadata, statistics, infer, generate) are reachable "
              "on the port; auto: when no variable is set whose name begins with SAGEMAKER_; trusted: infer calls go to "
              "Triton unchecked, which is faster, but a hostile body can stop Triton")
-    page: str = _word("SERVE_PAGE", "false", "auto", "true",
+    page: str = _switch("SERVE_PAGE", "false", "auto", "true",
         help="whether / is a page to try the models, and /docs one about the routes; auto, which `make run` sets: when "
              "no variable is set whose name begins with SAGEMAKER_")
-    reload: str = _word("SERVE_RELOAD", "false", "auto", "true",
+    reload: str = _switch("SERVE_RELOAD", "false", "auto", "true",
         help="whether a model folder that is changed, added or removed is served without a restart; auto, which "
              "`make run` sets: unless SAGEMAKER_MULTI_MODEL is true")
     cloudwatch: bool = _setting("SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH", False,
         help="the CloudWatch agent, if the image has it, publishes /metrics")
+    cloudwatch_log_group: str = _setting("SAGEMAKER_TRITON_CLOUDWATCH_LOG_GROUP", "/aws/sagemaker/triton",
+        help="CloudWatch's log group for the metrics")
+    cloudwatch_namespace: str = _setting("SAGEMAKER_TRITON_CLOUDWATCH_METRIC_NAMESPACE", "/aws/sagemaker/triton",
+        help="CloudWatch's namespace of the metrics")
     run_dir: Path = _setting("SERVE_RUN_DIR", AUTO,  # noqa: RUF009
         help="folder of sockets and temporary files; auto: a new one, removed at the end")
     allow_grpc: bool = _setting("SAGEMAKER_TRITON_ALLOW_GRPC", False,
@@ -180,6 +161,26 @@ class Settings:
         help="nginx opens Triton's own metrics to others, on SERVE_HOST")
     metrics_port: int = _setting("SAGEMAKER_TRITON_METRICS_PORT", 8002, within=(1, 65535),
         help="port of these metrics where they are open to others")
+    thread_count: int = _setting("SAGEMAKER_TRITON_THREAD_COUNT", 8, within=(1, 1024),
+        help="threads of Triton's HTTP endpoint")
+    buffer_manager_thread_count: int = _setting("SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT", 0, within=(0, 1024),
+        help="threads with which Triton copies tensors")
+    log_verbose: int = _setting("SAGEMAKER_TRITON_LOG_VERBOSE", 0, within=(0, 9), parser=parse_verbosity,
+        form="true, false or a level", help="Triton's log of each request")
+    log_info: str = _switch("SAGEMAKER_TRITON_LOG_INFO", "auto", "true", "false",
+        help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says")
+    log_warning: str = _switch("SAGEMAKER_TRITON_LOG_WARNING", "auto", "true", "false",
+        help="Triton's log of warnings; auto: as SERVE_LOG_LEVEL says")
+    log_error: bool = _setting("SAGEMAKER_TRITON_LOG_ERROR", True, help="Triton's log of errors")
+    shm_default_byte_size: int = _setting("SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE", MEGABYTE, within=(MEGABYTE, 2**36),
+        help="bytes of /dev/shm that an instance of a Python-based backend takes at its start (16777216 in NVIDIA's "
+             "image)")
+    shm_growth_byte_size: int = _setting("SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE", MEGABYTE, within=(4096, 2**36),
+        help="bytes by which that grows")
+    tensorflow_version: int = _setting("SAGEMAKER_TRITON_TENSORFLOW_VERSION", 2, within=(1, 2),
+        help="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)")
+    model_load_gpu_limit: float = _setting("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", 0.0, within=(0, 1),
+        help="share of each GPU's memory above which no model is loaded any more; 0: no limit")
     additional_arguments: tuple[str, ...] = _setting("SAGEMAKER_TRITON_ADDITIONAL_ARGS", (), parser=parse_arguments,
         formatter=shlex.join, form="tritonserver's options, quoted as for a shell",
         help="added to tritonserver's command line, where the last option of a name counts")
@@ -187,18 +188,17 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
-        """Reads, checks and settles; raises SettingsError with every mistake."""
+        """Read and check all variables, and replace every "auto". Raise SettingsError with every mistake."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
-        for each in ROWS:
+        for setting in TABLE:
             try:
-                values[each.name] = each.read(environ)
+                values[setting.name] = setting.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
         if mistakes := mistakes or contradictions(values):
             raise SettingsError(mistakes)
-        own = {each.name: values[each.name] for each in TABLE}
-        return cls(**own | _by_platform(values, environ)).settled(machine or this_machine())
+        return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
         """The same with a value for every 0 or auto that depends on the machine. Paths become absolute, as the children
@@ -213,14 +213,16 @@ class Settings:
             workers=workers,
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
             max_concurrency=self.max_concurrency or min(1024, max(128, 64 * workers)),
+            log_info=self.log_info.replace("auto", str(self.logs("info")).lower()),
+            log_warning=self.log_warning.replace("auto", str(self.logs("warning")).lower()),
         )
 
     def _repositories(self) -> tuple[Path, ...]:
         return (ARCHIVES,) if self.multi_model and self.model_repositories == (AUTO,) else self.model_repositories
 
     def environment(self) -> dict[str, str]:
-        """The variables from which a child reads these very Settings."""
-        return {each.variables[0]: each.format(getattr(self, each.name)) for each in TABLE}
+        """Return the variables from which a child reads the same Settings."""
+        return {setting.variables[0]: setting.formatter(getattr(self, setting.name)) for setting in TABLE}
 
     def logs(self, level: str) -> bool:
         """Whether lines of that level are logged."""
@@ -271,114 +273,25 @@ class Settings:
         return 0.9 * self.request_timeout
 
     @property
-    def staged_folder(self) -> Path:
-        """Triton's repository: run/models/NAME/ (serving/repository/store.py)."""
-        return self.run_dir / "models"
-
-    @property
-    def copies_folder(self) -> Path:
-        """Copies of folders that are watched: run/copies/LOAD/NAME."""
-        return self.run_dir / "copies"
-
-    @property
-    def table_file(self) -> Path:
-        """What is known of each model (serving/models/table.py)."""
-        return self.run_dir / "models.json"
-
-    @property
-    def leases_file(self) -> Path:
-        """Counts of the calls in flight (serving/models/leases.py)."""
-        return self.run_dir / "leases"
-
-    @property
-    def manager_socket(self) -> Path:
-        """Where the model manager answers HTTP."""
-        return self.run_dir / "manager.sock"
-
-    @property
-    def deaths_socket(self) -> Path:
-        """Where it hears of models' processes that have died."""
-        return self.run_dir / "deaths.sock"
-
-    @property
     def most_workers(self) -> int:
         """How many of gunicorn's processes may live at once: for each worker one that works and others that are ending,
         and the master."""
         return 4 * self.workers + 1
 
-    @property
-    def gunicorn_socket(self) -> Path:
-        return self.run_dir / "gunicorn.sock"
-
-    @property
-    def triton_restart_request(self) -> Path:
-        """Where the model manager asks the supervisor to restart tritonserver (serving/supervisor/supervisor.py)."""
-        return self.run_dir / "restart-tritonserver"
-
-    @property
-    def status_file(self) -> Path:
-        """What the supervisor says about the processes, as JSON (serving/host/files.py)."""
-        return self.run_dir / "status.json"
-
-    @property
-    def triton_sockets(self) -> TritonSockets:
-        """Where tritonserver listens."""
-        return TritonSockets(self.run_dir / "triton")
-
-    @property
-    def shared_memory_file(self) -> Path:
-        """With what the names of all that serves here in /dev/shm begin; nobody can guess it."""
-        return self.triton_sockets.folder / "shared-memory"
-
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
-ROWS: tuple[Setting, ...] = (*TABLE, *HANDED_ON, *TO_CLOUDWATCH)
 # What models' code does not get, with the variable that is a mistake without them.
-SECRETS = {variable for row in TABLE if row.secret for variable in row.variables}
-
-
-def markdown() -> str:
-    """docs/settings.md."""
-    return f"""# Settings
-
-Environment variables, read once; a wrong value stops the start with a message that names it. Of several variables in a
-row the first that is set counts. `./serve --help` prints these tables, `./serve --print-config` each value and where it
-came from.
-
-{_markdown_table(TABLE)}
-
-## Handed on to tritonserver
-
-Variables of NVIDIA's image that say what stands on tritonserver's command line, checked as the others are.
-`SAGEMAKER_TRITON_ADDITIONAL_ARGS` takes any other option.
-
-{_markdown_table(HANDED_ON)}
-
-## Handed on to the CloudWatch agent
-
-Read where `SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH` starts it ([metrics](metrics.md#cloudwatch)).
-
-{_markdown_table(TO_CLOUDWATCH)}
-"""
-
-
-def _markdown_table(rows: Iterable[Setting]) -> str:
-    lines = ["| Variable | Default | Allowed | Meaning |", "|---|---|---|---|"]
-    for each in rows:
-        names = ", ".join(f"`{variable}`" for variable in each.variables)
-        default = f"`{each.format(each.default)}`" if each.format(each.default) else "none"
-        lines.append(f"| {names} | {default} | {each.expected()} | {each.help} |")
-    return "\n".join(lines)
+SECRETS = {variable for setting in TABLE if setting.secret for variable in setting.variables}
 
 
 def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What is left open and depends on who runs the container."""
-    given = {name for name, value in environ.items() if value.strip()}
-    sagemaker = any(name.startswith("SAGEMAKER_") for name in given)
+    """Return the values that depend on who runs the container, if the variables leave them open."""
+    set_ = {name for name, value in environ.items() if value.strip()}
+    sagemaker = any(name.startswith("SAGEMAKER_") for name in set_)
     settled = {name: values[name].replace("auto", str(not sagemaker).lower()) for name in ("kserve", "page")}
     settled["reload"] = values["reload"].replace("auto", str(not obstacle_to_reload(values)).lower())
-    times = next(each for each in TABLE if each.name == "request_timeout").variables
-    return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not given & set(times) else {})
+    timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
+    return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not set_ & set(timeouts) else {})
 
 
 def _largest_body(megabytes: float, payload: int) -> float:
@@ -388,7 +301,3 @@ def _largest_body(megabytes: float, payload: int) -> float:
 
 def _auto_workers(machine: Machine) -> int:
     return max(1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())

@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from serving import VERSION
@@ -18,8 +18,8 @@ from serving.host.files import replace_file
 from serving.host.machine import cpu_quota, gpu_count
 from serving.host.network import bracketed, reached
 from serving.host.tritonserver import python_backends
-from serving.settings.handed_on import HANDED_ON, LOG_GROUP, METRIC_NAMESPACE, HandedOn
-from serving.settings.table import GRPC_PORT, SECRETS, Settings, TritonSockets
+from serving.settings.run_folder import GRPC_PORT, TritonSockets
+from serving.settings.table import SECRETS, Settings
 from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
 from serving.supervisor.system import Process
 
@@ -114,11 +114,11 @@ def agent_environment(settings: Settings, address: str, environ: Mapping[str, st
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
     processor = {
         "metric_declaration_dedup": True,
-        "metric_namespace": METRIC_NAMESPACE.read(environ),
+        "metric_namespace": settings.cloudwatch_namespace,
         "metric_declaration": [dict(zip(DECLARATION, each, strict=True)) for each in DECLARATIONS],
     }
     prometheus = {
-        "log_group_name": LOG_GROUP.read(environ),
+        "log_group_name": settings.cloudwatch_log_group,
         "prometheus_config_path": str(scrape_file),
         "emf_processor": processor,
     }
@@ -191,6 +191,12 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         # A model that cannot be loaded is named by /ping and /models instead of by a server that is gone.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
+        "http-thread-count": settings.thread_count,
+        "buffer-manager-thread-count": settings.buffer_manager_thread_count,
+        "log-verbose": settings.log_verbose,
+        "log-info": settings.log_info,
+        "log-warning": settings.log_warning,
+        "log-error": str(settings.log_error).lower(),
     } | addresses(sockets)
     environ = tritonserver.with_stub_wait(tritonserver.environment(_spinning(environ) | dict(environ)))
     if settings.multi_model:
@@ -198,10 +204,9 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     if settings.device == "cpu":
         flags |= {"allow-gpu-metrics": "false"}
     command = tritonserver.command(flags, backends, prefix)
-    if settings.multi_model:
-        size = f"thread-pool-size={THREADS_OF_A_MODEL}"
-        command += [f"--backend-config={each},{size}" for each in python_backends(backends)]
-    command += handed_on(settings, environ, backends)
+    command += backend_options(settings, backends)
+    if settings.device == "gpu" and settings.model_load_gpu_limit:
+        command += [f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpu_count())]
     command += settings.additional_arguments  # the last option of a name counts
     return Process(
         "tritonserver",
@@ -232,26 +237,15 @@ def addresses(sockets: TritonSockets) -> dict[str, object]:
     }
 
 
-def handed_on(settings: Settings, environ: Mapping[str, str], backends: Path, gpus: int | None = None) -> Iterator[str]:
-    """Yield the options that variables of NVIDIA's image stand for. `gpus` is their number; None: the machine's."""
-    logs = {"log_info": settings.logs("info"), "log_warning": settings.logs("warning")}
-    for row in HANDED_ON:
-        value = row.read(environ)
-        text = row.format(logs[row.name] if value == "auto" else value)
-        for target in _targets(row, settings, backends, gpu_count() if gpus is None else gpus):
-            if row.each != "gpu" or value:
-                yield f"{row.option.format(target)}{text}"
-
-
-def _targets(row: HandedOn, settings: Settings, backends: Path, gpus: int) -> Iterable[object]:
-    """Return what the option is given for, once each."""
-    own_tensorflow = (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends(backends)
-    return {
-        "server": [""],
-        "python backend": python_backends(backends),
-        "tensorflow backend": ["tensorflow"] if own_tensorflow else [],
-        "gpu": range(gpus) if settings.device == "gpu" else [],
-    }[row.each]
+def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
+    """Yield the options that tritonserver hands to its backends."""
+    for backend in (known := python_backends(backends)):
+        yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
+        yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
+        if settings.multi_model:
+            yield f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}"
+    if (backends / "tensorflow").is_dir() and "tensorflow" not in known:
+        yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
 
 
 TEMPLATE = HERE / "nginx.conf"

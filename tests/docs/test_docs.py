@@ -8,7 +8,8 @@ import pytest
 
 from predictor import create_app
 from serving.clients import families
-from serving.settings.table import Settings, markdown
+from serving.settings.explain import markdown
+from serving.settings.table import Settings
 from tests.support.account import account
 from tests.support.harness import ROOT
 from tests.support.readme import EXECUTED_BY, NEEDS, README, Block, blocks, commands, compare, shell

@@ -1,112 +1,75 @@
 """The settings: every row, every mistake, and that a child reads what its parent had."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.host.machine import Machine
-from serving.settings.handed_on import HANDED_ON, TO_CLOUDWATCH
+from serving.named_value import Names
 from serving.settings.setting import Setting, SettingsError
-from serving.settings.table import ROWS, TABLE, Settings
+from serving.settings.table import TABLE, Settings
 
 pytestmark = pytest.mark.unit
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
-# For each setting a text, its value, and a text that is wrong (None: every text is right).
-VALUES: dict[str, tuple[str, Any, str | None]] = {
-    "port": ("9000", 9000, "65536"),
-    "host": ("127.0.0.1", "127.0.0.1", None),
+CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency")  # where the most is set for all of them
+# For each setting that has a form of its own a text, its value, and a text that is wrong.
+FORMS: dict[str, tuple[str, Any, str]] = {
     "safe_port_range": ("23000-23999", (23000, 23999), "23000"),
     "model_repositories": ("/models:/more", (Path("/models"), Path("/more")), "/models:"),
-    "default_model": ("resnet", "resnet", None),
-    "load_models": ("resnet, bert", ("resnet", "bert"), None),
-    "ping_mode": ("live", "live", "dead"),
-    "inference_type": ("generate", "generate", "stream"),
-    "model_clients": ("false", False, "maybe"),
-    "device": ("gpu", "gpu", "tpu"),
-    "cpu_engine": ("openvino", "openvino", "tensorrt"),
-    "request_timeout": ("2.5", 2.5, "0"),
-    "multi_model": ("true", True, "maybe"),
-    "namespaces": ("false", False, "maybe"),
-    "model_memory_share": ("0.5", 0.5, "1.5"),
-    "start_timeout": ("480", 480.0, "nan"),
-    "stop_timeout": ("0", 0.0, "-1"),
-    "hang_timeout": ("0", 0.0, "-1"),
-    "max_body_mb": ("6.5", 6.5, "inf"),
-    "batch": ("true", True, "perhaps"),
-    "batch_payload_mb": ("20", 20, "101"),
-    "batch_concurrency": ("3", 3, "-1"),
-    "batch_strategy": ("SINGLE_RECORD", "SINGLE_RECORD", "ALL"),
-    "workers": ("3", 3, "-1"),
-    "inference_threads": ("2", 2, "-2"),
-    "max_concurrency": ("64", 64, "-1"),
     "log_level": ("WARNING", "warning", "loud"),
-    "management_secret": ("X-Key=abc", "X-Key=abc", None),
-    "kserve": ("TRUE", "true", "perhaps"),
-    "page": ("TRUE", "true", "perhaps"),
-    "reload": ("auto", "true", "maybe"),
-    "cloudwatch": ("true", True, "perhaps"),
-    "run_dir": ("/run/serve", Path("/run/serve"), None),
-    "allow_grpc": ("true", True, "maybe"),
-    "grpc_port": ("23001", 23001, "0"),
-    "allow_metrics": ("1", True, "2"),
-    "metrics_port": ("23002", 23002, "65536"),
+    "management_secret": ("X-Key=abc", "X-Key=abc", "abc"),
     "additional_arguments": ("--a='b c' d", ("--a=b c", "d"), "'"),
-}
-HANDED: dict[str, tuple[str, Any, str | None]] = {
-    "thread_count": ("4", 4, "0"),
-    "buffer_manager_thread_count": ("2", 2, "-1"),
     "log_verbose": ("true", 1, "loud"),
+    "kserve": ("TRUE", "true", "perhaps"),
+    "page": ("1", "true", "perhaps"),
+    "reload": ("on", "true", "maybe"),
     "log_info": ("0", "false", "maybe"),
     "log_warning": ("yes", "true", "3"),
-    "log_error": ("false", False, "maybe"),
-    "shm_default_byte_size": ("16777216", 16777216, "1024"),
-    "shm_growth_byte_size": ("4096", 4096, "1"),
-    "tensorflow_version": ("1", 1, "3"),
-    "model_load_gpu_limit": ("0.5", 0.5, "50"),
-    "cloudwatch_log_group": ("/mine", "/mine", None),
-    "cloudwatch_metric_namespace": ("Mine", "Mine", None),
 }
+
+
+def samples(row: Setting) -> tuple[str, Any, str | None]:
+    """Return a text, its value, and a text that is wrong (None: every text is right)."""
+    if row.name in FORMS:
+        return FORMS[row.name]
+    if row.choices:
+        return row.choices[-1], row.choices[-1], "none of them"
+    if isinstance(row.default, bool):
+        return str(not row.default), not row.default, "maybe"
+    if isinstance(row.default, int | float):
+        assert row.minimum is not None and row.maximum is not None, "every number is bounded"
+        return f"{row.maximum}", row.maximum, f"{row.minimum - 1}"
+    return "a", ("a",) if isinstance(row.default, Names) else type(row.default)("a"), None
 
 
 def read(machine: Machine = MACHINE, /, **environ: str) -> Settings:
     return Settings.from_env(environ, machine)
 
 
-def row(name: str) -> Setting:
-    return next(row for row in ROWS if row.name == name)
+def test_each_form_is_that_of_a_setting() -> None:
+    assert set(FORMS) == {row.name for row in TABLE if row.parser}
 
 
-def test_these_tests_know_every_setting() -> None:
-    assert set(VALUES) == {field.name for field in fields(Settings)} == {row.name for row in TABLE}
-    assert set(HANDED) == {row.name for row in (*HANDED_ON, *TO_CLOUDWATCH)}
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_each_setting_is_read_from_each_of_its_variables(row: Setting) -> None:
+    text, value, _ = samples(row)
+    for variable in row.variables:
+        assert row.read({variable: f" {text} "}) == value
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_each_setting_is_read_from_each_of_its_variables(name: str) -> None:
-    text, value, _ = VALUES[name]
-    for variable in row(name).variables:
-        assert getattr(read(**{variable: f" {text} "}), name) == value
-
-
-@pytest.mark.parametrize("name", HANDED)
-def test_what_is_handed_on_is_read_where_it_is_needed(name: str) -> None:
-    text, value, _ = HANDED[name]
-    assert row(name).read({row(name).variables[0]: f" {text} "}) == value
-
-
-@pytest.mark.parametrize("name", [name for name, (_, _, wrong) in (VALUES | HANDED).items() if wrong])
-def test_a_mistake_names_variable_value_and_what_is_allowed(name: str) -> None:
-    wrong, variable = (VALUES | HANDED)[name][2] or "", row(name).variables[-1]
+@pytest.mark.parametrize("row", [row for row in TABLE if samples(row)[2]], ids=lambda row: row.name)
+def test_a_mistake_names_variable_value_and_what_is_allowed(row: Setting) -> None:
+    wrong, variable = samples(row)[2] or "", row.variables[-1]
     with pytest.raises(SettingsError) as caught:
         read(**{variable: wrong})
-    assert caught.value.mistakes == (f"{variable}={wrong!r} is wrong: it must be {row(name).expected()}",)
+    shown = "…" if row.secret else repr(wrong)
+    assert caught.value.mistakes == (f"{variable}={shown} is wrong: it must be {row.expected()}",)
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    wrong = {row(name).variables[0]: text for name, (_, _, text) in (VALUES | HANDED).items() if text}
+    wrong = {row.variables[0]: text for row in TABLE if (text := samples(row)[2])}
     with pytest.raises(SettingsError) as caught:
         read(**wrong)
     assert [line.partition("=")[0] for line in caught.value.mistakes] == list(wrong)
@@ -128,7 +91,7 @@ def test_how_triton_is_told_of_models_is_the_manager_s_alone() -> None:
 
 
 def test_no_variable_stands_in_two_rows() -> None:
-    variables = [variable for row in ROWS for variable in row.variables]
+    variables = [variable for row in TABLE for variable in row.variables]
     assert len(set(variables)) == len(variables)
 
 
@@ -142,7 +105,8 @@ def test_the_first_variable_that_is_not_empty_counts() -> None:
     "environ",
     [
         {},
-        {row(name).variables[-1]: text for name, (text, _, _) in VALUES.items()},
+        {row.variables[-1]: FORMS[row.name][0] for row in TABLE if row.name in FORMS},
+        {row.variables[-1]: samples(row)[0] for row in TABLE if row.name not in (*FORMS, *CONTRADICT)},
         {"SERVE_REQUEST_TIMEOUT": "0.1e1", "SERVE_MAX_BODY_MB": "5.7220458984375", "SERVE_START_TIMEOUT": "33.3"},
     ],
 )

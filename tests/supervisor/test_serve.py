@@ -17,7 +17,7 @@ import pytest
 
 from serving.host.machine import Machine
 from serving.repository.layout import LayoutError
-from serving.settings.table import ROWS, Settings
+from serving.settings.table import TABLE, Settings
 from serving.supervisor.system import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
 
@@ -52,7 +52,7 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
 def test_help_lists_every_variable() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert not [name for row in ROWS for name in row.variables if name not in done.stdout]
+    assert not [name for row in TABLE for name in row.variables if name not in done.stdout]
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("--port", "80")])

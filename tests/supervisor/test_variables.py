@@ -10,8 +10,8 @@ from serving.host.machine import gpu_count
 from serving.host.network import PortPicker
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
-from serving.settings.table import ROWS, Settings
-from serving.supervisor.processes import handed_on
+from serving.settings.table import TABLE, Settings
+from serving.supervisor.processes import backend_options
 from serving.supervisor.resources import listening
 from tests.supervisor.test_serve import MACHINE, run, table
 from tests.support.harness import free_port
@@ -57,11 +57,11 @@ def test_the_log_follows_our_level_where_nothing_else_is_said(tmp_path: Path) ->
     assert {"--log-info=true", "--log-warning=true"} <= set(command(tmp_path))
 
 
-def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path) -> None:
-    def limits(device: str, **environ: str) -> list[str]:
-        found = handed_on(Settings(device=device), environ, tmp_path, gpus=2)
-        return [option for option in found if "gpu" in option]
+def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limits(device: str, **variables: str) -> list[str]:
+        return [option for option in command(tmp_path, SERVE_DEVICE=device, **variables) if "gpu-limit" in option]
 
+    monkeypatch.setattr("serving.supervisor.processes.gpu_count", lambda: 2)
     limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
     assert limits("gpu", **limit) == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
     assert limits("gpu") == limits("cpu", **limit) == []
@@ -74,9 +74,9 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
     assert gpu_count(tmp_path) == 2
 
 
-def test_tensorflow_s_version_is_handed_on_where_there_is_its_own_backend(tmp_path: Path) -> None:
+def test_tensorflow_gets_its_version_where_there_is_its_own_backend(tmp_path: Path) -> None:
     def options() -> set[str]:
-        return set(handed_on(Settings(), {f"{NATIVE}TENSORFLOW_VERSION": "1"}, tmp_path))
+        return set(backend_options(Settings(tensorflow_version=1), tmp_path))
 
     option = "--backend-config=tensorflow,version=1"
     assert option not in options()
@@ -118,7 +118,7 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest_one() -> None:
     ]
     (far,) = unknown_variables(["SERVE_QZX"])
     assert far.startswith("SERVE_QZX ") and "?" not in far
-    assert unknown_variables(name for row in ROWS for name in row.variables) == []
+    assert unknown_variables(name for row in TABLE for name in row.variables) == []
 
 
 def test_print_config_shows_each_value_and_where_it_came_from() -> None:
@@ -130,11 +130,11 @@ def test_print_config_shows_each_value_and_where_it_came_from() -> None:
         "SERVE_MANAGEMENT_SECRET": "X-Key=hidden",
     }
     lines = print_config(Settings.from_env(environ, MACHINE), environ).splitlines()
-    assert len(lines) == len(ROWS)
+    assert len(lines) == len(TABLE)
     assert "SERVE_REQUEST_TIMEOUT=7  # variable MODEL_SERVER_TIMEOUT" in lines
-    assert "SERVE_KSERVE=false  # derived, from SERVE_KSERVE=auto" in lines
+    assert "SERVE_KSERVE=false  # derived from SERVE_KSERVE=auto" in lines
     assert "SAGEMAKER_TRITON_THREAD_COUNT=3  # variable SAGEMAKER_TRITON_THREAD_COUNT" in lines
-    assert "SERVE_DEVICE=cpu  # derived, for the default is auto" in lines
+    assert "SERVE_DEVICE=cpu  # derived from the default auto" in lines
     assert "SERVE_STOP_TIMEOUT=25  # default" in lines
     assert "SERVE_MANAGEMENT_SECRET='********'  # variable SERVE_MANAGEMENT_SECRET" in lines
     assert "hidden" not in "".join(lines)

@@ -26,7 +26,7 @@ from PIL import Image
 
 from serving.host.network import PortPicker
 from serving.repository.model_config import read_config
-from serving.settings.table import TritonSockets
+from serving.settings.run_folder import TritonSockets
 from tests.support.started import ends_with
 
 ROOT = Path(__file__).resolve().parents[2]
