@@ -6,7 +6,7 @@
     slot.leave()                      once, after the reply has been sent
 
 `enter`, `grow` and `use` raise Overloaded. Requests and the bytes of their bodies are both bounded, in total and per
-model, over all of gunicorn's workers, which share the counters (models/leases.py) without a lock between them, so a
+model, over all of gunicorn's workers, which share the counters (models/table.py) without a lock between them, so a
 bound may be exceeded by a few requests. If there are several models, each may hold as much as is free, so the first
 model that hangs holds half and the second half of the rest (Choudhury and Hahne, "Dynamic queue length thresholds",
 1998, with a factor of 1).
@@ -17,9 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from serving.errors import Overloaded
-from serving.models.leases import ALL_MODELS, TOTAL, Leases
-
-AGAIN = "send the request again later"
+from serving.models.table import ALL_MODELS, TOTAL, Leases
 
 
 class Admission:
@@ -54,22 +52,18 @@ class Admission:
     def enter(self, size: int) -> "Slot":
         """Take a slot for another request, whose body has `size` bytes. Raise Overloaded."""
         with self.lock:
-            if self.leases.requests(TOTAL) >= self.limit:
-                raise Overloaded(f"{self.limit} requests are in flight, which is the limit; {AGAIN}")
-            self._check_bytes(size)
+            self.check("", TOTAL, self.limit, self.most_bytes - size)
             self.leases.add(self.row, TOTAL, 1, size)
             self.last_active = monotonic()
         return Slot(self, size)
 
-    def requests(self) -> int:
-        """Return the number of requests in flight in all workers."""
-        return self.leases.requests(TOTAL)
-
-    def _check_bytes(self, more: int) -> None:
-        if more and self.leases.bytes(TOTAL) + more > self.most_bytes:
+    def check(self, whose: str, column: int, most: int, most_bytes: int) -> None:
+        """Raise Overloaded if the counter of a column is at `most` requests or above `most_bytes`."""
+        if (requests := self.leases.requests(column)) >= most or self.leases.bytes(column) > most_bytes:
             raise Overloaded(
-                f"the bodies of the requests in flight, with the {more} bytes of this one, are larger than "
-                f"{self.most_bytes} bytes, an eighth of the memory; {AGAIN}"
+                f"too many requests{whose} are in flight: {requests}, with {self.leases.bytes(column)} bytes in their "
+                "bodies. The limits are SERVE_MAX_CONCURRENCY requests and an eighth of the memory; one of several "
+                "models may hold as much as is free. Send the request again later"
             )
 
 
@@ -83,48 +77,40 @@ class Slot:
         self._column = -1
 
     def grow(self, more: int) -> None:
-        """Count `more` bytes: the body was unpacked. Call it before `use`."""
+        """Count `more` bytes: the body was unpacked. Call it before `use`. Raise Overloaded."""
         admission = self._admission
         with admission.lock:
-            admission._check_bytes(more)
+            admission.check("", TOTAL, admission.limit + 1, admission.most_bytes - more)
             admission.leases.add(admission.row, TOTAL, 0, more)
         self._size += more
 
     def use(self, model: str, column: int) -> None:
-        """Take one of the model's slots, which keeps it loaded until `release` or `leave`. `column` is its counter."""
+        """Take one of the model's slots, which keeps it loaded until `leave`. `column` is its counter. Raise
+        Overloaded."""
+        self._release()
         admission, leases, size = self._admission, self._admission.leases, self._size
         with admission.lock:
-            requests, most = leases.requests(column), admission.limit
             if admission.several_models:
-                most -= leases.requests(ALL_MODELS)
-                if size and leases.bytes(column) > admission.most_bytes - leases.bytes(ALL_MODELS):
-                    raise Overloaded(
-                        f"the bodies of the requests to model '{model}' that are in flight hold {leases.bytes(column)} "
-                        f"bytes: the rest is kept for other models; {AGAIN}"
-                    )
-            if requests >= most:
-                raise Overloaded(
-                    f"{requests} requests to model '{model}' are in flight: the other slots are kept for other models "
-                    f"(SERVE_MAX_CONCURRENCY sets how many slots there are); {AGAIN}"
-                )
+                most, most_bytes = leases.requests(ALL_MODELS), leases.bytes(ALL_MODELS)
+                whose = f" to model '{model}'"
+                admission.check(whose, column, admission.limit - most, admission.most_bytes - most_bytes)
             leases.add(admission.row, column, 1, size)
             leases.add(admission.row, ALL_MODELS, 1, size)
         self._column = column
 
-    def release(self) -> None:
-        """Give the model's slot back, if it has one."""
+    def _release(self) -> None:
         if self._column < 0:
             return
-        admission, leases, size = self._admission, self._admission.leases, self._size
+        admission, leases = self._admission, self._admission.leases
         with admission.lock:
-            leases.add(admission.row, self._column, -1, -size)
-            leases.add(admission.row, ALL_MODELS, -1, -size)
+            leases.add(admission.row, self._column, -1, -self._size)
+            leases.add(admission.row, ALL_MODELS, -1, -self._size)
         leases.touch(self._column)
         self._column = -1
 
     def leave(self) -> None:
         """Give everything back: the reply has been sent."""
-        self.release()
+        self._release()
         admission = self._admission
         with admission.lock:
             admission.leases.add(admission.row, TOTAL, -1, -self._size)

@@ -14,6 +14,7 @@ from serving.errors import TritonTimeout, TritonUnavailable
 from serving.front.metrics import MOST_MODELS, MULTIPROCESS
 from serving.front.services import services
 from serving.host.files import ProcessStatus, read_status
+from serving.models.table import TOTAL
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -25,7 +26,8 @@ def metrics() -> Response:
         triton, up = app.gateway.metrics(), True
     except (TritonUnavailable, TritonTimeout):
         triton, up = b"", False
-    gauges = Gauges(read_status(app.settings.status_file), up, app.admission.requests(), app.registry.models().deaths)
+    in_flight, deaths = app.admission.leases.requests(TOTAL), app.registry.models().deaths
+    gauges = Gauges(read_status(app.settings.status_file), up, in_flight, deaths)
     return Response(render(app.metrics.registry, gauges) + triton, content_type=CONTENT_TYPE)
 
 

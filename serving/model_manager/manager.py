@@ -15,8 +15,7 @@ from serving.errors import InferenceFailed, InvalidRequest, OutOfMemory, Serving
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver, replace_file
 from serving.host.processes import Stubs
-from serving.models.leases import MODELS, Leases
-from serving.models.table import FAILED, LOADING, READY, UNLOADING, Entry, Models, Table
+from serving.models.table import FAILED, LOADING, MODELS, READY, UNLOADING, Entry, Leases, Models, Table
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.store import Store
 from serving.settings.table import Settings

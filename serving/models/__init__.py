@@ -1,2 +1,1 @@
-"""The models that are served: what is known of each (table.py), how callers' names find them (registry.py), and how
-many requests use them (leases.py)."""
+"""The models that are served: what is known of each, how many requests use it, and how callers' names find it."""

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
@@ -10,7 +9,6 @@ from typing import Protocol
 
 import orjson
 
-from serving.clients import forget
 from serving.errors import (
     InvalidRequest,
     ModelFailed,
@@ -20,7 +18,7 @@ from serving.errors import (
     ServingError,
     VersionNotFound,
 )
-from serving.models.served_model import served_model
+from serving.models.served_model import ServedModels
 from serving.models.table import Entry, Models, Table
 from serving.request import ServedModel
 from serving.triton.connection import IndexEntry
@@ -31,13 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Slot(Protocol):
-    """A request's slot (front/admission.py). It holds the lease of one model at a time."""
+    """A request's slot (front/admission.py)."""
 
     def use(self, model: str, column: int) -> None:
-        """Take a lease, which keeps the model loaded until the slot is left. Raise Overloaded."""
-
-    def release(self) -> None:
-        """Give the lease back."""
+        """Keep the model loaded until the slot is left or uses another one. Raise Overloaded."""
 
 
 class Registry:
@@ -58,10 +53,7 @@ class Registry:
     ) -> None:
         self.gateway, self.table, self.default = gateway, table, default
         self._deaths, self._missing = deaths, missing
-        self._known = Models()
-        self._served: dict[tuple[str, str], ServedModel] = {}  # by the load and the name
-        self._locks: dict[tuple[str, str], threading.Lock] = {}
-        self._renewing = threading.Lock()
+        self._served = ServedModels(gateway, table)
 
     def use(self, slot: Slot, name: str | None, version: str | None = None) -> "Use":
         """Return a context manager that gives the model called `name`, else the default one, else the only one. The
@@ -74,23 +66,15 @@ class Registry:
         while (now := self.table.look()) is not models:
             models, before, entry = now, entry, self._ready(now, name)
             if entry.load_id != before.load_id:  # it was replaced before this request was counted
-                slot.release()
                 slot.use(entry.name, entry.column)
         try:
-            served = self._served.get((entry.load_id, entry.name)) or self._make(entry)
+            served = self._served[entry.key]
             if version is not None:
                 self._check_version(entry, served, version)
         except ModelNotReady:
-            self.get(name)  # the table has a better reason
+            self.get(name)  # raises the table's reason, if it has one
             raise
         return Use(self, name, served)
-
-    def explain(self, name: str, served: ServedModel, error: BaseException, began: float) -> None:
-        """Raise what a call that failed with `error` should say instead, if the table knows more than Triton did."""
-        if isinstance(error, ModelNotReady):
-            self._ready(self.table.look(), name)
-        elif isinstance(error, BackendDied):
-            raise self.report(served, error, began) from error
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
         """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the error
@@ -122,7 +106,7 @@ class Registry:
 
     def get(self, name: str) -> ServedModel:
         """Return the model called `name`. The first call makes its client. Raise as `use`."""
-        return self._make(self._ready(self.table.look(), name))
+        return self._served[self._ready(self.table.look(), name).key]
 
     def _ready(self, models: Models, name: str) -> Entry:
         """Return the entry of a model that answers. Raise why it does not."""
@@ -140,31 +124,6 @@ class Registry:
             raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
         entries = self.index().get(served.name, [])
         raise VersionNotFound(served.name, version, [each.version for each in entries if each.state == "READY"])
-
-    def _make(self, entry: Entry) -> ServedModel:
-        """Return the model with its client. Only the callers of the same model wait while it is made."""
-        key = (entry.load_id, entry.name)
-        if served := self._served.get(key):
-            return served
-        self._forget_replaced()
-        with self._locks.setdefault(key, threading.Lock()):
-            if key not in self._served:
-                self._served[key] = served_model(self.gateway, entry.triton_name, Path(entry.folder))
-            return self._served[key]
-
-    def _forget_replaced(self) -> None:
-        """Forget the clients of loads that the table has no more, and the code of models' own clients."""
-        models = self.models()
-        if models is self._known:
-            return
-        with self._renewing:
-            self._known = models
-            loads = {(entry.load_id, entry.name) for entry in models.entries.values()}
-            for key in self._locks.keys() - loads:
-                self._locks.pop(key, None)
-                served = self._served.pop(key, None)
-                if served and served.client:
-                    forget(served.client)
 
     def _only_name(self) -> str:
         """Return the name of the only model. An archive is always named."""
@@ -192,5 +151,7 @@ class Use:
         return self._served
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None:
-            self._registry.explain(self._name, self._served, error, self._began)
+        if isinstance(error, ModelNotReady):
+            self._registry.get(self._name)  # raises the table's reason, if it has one
+        elif isinstance(error, BackendDied):
+            raise self._registry.report(self._served, error, self._began) from error

@@ -1,12 +1,14 @@
-"""Make the ServedModel of a model that Triton has loaded, at the first call that uses it."""
+"""Make the ServedModel of a model that Triton has loaded, at the first request that uses it, and keep it."""
 
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clients.base import Model, TensorSpec, leads_out
-from serving.clients import make_client
+from serving.clients import forget, make_client
+from serving.models.table import Models, Table
 from serving.repository.model_config import (
     ENGINE_REASON,
     backend_of,
@@ -20,6 +22,38 @@ from serving.sessions import Sequencing
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
+
+
+class ServedModels(dict[tuple[str, str, str], ServedModel]):
+    """The models by Entry.key. One that is missing is made, while only the requests to this model wait."""
+
+    def __init__(self, gateway: TritonGateway, table: Table) -> None:
+        super().__init__()
+        self._gateway, self._table = gateway, table
+        self._known = Models()
+        self._locks: dict[tuple[str, str, str], threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
+        """Raise a ServingError."""
+        self._forget_replaced()
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self:
+                self[key] = served_model(self._gateway, key[1], Path(key[2]))
+            return self[key]
+
+    def _forget_replaced(self) -> None:
+        """Forget the models of loads that the table has no more, with the code of their own clients."""
+        models = self._table.look()
+        if models is self._known:
+            return
+        with self._lock:
+            self._known = models
+            for key in self._locks.keys() - {entry.key for entry in models.entries.values()}:
+                self._locks.pop(key, None)
+                served = self.pop(key, None)
+                if served and served.client:
+                    forget(served.client)
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:

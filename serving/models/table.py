@@ -1,12 +1,18 @@
-"""What is known of each model: one JSON file, which the manager replaces and everybody reads. Standard library only.
+"""What all processes share about the models: the table, a JSON file which the model manager replaces and each worker
+reads, and the leases, counters of the requests in flight in a file that all of them map. Standard library only.
 
 serve --the first table--> manager --every change--> models.json --stat, parse once--> each worker
+
+A request counts itself and then looks at the table again. To unload a model, the manager marks it in the table and then
+waits until its counter is zero. So a request that still found the model is waited for, and no other begins to use it.
 """
 
 import json
+import mmap
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -18,18 +24,23 @@ from serving.errors import ModelFailed, ModelNotLoaded, ModelNotReady, ModelRefu
 LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
     "loading", "ready", "restarting", "refused", "failed", "unloading"
 )  # fmt: skip
+MODELS = 4096  # columns of models
+ALL_MODELS = MODELS  # the column of the requests whose model is known
+TOTAL = MODELS + 1  # the column of all requests
+WIDTH = MODELS + 2
+SIZE = array("q").itemsize
 
 
 @dataclass(frozen=True)
 class Entry:
     """A model. `name` is its callers' name for it (the platform's, in multi-model mode), `triton_name` Triton's.
 
-    `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its calls in the
-    counts (leases.py). `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not
-    ready, and `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). `answered`
-    says that it has answered its example since it was loaded, or need not (model_manager/examples.py). An archive
-    has its Target-Model and its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder
-    that was copied.
+    `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its counter in the
+    leases. `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not ready, and
+    `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). `answered` says that
+    it has answered its example since it was loaded, or need not (model_manager/examples.py). An archive has its
+    Target-Model and its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder that
+    was copied.
     """
 
     name: str
@@ -47,6 +58,11 @@ class Entry:
     url: str = ""
     signature: str = ""
     source: str = ""
+
+    @cached_property
+    def key(self) -> tuple[str, str, str]:
+        """What the ServedModel of this load is made from."""
+        return self.load_id, self.triton_name, self.folder
 
     def error(self) -> ServingError | None:
         """Return why it does not answer, None when it does."""
@@ -186,3 +202,50 @@ def _parsed(document: Any) -> Models:
         document["was_ready"],
         document["on_demand"],
     )
+
+
+class Leases:
+    """The counters: a row for each of the workers that may live at the same time, a column for each model, two for all.
+    A counter has two numbers: requests, and the bytes of their bodies. Without a file they are this process's own."""
+
+    def __init__(self, file: Path | None, rows: int = 1) -> None:
+        self.rows, cells = rows, rows * WIDTH
+        length = (2 * cells + MODELS) * SIZE
+        if file is None:
+            mapped = mmap.mmap(-1, length)
+        else:
+            with file.open("a+b") as opened:
+                if opened.seek(0, 2) < length:
+                    opened.truncate(length)
+                mapped = mmap.mmap(opened.fileno(), length)
+        numbers = memoryview(mapped).cast("q")
+        self._requests, self._bytes, self._last_use = numbers[:cells], numbers[cells : 2 * cells], numbers[2 * cells :]
+
+    def add(self, row: int, column: int, requests: int, size: int) -> None:
+        """Add requests, and the bytes of their bodies."""
+        index = row * WIDTH + column
+        self._requests[index] += requests
+        self._bytes[index] += size
+
+    def requests(self, column: int) -> int:
+        """Return the requests of all workers."""
+        return sum(self._requests[column::WIDTH])
+
+    def bytes(self, column: int) -> int:
+        """Return the bytes of the bodies of all workers' requests."""
+        return sum(self._bytes[column::WIDTH])
+
+    def touch(self, column: int) -> None:
+        """Note that a request ends now which used the model."""
+        self._last_use[column] = time.monotonic_ns()
+
+    def last_use(self, column: int) -> float:
+        """Return when the last request ended (time.monotonic). If that was before the model's load began, it was a
+        request to the model that had this column before."""
+        return self._last_use[column] / 1e9
+
+    def clear(self, row: int) -> None:
+        """Forget the requests of a worker that has ended."""
+        nothing = memoryview(array("q", bytes(WIDTH * SIZE)))
+        for numbers in (self._requests, self._bytes):
+            numbers[row * WIDTH : (row + 1) * WIDTH] = nothing

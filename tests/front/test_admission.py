@@ -11,7 +11,7 @@ import pytest
 from predictor import create_app
 from serving.errors import Overloaded
 from serving.front.admission import Admission, Slot
-from serving.models.leases import TOTAL
+from serving.models.table import TOTAL
 from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit
@@ -74,7 +74,7 @@ def test_a_single_model_gets_all_slots_and_all_bytes(held: ExitStack) -> None:
 def test_the_largest_body_is_taken_when_no_other_is_in_flight(held: ExitStack) -> None:
     admission = Admission(120, MOST_BYTES, several_models=True)
     use(admission, "m", held, MOST_BYTES)
-    use(admission, "m", held, 0)
+    held.enter_context(admission.enter(0))
     with pytest.raises(Overloaded):
         admission.enter(1)
 
@@ -86,7 +86,7 @@ def test_a_body_counts_with_what_it_unpacks_to(held: ExitStack) -> None:
     slot.use("m", 0)
     with pytest.raises(Overloaded):
         held.enter_context(admission.enter(10)).grow(100)
-    assert (admission.leases.bytes(0), admission.requests()) == (900, 2)
+    assert (admission.leases.bytes(0), admission.leases.requests(TOTAL)) == (900, 2)
 
 
 def test_everything_is_free_again_after_an_error(held: ExitStack) -> None:
@@ -104,7 +104,7 @@ def test_the_total_holds_for_all_workers_and_a_leaving_request_makes_room() -> N
     _, _, slot = first.enter(0), first.enter(0), second.enter(0)
     with pytest.raises(Overloaded):
         second.enter(0)
-    assert shared.requests() == 3
+    assert shared.leases.requests(TOTAL) == 3
     slot.leave()
     first.enter(0)
     assert first.last_active > 0
@@ -122,7 +122,7 @@ def test_requests_of_an_ended_worker_no_longer_count() -> None:
     shared = Admission(2, MOST_BYTES, several_models=True, workers=2)
     use(fork(shared, 7), "m", ExitStack(), MOST_BYTES)
     shared.remove_worker(7)
-    assert (shared.requests(), shared.leases.bytes(0)) == (0, 0)
+    assert (shared.leases.requests(TOTAL), shared.leases.bytes(0)) == (0, 0)
     fork(shared, 8).enter(MOST_BYTES)
 
 
@@ -137,5 +137,5 @@ def test_the_app_refuses_a_body_that_is_too_large_for_the_memory_and_counts_it()
     ]
     assert [(reply.status_code, (reply.json or {}).get("code")) for reply in replies] == [(503, "overloaded")] * 2
     assert client.get("/metrics").status_code == 200
-    assert (services.admission.requests(), services.admission.leases.bytes(TOTAL)) == (0, 0)
+    assert (services.admission.leases.requests(TOTAL), services.admission.leases.bytes(TOTAL)) == (0, 0)
     assert b'serve_requests_total{code="503",model="",version=""} 2.0' in client.get("/metrics").data

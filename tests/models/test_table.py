@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
-from serving.models.leases import Leases
-from serving.models.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Rejection, Table
+from serving.models.table import (
+    FAILED,
+    LOADING,
+    READY,
+    REFUSED,
+    RESTARTING,
+    UNLOADING,
+    Entry,
+    Leases,
+    Models,
+    Rejection,
+    Table,
+)
 
 pytestmark = pytest.mark.unit
 
