@@ -1,4 +1,4 @@
-"""Texts, with BERT and its relatives: embeddings, and the tasks of transformers' pipelines.
+"""Serves texts with BERT and its relatives: embeddings, and the tasks of transformers' pipelines.
 
 The model's folder holds the setting `task` and the tokenizer's files as transformers saves them. The answers equal
 those of transformers' own pipelines with the same weights. clients/_text has a module for each task.
@@ -6,8 +6,6 @@ those of transformers' own pipelines with the same weights. clients/_text has a 
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-
-import numpy as np
 
 from clients._text.answers import QuestionAnswering
 from clients._text.classification import TextClassification, TextRanking, ZeroShotClassification
@@ -18,7 +16,6 @@ from clients._text.task import Task
 from clients._text.tokenizer import TextTokenizer
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import TEXT, Codec
-from serving.errors import DecodingError
 
 TASKS: dict[str, type[Task]] = {
     "embedding": Embedding,
@@ -33,7 +30,7 @@ TASK = Parameter("task", "embedding", "what the model's output is", choices=tupl
 
 
 class Client(ModelClient):
-    """One task of texts; which parameters a caller may set, and what an instance is, depend on the task."""
+    """Serves one task of texts. What an instance is, and which parameters a caller may set, depend on the task."""
 
     codec: ClassVar[Codec] = TEXT
     example = b"Paris is the [MASK] of France."
@@ -41,15 +38,15 @@ class Client(ModelClient):
         TASK,
         Parameter("tokenizer", "tokenizer", "folder of the tokenizer's files, inside the model's folder"),
         Parameter("max_length", 0, "longest text in tokens; 0: the model's own limit", minimum=0),
-        Parameter("pad_to_multiple_of", 1, "pads each batch to a multiple of so many tokens", minimum=1),
+        Parameter("pad_to_multiple_of", 1, "pads each batch to a multiple of this number of tokens", minimum=1),
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
-    parameters = tuple({each.name: each for task in TASKS.values() for each in task.parameters}.values())  # of all
+    parameters = tuple({one.name: one for task in TASKS.values() for one in task.parameters}.values())  # of all tasks
 
     def __init__(self, model: Model) -> None:
         kind = TASKS[TASK.parse(model.parameters.get("task", TASK.default))]
-        self.codec, self.parameters = kind.codec, kind.parameters  # type: ignore[misc]  # this object's, by its task
+        self.codec, self.parameters = kind.codec, kind.parameters  # type: ignore[misc]  # the task's own
         super().__init__(model)
         self.tokenizer = TextTokenizer(
             model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
@@ -64,19 +61,13 @@ class Client(ModelClient):
         return self.prepare(instances, self.defaults)
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """input_ids, attention_mask, token_type_ids INT64 [rows, longest], and what the task needs besides. Raises
-        DecodingError for a text without tokens, of which a model would make an answer out of nothing."""
-        tensors = self.task.tokens(instances, parameters)
-        empty = np.flatnonzero(~tensors["attention_mask"].any(axis=1))
-        if len(empty):
-            owners = tensors.get("owners", np.arange(len(instances)))
-            raise DecodingError("the text has no tokens", instance=int(owners[empty[0]]))
-        return tensors
+        """Return input_ids, attention_mask and token_type_ids, INT64 [rows, longest], and what the task needs."""
+        return self.task.tokens(instances, parameters)
 
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """What the task predicts; also `tokens`, and whether the text was `truncated`."""
+        """Return what the task predicts, with `tokens`, and whether the text was `truncated`."""
         counts = inputs["num_tokens"]
         truncated = inputs.get("truncated", counts > self.tokenizer.max_length)
         predictions = self.task.predict(outputs, inputs, instances, parameters)

@@ -1,1 +1,1 @@
-"""The parts of the text client (clients/bert.py): the tokenizer, and one module for each task."""
+"""Holds the tokenizer and the tasks of the text client, clients/bert.py."""

@@ -1,4 +1,4 @@
-"""The answer to a question within a context, as transformers' question-answering pipeline (4.57) finds it."""
+"""Finds the answer to a question within a context, as transformers' question-answering pipeline (4.57) does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,20 +10,20 @@ from clients._text.task import Array, Fields, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
 from clients.base import Model, Parameter, Tensors, best, softmax
 
-USUAL_STRIDE = 128  # of tokens, where a window has twice as many
-APART = ("start_logits", "end_logits")  # transformers' names of two outputs, where a network has not one for both
-NOWHERE = -10000.0  # the logit of a token that cannot be part of an answer
+DEFAULT_STRIDE = 128  # tokens, for windows of at least twice as many
+TWO_OUTPUTS = ("start_logits", "end_logits")  # transformers' names, if a network does not have one output for both
+IMPOSSIBLE = -10000.0  # the logit of a token that cannot be part of an answer
 
 
 class QuestionAnswering(Task):
-    """`{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end count characters of the
-    context. An answer of no text says that the context has none."""
+    """Predicts `{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end count characters of
+    the context. An empty answer says that the context has none."""
 
     codec = Fields("question", "context")
     parameters = (
         Parameter("top_k", 1, "how many answers", minimum=1, maximum=100),
         Parameter("max_answer_len", 15, "longest answer in tokens", minimum=1, maximum=512),
-        Parameter("max_seq_len", 384, "tokens of a window of the context and the question", minimum=8),
+        Parameter("max_seq_len", 384, "tokens of a window: the question and a part of the context", minimum=8),
         Parameter(
             "doc_stride",
             0,
@@ -32,28 +32,28 @@ class QuestionAnswering(Task):
             maximum=UNLIMITED,
         ),
         Parameter("handle_impossible_answer", False, "whether the context may have no answer"),
-        Parameter("align_to_words", True, "whether an answer is of whole words"),
+        Parameter("align_to_words", True, "whether an answer consists of whole words"),
     )
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
         self.cls_id = tokenizer.special("cls_token", "[CLS]")[1]
-        if {spec.name for spec in model.outputs} >= set(APART):
-            self.outputs = APART
+        if {spec.name for spec in model.outputs} >= set(TWO_OUTPUTS):
+            self.outputs = TWO_OUTPUTS
 
     def rows(self, instance: Mapping[str, str]) -> int:
         return 1 + len(instance["context"]) // self.tokenizer.max_length
 
     def tokens(self, instances: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]) -> Tensors:
         length = min(parameters["max_seq_len"], self.tokenizer.max_length)
-        stride = parameters["doc_stride"] or min(USUAL_STRIDE, length // 2)
-        pairs = [(each["question"], each["context"]) for each in instances]
+        stride = parameters["doc_stride"] or min(DEFAULT_STRIDE, length // 2)
+        pairs = [(instance["question"], instance["context"]) for instance in instances]
         return self.tokenizer.windows(pairs, length, stride, self.options["pad_to_multiple_of"])
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make the best answers of the logits of starts and ends, from all windows of each context."""
+        """Return the best answers from the logits of starts and ends in all windows of a context."""
         starts, ends = self._logits(outputs)
         rows = list(zip(inputs["owners"].tolist(), inputs["encodings"], starts, ends, strict=True))
         predictions = []
@@ -64,8 +64,8 @@ class QuestionAnswering(Task):
 
     def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
         """Return the logits of starts and of ends: two outputs [rows, sequence], or one [rows, sequence, 2]."""
-        if self.outputs == APART:
-            starts, ends = (outputs[name].astype(np.float32, copy=False) for name in APART)
+        if self.outputs == TWO_OUTPUTS:
+            starts, ends = (outputs[name].astype(np.float32, copy=False) for name in TWO_OUTPUTS)
             return starts, ends
         logits = self.read(outputs)
         return logits[..., 0], logits[..., 1]
@@ -82,18 +82,18 @@ class QuestionAnswering(Task):
                 text = context[begin:behind]
                 known = answers.setdefault(text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind})
                 known["score"] += score
-        found = list(answers.values())
+        candidates = list(answers.values())
         if parameters["handle_impossible_answer"]:
-            found.append({"answer": "", "score": none, "start": 0, "end": 0})
-        return sorted(found, key=lambda answer: -float(answer["score"]))[:top_k]
+            candidates.append({"answer": "", "score": none, "start": 0, "end": 0})
+        return sorted(candidates, key=lambda answer: -float(answer["score"]))[:top_k]
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
-        """Return the probability of each token to be the first, and to be the last. Tokens that are neither of the
-        context nor [CLS] have 0."""
+        """Return each token's probability to be the answer's first, and to be its last: 0 for tokens outside the
+        context other than [CLS]."""
         possible = np.array(encoding.sequence_ids) == 1
         possible |= np.array(encoding.ids) == self.cls_id
         size = len(possible)
-        starts, ends = (softmax(np.where(possible, logits[:size], NOWHERE)) for logits in (start, end))
+        starts, ends = (softmax(np.where(possible, logits[:size], IMPOSSIBLE)) for logits in (start, end))
         return starts * possible, ends * possible
 
 
@@ -102,12 +102,12 @@ def _spans(starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
     scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(behind, length)[: len(starts)]
-    found = ((*divmod(at, length), score) for at, score in best(scores.ravel(), count))
-    return [(first, first + more, score) for first, more, score in found if score > 0]
+    spans = ((*divmod(index, length), score) for index, score in best(scores.ravel(), count))
+    return [(first, first + more, score) for first, more, score in spans if score > 0]
 
 
 def _characters(encoding: Encoding, first: int, last: int, aligned: bool) -> tuple[int, int]:
-    """Return the characters of the context, from and to, of these tokens or of their words."""
+    """Return where the answer begins and ends in the context: at its tokens, or `aligned` to their words."""
     begin, behind = encoding.offsets[first][0], encoding.offsets[last][1]
     if aligned:
         words = [encoding.token_to_word(token) for token in (first, last)]

@@ -1,9 +1,7 @@
-"""Tasks whose network gives scores of a text or of a pair: classes, classes that the caller names, and ranking."""
+"""Turns scores of a text or a pair into classes, into classes that the caller names, or into a ranking."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from clients._labels import scores_output
 from clients._text.task import Array, Fields, Task, as_text, label
@@ -13,13 +11,13 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
-MOST_LABELS = 100  # each is a row with the whole text
+MOST_LABELS = 100  # a label is a row with the whole text
 LONGEST_TEMPLATE = 1_000  # characters
 HOLE = "{}"
 
 
 class TextClassification(Task):
-    """`{"classes": [{"label", "class_id", "score"}, …]}`, best first."""
+    """Predicts `{"classes": [{"label", "class_id", "score"}, …]}`, best first."""
 
     codec = Fields("text", optional=("text_pair",))
     settings = (
@@ -53,12 +51,12 @@ class TextClassification(Task):
         return "sigmoid" if single or problem == "multi_label_classification" else "softmax"
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        return super().tokens([as_text(each) for each in instances], parameters)
+        return super().tokens([as_text(instance) for instance in instances], parameters)
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make the likeliest classes of logits [n, labels]."""
+        """Return the likeliest classes from logits [n, labels]."""
         asked = parameters["function_to_apply"]
         scores = ACTIVATIONS[self.function if asked == "auto" else asked](self.read(outputs))
         return [
@@ -79,19 +77,19 @@ def _template(value: Any) -> str:
 
 
 class ZeroShotClassification(Task):
-    """`{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the labels as they were given.
+    """Predicts `{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the labels as sent.
 
-    A model of natural language inference says how far the text entails that it is about each label that the caller
-    names (Yin et al. 2019, arXiv:1909.00161).
+    A model of natural language inference scores how far the text entails that it is about a label (Yin et al. 2019,
+    arXiv:1909.00161).
     """
 
     codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
     parameters = (
-        Parameter("candidate_labels", Names(), "the labels to choose from, where an instance names none"),
+        Parameter("candidate_labels", Names(), "the labels to choose from, if an instance does not name any"),
         Parameter(
             "hypothesis_template",
             "This example is {}.",
-            "a sentence; the label takes the place of {}",
+            "a sentence; {} becomes the label",
             parser=_template,
             form=f"a text of at most {LONGEST_TEMPLATE} characters with exactly one {HOLE}",
         ),
@@ -101,43 +99,41 @@ class ZeroShotClassification(Task):
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         super().__init__(model, tokenizer, options)
-        found = [index for index, name in enumerate(self.labels()) if name.lower().startswith("entail")]
-        if not found:
+        entailments = [index for index, name in enumerate(self.labels()) if name.lower().startswith("entail")]
+        if not entailments:
             raise InvalidRequest(
                 f"model '{model.name}': none of its labels ({', '.join(self.labels()) or 'there are none'}) begins "
                 "with 'entail'; zero-shot-classification takes a model of natural language inference"
             )
         self.outputs = (scores_output(model, len(self.labels())).name,)
-        self.entailment = found[0]
+        self.entailment = entailments[0]
         self.contradiction = -1 if self.entailment == 0 else 0
 
     def rows(self, instance: Any) -> int:
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
     def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return a row for each label of each instance; `owners` [rows] has the instance of each row. Raise
-        PayloadTooLarge."""
-        named = [self._labels(index, each, parameters) for index, each in enumerate(instances)]
+        """Return a row for each label of an instance, and `owners` [rows], the instance of each row. Raise
+        PayloadTooLarge, and InvalidRequest if a label alone is longer than the model takes."""
         template = parameters["hypothesis_template"]
-        made = sum(len(template) + len(one) for labels in named for one in labels)
-        check_count(made, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
-        texts = [each if isinstance(each, str) else each["text"] for each in instances]
-        pairs = [
-            (text, template.replace(HOLE, one)) for text, labels in zip(texts, named, strict=True) for one in labels
-        ]
-        owners = np.repeat(np.arange(len(named)), [len(labels) for labels in named])
-        return per_instance(self.encoded(pairs), owners, self.tokenizer.max_length)
-
-    def encoded(self, pairs: Sequence[tuple[str, str]]) -> Tensors:
-        """Return the tokens of the pairs. Raise InvalidRequest if a label alone is longer than the model takes."""
+        labels = [self._labels(index, instance, parameters) for index, instance in enumerate(instances)]
+        length = sum(len(template) + len(label) for own in labels for label in own)
+        check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
+        pairs, owners = [], []
+        for index, instance in enumerate(instances):
+            text = instance if isinstance(instance, str) else instance["text"]
+            pairs += [(text, template.replace(HOLE, label)) for label in labels[index]]
+            owners += [index] * len(labels[index])
         try:
-            return self.tokenizer.encode(pairs, self.options["pad_to_multiple_of"])
+            return self.encode_rows(pairs, owners)
+        except DecodingError:
+            raise
         except Exception as err:  # the tokenizer raises no narrower class
             raise InvalidRequest(f"a label is too long: {err}") from err
 
     def _labels(self, index: int, instance: Any, parameters: Mapping[str, Any]) -> Sequence[str]:
-        own = () if isinstance(instance, str) else instance.get("candidate_labels", ())
-        labels: Sequence[str] = own or parameters["candidate_labels"]
+        labels: Sequence[str] = () if isinstance(instance, str) else instance.get("candidate_labels", ())
+        labels = labels or parameters["candidate_labels"]
         if not labels:
             raise DecodingError("it has no labels to choose from: name them in 'candidate_labels'", instance=index)
         if len(labels) > MOST_LABELS:
@@ -147,14 +143,15 @@ class ZeroShotClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make each instance's labels of logits [rows, 3]."""
+        """Return each instance's labels from logits [rows, 3]."""
         logits = self.read(outputs)
         predictions = []
-        for index, instance in enumerate(instances):
-            labels = self._labels(index, instance, parameters)
-            scores = self._scores(logits[inputs["owners"] == index], parameters["multi_label"])
-            found = [{"label": labels[at], "class_id": at, "score": score} for at, score in best(scores, len(labels))]
-            predictions.append({"classes": found})
+        for number, instance in enumerate(instances):
+            labels = self._labels(number, instance, parameters)
+            scores = self._scores(logits[inputs["owners"] == number], parameters["multi_label"])
+            ranked = best(scores, len(labels))
+            classes = [{"label": labels[index], "class_id": index, "score": score} for index, score in ranked]
+            predictions.append({"classes": classes})
         return predictions
 
     def _scores(self, logits: Array, several: bool) -> Array:
@@ -163,21 +160,14 @@ class ZeroShotClassification(Task):
         return softmax(logits[:, self.entailment])
 
 
-def per_instance(tensors: Tensors, owners: Array, limit: int) -> Tensors:
-    """Return what `encode` made of several rows for an instance, with `num_tokens` of its longest row and `owners`."""
-    counts = np.zeros(int(owners.max()) + 1, np.int64)
-    np.maximum.at(counts, owners, tensors["num_tokens"])
-    return tensors | {"num_tokens": counts, "truncated": counts > limit, "owners": owners}
-
-
 class TextRanking(Task):
-    """`{"ranking": [{"index", "score"}, …]}` of documents by how well they answer a query, in pairs (a cross-encoder),
-    best first; index counts the documents as they were given."""
+    """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents by how well they answer a query, best first. The
+    network reads pairs (a cross-encoder); index counts the documents as sent."""
 
     codec = Fields("query", "documents", lists=("documents",))
     parameters = (
         Parameter("top_k", 0, "how many documents; 0: all", minimum=0),
-        Parameter("return_documents", False, "whether each entry has its document too"),
+        Parameter("return_documents", False, "whether an entry has its document too"),
     )
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
@@ -201,12 +191,13 @@ class TextRanking(Task):
         return len(instance["documents"])
 
     def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]) -> Tensors:
-        """Return a row for each document of each instance; `owners` [rows] has the instance of each row."""
-        for index, each in enumerate(instances):
-            self._check(index, each)
-        pairs = [(each["query"], document) for each in instances for document in each["documents"]]
-        owners = np.repeat(np.arange(len(instances)), [len(each["documents"]) for each in instances])
-        return per_instance(super().tokens(pairs, parameters), owners, self.tokenizer.max_length)
+        """Return a row for each document of an instance, and `owners` [rows], the instance of each row."""
+        pairs, owners = [], []
+        for index, instance in enumerate(instances):
+            self._check(index, instance)
+            pairs += [(instance["query"], document) for document in instance["documents"]]
+            owners += [index] * len(instance["documents"])
+        return self.encode_rows(pairs, owners)
 
     def _check(self, index: int, instance: Mapping[str, Any]) -> None:
         count = len(instance["documents"])
@@ -218,7 +209,7 @@ class TextRanking(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make the ranking of each instance's documents of logits [rows, 1]."""
+        """Return the ranking of each instance's documents from logits [rows, 1]."""
         scores = self.activation(self.read(outputs)[:, 0])
         predictions = []
         for index, instance in enumerate(instances):

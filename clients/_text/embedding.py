@@ -1,4 +1,4 @@
-"""A text as a vector, as sentence-transformers makes it."""
+"""Turns a text into a vector, as sentence-transformers does."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,22 @@ PROMPTS = "config_sentence_transformers.json"  # in the tokenizer's folder: {"pr
 
 
 class Embedding(Task):
-    """`{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to length 1.
+    """Predicts `{"embedding": [floats]}`: the tokens' mean, maximum, first or last, cut to `dimensions`, scaled to
+    length 1.
 
-    The output that is read is the network's own `sentence_embedding` [hidden], where it has one and the model's
-    configuration does not set `pooling`; else the first, [tokens, hidden] or [hidden]."""
+    Reads the output `sentence_embedding` [hidden] if the network has it and config.pbtxt does not set `pooling`; else
+    the first output, [tokens, hidden] or [hidden]."""
 
     settings = (
         Parameter(
-            "pooling", "mean", "embedding: the tokens that it is made from", choices=("mean", "cls", "max", "last")
+            "pooling", "mean", "embedding: the tokens that it comes from", choices=("mean", "cls", "max", "last")
         ),
     )
     parameters = (
         Parameter("normalize", True, "whether to scale the embedding to length 1"),
-        Parameter("dimensions", 0, "the first so many numbers of the embedding; 0: all", minimum=0),
-        Parameter("prompt_name", "", "a prompt of the model's, by its name, to put before the text"),
-        Parameter("prompt", "", "what to put before the text"),
+        Parameter("dimensions", 0, "how many numbers of the embedding, from its first; 0: all", minimum=0),
+        Parameter("prompt_name", "", "name of one of the model's prompts, to put before the text"),
+        Parameter("prompt", "", "a prompt to put before the text"),
     )
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
@@ -38,16 +39,16 @@ class Embedding(Task):
         if "pooling" not in model.parameters and any(spec.name == POOLED for spec in model.outputs):
             self.outputs = (POOLED,)
         file = model.file(options["tokenizer"]) / PROMPTS
-        given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        self.prompts: dict[str, str] = given.get("prompts") or {}
-        self.usual_prompt = given.get("default_prompt_name") or ""
+        prompts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self.prompts: dict[str, str] = prompts.get("prompts") or {}
+        self.default_prompt = prompts.get("default_prompt_name") or ""
 
     def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
         prompt = self._prompt(parameters)[: self.tokenizer.max_characters + 1]  # no more is read of it, with each text
         return super().tokens([prompt + text for text in instances] if prompt else instances, parameters)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
-        name = parameters["prompt_name"] or self.usual_prompt
+        name = parameters["prompt_name"] or self.default_prompt
         if parameters["prompt"] or not name:
             return str(parameters["prompt"])
         if name not in self.prompts:
@@ -58,7 +59,7 @@ class Embedding(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make vectors of [n, sequence, hidden], or of [n, hidden] if the model pools itself."""
+        """Return vectors from [n, sequence, hidden], or from [n, hidden] if the model pools itself."""
         values = self.read(outputs)
         if values.ndim == 3:
             values = self._pooled(values, inputs["attention_mask"])
@@ -66,7 +67,8 @@ class Embedding(Task):
             raise InvalidRequest(f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}")
         values = values[:, : count or None]
         if parameters["normalize"]:
-            values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+            lengths = np.sqrt(np.add.reduce(values * values, axis=1, keepdims=True))
+            values = values / np.maximum(lengths, 1e-12)
         return [{"embedding": vector} for vector in values.tolist()]
 
     def _pooled(self, values: Array, attention_mask: Array) -> Array:

@@ -1,5 +1,6 @@
-"""The entities in a text, as transformers' token-classification pipeline finds them."""
+"""Finds the entities in a text, as transformers' token-classification pipeline does."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True)
 class Token:
-    """A token, or a word of several; `tag` is the label of its highest score."""
+    """Describes a token, or a word of several; `tag` is the label of its highest score."""
 
     text: str
     scores: Array
@@ -31,16 +32,16 @@ Entity = dict[str, Any]
 
 
 class TokenClassification(Task):
-    """`{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the text; start and end count
-    characters."""
+    """Predicts `{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the text; start and end
+    count characters."""
 
     parameters = (
         Parameter("aggregation_strategy", "none", "how tokens become entities", choices=STRATEGIES),
-        Parameter("ignore_labels", Names(["O"]), "labels that are no entities"),
+        Parameter("ignore_labels", Names(["O"]), "labels that are not entities"),
         Parameter(
             "stride",
             0,
-            "a long text is read in windows that share so many tokens; 0: its end is cut off",
+            "tokens that the windows of a long text share; 0: the text is cut off",
             minimum=0,
             maximum=UNLIMITED,
         ),
@@ -63,12 +64,12 @@ class TokenClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make each text's entities of logits [rows, sequence, labels]."""
+        """Return each text's entities from logits [rows, sequence, labels]."""
         scores = softmax(self.read(outputs))
-        found: list[list[list[Entity]]] = [[] for _ in instances]
+        windows: list[list[list[Entity]]] = [[] for _ in instances]
         for owner, encoding, row in zip(inputs["owners"].tolist(), inputs["encodings"], scores, strict=True):
-            found[owner].append(self._entities(instances[owner], encoding, row, parameters))
-        return [{"entities": _merged(windows)} for windows in found]
+            windows[owner].append(self._entities(instances[owner], encoding, row, parameters))
+        return [{"entities": _merged(entities)} for entities in windows]
 
     def _entities(self, text: str, encoding: Encoding, scores: Array, parameters: Mapping[str, Any]) -> list[Entity]:
         strategy, ignored = parameters["aggregation_strategy"], frozenset(parameters["ignore_labels"])
@@ -76,10 +77,10 @@ class TokenClassification(Task):
         if strategy in ("first", "average", "max"):
             tokens = [self._word(group, strategy) for group in _words(tokens)]
         if strategy == "none":
-            found = [_entity(token.tag, token.score, token.text, token.start, token.end) for token in tokens]
+            entities = [_entity(token.tag, token.score, token.text, token.start, token.end) for token in tokens]
         else:
-            found = [self._group(group) for group in _groups(tokens)]
-        return [entity for entity in found if entity["label"] not in ignored]
+            entities = [self._group(group) for group in _groups(tokens)]
+        return [entity for entity in entities if entity["label"] not in ignored]
 
     def _tokens(self, text: str, encoding: Encoding, scores: Array) -> Iterable[Token]:
         """Yield the tokens of the text, without the tokenizer's special tokens."""
@@ -96,8 +97,8 @@ class TokenClassification(Task):
             yield self._token(word, row, start, end, continues and not unknown)
 
     def _token(self, text: str, scores: Array, start: int, end: int, continues: bool = False) -> Token:
-        best = int(scores.argmax())
-        return Token(text, scores, label(self.names, best), float(scores[best]), start, end, continues)
+        label_id = int(scores.argmax())
+        return Token(text, scores, label(self.names, label_id), float(scores[label_id]), start, end, continues)
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
         """Join the tokens of a word, with the scores of one of them or their mean."""
@@ -131,7 +132,7 @@ def _words(tokens: Iterable[Token]) -> list[list[Token]]:
 
 
 def _groups(tokens: Iterable[Token]) -> list[list[Token]]:
-    """Group neighbours of one kind. B- begins a new group."""
+    """Group neighbouring tokens of one kind. B- begins a new group."""
     groups: list[list[Token]] = []
     for token in tokens:
         if groups and not token.tag.startswith("B-") and _kind(token.tag) == _kind(groups[-1][-1].tag):
@@ -150,7 +151,7 @@ def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
     if len(windows) < 2:
         return windows[0]
     merged: list[Entity] = []
-    for entity in sorted((one for window in windows for one in window), key=lambda one: int(one["start"])):
+    for entity in sorted(itertools.chain(*windows), key=lambda entity: int(entity["start"])):
         if not merged or entity["start"] >= merged[-1]["end"]:
             merged.append(entity)
         elif _weight(entity) > _weight(merged[-1]):

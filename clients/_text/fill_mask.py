@@ -1,4 +1,4 @@
-"""The likeliest tokens in place of each mask of a text."""
+"""Fills the masks of a text with the likeliest tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,13 @@ from clients.base import Model, Names, Parameter, Tensors, best, softmax
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
-MOST_MASKS = 32  # in a text: each is a row of scores for the whole vocabulary, 120 kB of FP32
-MOST_FILLED = 2_000  # masks · top_k of a text: each is written as a whole sequence
+MOST_MASKS = 32  # in a text: a mask is a row of scores for the whole vocabulary, 120 kB of FP32
+MOST_FILLED = 2_000  # masks · top_k of a text: each of these is written as a whole sequence
 
 
 class FillMask(Task):
-    """`{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`, a list for each mask, likeliest first."""
+    """Predicts `{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`: a list for each mask, likeliest
+    first."""
 
     parameters = (
         Parameter("top_k", 5, "how many tokens per mask", minimum=1, maximum=1000),
@@ -51,12 +52,12 @@ class FillMask(Task):
         mask = self.tokenizer.mask
         if mask in text:
             return f"its {mask} is beyond the model's limit of {self.tokenizer.max_length} tokens"
-        return f"there is nothing to fill in; write {mask} in place of a token"
+        return f"there is nothing to fill in; write {mask} instead of a token"
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Make the likeliest tokens for each mask of logits [n, sequence, vocabulary] or [n, masks, vocabulary]."""
+        """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n, masks, vocabulary]."""
         targets, top_k = self._targets(parameters["targets"]), parameters["top_k"]
         predictions = []
         for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
@@ -64,7 +65,7 @@ class FillMask(Task):
             if len(positions) * min(top_k, logits.shape[-1]) > MOST_FILLED:
                 raise InvalidRequest(
                     f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks are too many; at most "
-                    f"{MOST_FILLED} are given for a text"
+                    f"{MOST_FILLED} are returned for a text"
                 )
             scores = softmax(logits[: len(positions)] if self.compact else logits[positions])
             masks = [self._fill(ids, p, s, targets, top_k) for p, s in zip(positions, scores, strict=True)]
@@ -76,12 +77,13 @@ class FillMask(Task):
         token."""
         ids = {word: self.tokenizer.tokenizer.token_to_id(word) for word in words}
         if strange := [word for word, token in ids.items() if token is None]:
-            raise InvalidRequest(f"parameter 'targets': '{strange[0]}' is no token of the vocabulary")
+            raise InvalidRequest(f"parameter 'targets': '{strange[0]}' is not a token of the vocabulary")
         return np.unique(np.array(list(ids.values()))) if ids else None
 
     def _fill(
         self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
     ) -> list[dict[str, Any]]:
+        """Return the likeliest tokens of one mask."""
         single = int((ids == self.tokenizer.mask_id).sum()) == 1
         known = np.arange(len(scores)) if targets is None else targets
         return [

@@ -1,4 +1,4 @@
-"""The base of the text client's tasks: data and two functions, like a client."""
+"""Defines what a task of the text client is, and reads the instances of tasks that take more than one text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import orjson
 from numpy.typing import NDArray
 
 from clients._labels import read_labels
-from clients._text.tokenizer import TextTokenizer
+from clients._text.tokenizer import Text, TextTokenizer
 from clients.base import Model, Parameter, Tensors
 from serving.budget import read_json
 from serving.codecs import TEXT, Codec, Limits, describe
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class Task(ABC):
-    """The task of one model, without any request's state. `truncation` says which text of a pair is shortened."""
+    """Holds the task of one model, without any request's state. `truncation` says which text of a pair is shortened."""
 
     codec: ClassVar[Codec] = TEXT
     settings: ClassVar[tuple[Parameter, ...]] = ()
@@ -30,7 +30,7 @@ class Task(ABC):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
         """Take the values of the client's settings as `options`. Raise InvalidRequest if they do not fit the model."""
         self.model, self.tokenizer, self.options = model, tokenizer, options
-        self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # that are read
+        self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # those that `predict` reads
 
     def rows(self, instance: Any) -> int:
         """Return about how many rows `tokens` makes of an instance."""
@@ -40,6 +40,15 @@ class Task(ABC):
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n instances] before
         truncation. `truncated` [n instances] is there if more tokens than the model takes need not mean truncation."""
         return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
+
+    def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:
+        """Return the tokens of several texts an instance: `owners` [rows] is the instance of each, `num_tokens` counts
+        those of an instance's longest text."""
+        tensors = self.tokenizer.encode(texts, self.options["pad_to_multiple_of"], owners)
+        counts = np.zeros(owners[-1] + 1, np.int64)
+        np.maximum.at(counts, owners, tensors["num_tokens"])
+        truncated = counts > self.tokenizer.max_length
+        return tensors | {"num_tokens": counts, "truncated": truncated, "owners": np.array(owners)}
 
     @abstractmethod
     def predict(
@@ -65,8 +74,8 @@ def label(labels: Sequence[str], index: int) -> str:
 
 
 class Fields(Codec):
-    """An object with strings under the `required` and `optional` keys, and lists of strings under those in `lists`. If
-    only "text" is required, the instance may also be a string."""
+    """Reads an object with strings under the `required` and `optional` keys, and lists of strings under those in
+    `lists`. If only "text" is required, the instance may also be a string."""
 
     name = "text"
     media_types = ("text/plain",)
@@ -97,13 +106,13 @@ class Fields(Codec):
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
         if strange := sorted(value.keys() - set(self.keys)):
             raise DecodingError(unknown("key", strange[0], self.keys))
-        for key, given in value.items():
-            self._check(key, given)
+        for key, content in value.items():
+            self._check(key, content)
         return value["text"] if self.plain and len(value) == 1 else dict(value)
 
     def _check(self, key: str, value: Any) -> None:
         if key in self.lists:
-            if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+            if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
                 raise DecodingError(f"expected a list of at least one string, got {describe(value)}", field=key)
         elif not isinstance(value, str):
             raise DecodingError(f"expected a string, got {describe(value)}", field=key)

@@ -82,11 +82,13 @@ class TextTokenizer:
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)
 
-    def encode(self, texts: Sequence[Text], multiple: int) -> Tensors:
-        """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the right.
+    def encode(self, texts: Sequence[Text], multiple: int, owners: Sequence[int] | None = None) -> Tensors:
+        """Return INT64 [n, longest rounded up to `multiple`] of n texts or pairs, padded on the right. `owners` [n] are
+        the instances that the texts come from, if these are not the texts themselves.
 
         `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that was cut to
         LONGEST_TOKEN characters per token it counts the tokens that were read, and is more than max_length.
+        Raise DecodingError for a text without tokens, because a model would answer it from nothing.
         """
         rows, counts = [], []
         for portion in self._portions(texts):
@@ -95,7 +97,7 @@ class TextTokenizer:
                 count = self._count(encoding, head) if encoding.overflowing else len(encoding)
                 counts.append(count if head == text else max(count, self.max_length + 1))
                 rows.append((encoding.ids, encoding.type_ids))
-        return self._padded(rows, multiple, self.max_length) | {"num_tokens": np.array(counts, np.int64)}
+        return self._padded(rows, owners, multiple, self.max_length) | {"num_tokens": np.array(counts, np.int64)}
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         """Yield the texts in portions of about PORTION characters that are read."""
@@ -121,7 +123,9 @@ class TextTokenizer:
         parts = [self.tokenizer.encode(one, add_special_tokens=False) for one in text]  # those of the pair overlap
         return special + sum(len(one) + sum(map(len, one.overflowing)) for one in parts)
 
-    def _padded(self, rows: Sequence[tuple[list[int], list[int]]], multiple: int, limit: int) -> Tensors:
+    def _padded(
+        self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int] | None, multiple: int, limit: int
+    ) -> Tensors:
         """Return the inputs of rows of token ids and token types, at most `limit` tokens long."""
         longest = max(len(ids) for ids, _ in rows)
         shape = len(rows), min(-(-longest // multiple) * multiple, limit)
@@ -129,6 +133,8 @@ class TextTokenizer:
         mask, types = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for index, (ids, type_ids) in enumerate(rows):
             size = len(ids)
+            if not size:
+                raise DecodingError("the text has no tokens", instance=owners[index] if owners else index)
             tokens[index, :size] = ids
             mask[index, :size] = 1
             if self.has_types:
@@ -156,7 +162,7 @@ class TextTokenizer:
             owners += [index] * len(used)
         held = np.empty(len(encodings), np.object_)
         held[:] = encodings
-        return self._padded([(row.ids, row.type_ids) for row in encodings], multiple, length) | {
+        return self._padded([(row.ids, row.type_ids) for row in encodings], owners, multiple, length) | {
             "encodings": held,
             "owners": np.array(owners),
             "num_tokens": np.array(counts),
@@ -211,11 +217,11 @@ def load_with_transformers(folder: Path) -> Any:
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as err:  # each kind of tokenizer raises its own
+    except Exception as err:  # every kind of tokenizer raises its own
         raise ConfigError(folder, _why_not(folder, err), REMEDY) from err
     if getattr(loaded, "backend_tokenizer", None) is None:
         raise ConfigError(folder, f"its {type(loaded).__name__} is not one of the package tokenizers", REMEDY)
-    # Without its vocabulary, transformers makes a tokenizer that knows its special tokens alone.
+    # Without its vocabulary, transformers returns a tokenizer of special tokens alone.
     files = {name for key, name in loaded.vocab_files_names.items() if key != "tokenizer_file"}
     if absent := sorted(name for name in files if not (folder / name).is_file()):
         raise ConfigError(folder, f"has neither tokenizer.json nor {', '.join(absent)}", REMEDY)
