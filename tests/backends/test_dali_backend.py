@@ -1,6 +1,5 @@
 """Triton's dali backend as served here, through the real tritonserver, against DALI in process."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from serving.repository.model_config import read_config, written
 from tests.backends import triton_process
 from tests.backends.triton_process import Server, serving
 from tests.build_engines.test_ensembles import tiny_network
+from tests.support.harness import encoded
 
 pytestmark = pytest.mark.stack
 
@@ -87,10 +87,8 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def jpeg(seed: int) -> NDArray[np.uint8]:
     """Return an encoded picture whose size and length depend on the seed."""
-    random, buffer = np.random.default_rng(seed), io.BytesIO()
-    small = Image.fromarray(random.integers(0, 255, (6, 8, 3), dtype=np.uint8))
-    small.resize((80 + 10 * seed, 60 + 10 * seed)).save(buffer, "JPEG")
-    return np.frombuffer(buffer.getvalue(), np.uint8)
+    small = Image.fromarray(np.random.default_rng(seed).integers(0, 255, (6, 8, 3), dtype=np.uint8))
+    return np.frombuffer(encoded(small.resize((80 + 10 * seed, 60 + 10 * seed)), "JPEG"), np.uint8)
 
 
 def infer(client: Client, model: str, images: NDArray[Any], name: str = "DALI_INPUT_0") -> list[NDArray[Any]]:

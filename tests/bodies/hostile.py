@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -14,7 +14,7 @@ from clients.base import Model, ModelClient, Names, Parameter, TensorSpec
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
-from serving.codecs import JSON
+from serving.codecs import JSON, Codec
 from serving.job import Reply
 from serving.request import Request, ServedModel
 from serving.triton.gateway import TritonGateway
@@ -29,7 +29,7 @@ LARGEST = Budget().body_bytes
 class Ones(ModelClient):
     """Any JSON value becomes a 1."""
 
-    codec = JSON
+    codec: ClassVar[Codec] = JSON
     example = b"1"
     parameters = (
         Parameter("flag", False, ""),

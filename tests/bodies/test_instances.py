@@ -1,6 +1,5 @@
 """Instances become batches, bounded in number and in pixels, and predictions in the same order."""
 
-import io
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from serving.errors import DecodingError, InvalidRequest, TooLate
 from serving.request import Request, ServedModel
 from serving.triton.tensors import InferRequest
 from tests.bodies.hostile import Echo
-from tests.support.harness import PATIENCE
+from tests.support.harness import PATIENCE, encoded
 
 pytestmark = pytest.mark.unit
 
@@ -61,9 +60,7 @@ class Recorder(Echo):
 
 
 def item(level: int, side: int = 4) -> Item:
-    buffer = io.BytesIO()
-    Image.new("L", (side, side), level).save(buffer, "PNG")
-    return Item("instances", raw=buffer.getvalue())
+    return Item("instances", raw=encoded(Image.new("L", (side, side), level)))
 
 
 def predict(

@@ -1,4 +1,4 @@
-"""Recognise what a body holds by its first bytes, whatever its Content-Type says; unpack bodies that come packed."""
+"""Recognise what a body holds by its first bytes, whatever its Content-Type says; unpack packed bodies; read Accept."""
 
 import gzip
 import zlib
@@ -17,6 +17,7 @@ from serving.bodies.tables import CsvBody
 from serving.budget import NEVER
 from serving.codecs import JSON
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge
+from serving.headers import JSON_TYPE, preferred
 from serving.request import Request
 from tests.bodies.test_instances import Length, client_of
 
@@ -123,3 +124,24 @@ def test_a_byte_more_than_the_limit_is_too_large(data: bytes) -> None:
 def test_a_body_that_cannot_be_unpacked_is_an_invalid_request(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         unpacked(data, "gzip", LIMIT * 10)
+
+
+LINES, EVENTS = "application/jsonlines", "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("", JSON_TYPE),
+        ("*/*", JSON_TYPE),
+        ("text/html", JSON_TYPE),
+        (EVENTS, EVENTS),
+        (f"{EVENTS}, */*", EVENTS),
+        (f"{JSON_TYPE}, {EVENTS};q=0.1", JSON_TYPE),
+        (f"{JSON_TYPE};q=0.1, {EVENTS}", EVENTS),
+        (f"{LINES};q=0.5, {EVENTS};q=0.6", EVENTS),
+        ("nonsense;;q=x,,", JSON_TYPE),
+    ],
+)
+def test_accept_is_read_by_quality_and_json_is_what_anybody_gets(accept: str, wanted: str) -> None:
+    assert preferred(accept, LINES, EVENTS) == wanted

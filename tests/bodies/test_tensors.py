@@ -1,6 +1,5 @@
 """Tensors as they travel to Triton and back; the references are numpy's own bytes."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from serving.errors import DecodingError, InvalidRequest
 from serving.job import Batch
 from serving.request import Request, ServedModel
 from serving.triton.tensors import InferReply, Tensor
+from tests.support.harness import npy
 
 pytestmark = pytest.mark.unit
 
@@ -148,12 +148,6 @@ def test_a_flat_reply_has_one_value_or_a_list_per_output_in_the_order_of_the_key
         job.line(reply(*outputs, end=False))
         == b'{"about":[1,2],"end":false,"id":"mine","model_name":"m","model_version":"3","text":"a"}'
     )
-
-
-def npy(array: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -1,6 +1,7 @@
 """The classifier's client: its preprocessing against transformers' and Pillow's, its settings, its answers."""
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
+from clients._resize import keep_ratio, kept_ratio
 from clients.base import Model, TensorSpec, softmax
 from clients.resnet import Client
-from serving.errors import InferenceFailed, InvalidRequest
+from serving.errors import DecodingError, InferenceFailed, InvalidRequest
 
 pytestmark = pytest.mark.full
 
@@ -51,9 +55,6 @@ def predict(client: Client, rows: Any, top_k: int = 5) -> list[Any]:
 
 def ids(prediction: Mapping[str, Any]) -> list[int]:
     return [entry["class_id"] for entry in prediction["classes"]]
-
-
-# --- preprocessing against independent references ---
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,6 @@ def test_a_ribbon_is_cut_where_another_image_is() -> None:
     np.testing.assert_array_equal(client.preprocess([ribbon])["pixels"][0], expected)
 
 
-# --- settings ---
-
-
 @pytest.mark.parametrize(
     ("settings", "pixel"),
     [
@@ -224,9 +222,6 @@ def test_a_setting_that_does_not_fit_is_named(arguments: dict[str, Any], name: s
         client_of(**arguments)
 
 
-# --- labels ---
-
-
 def test_labels_come_from_the_folder_and_class_ids_stand_in_without_it(tmp_path: Path) -> None:
     rows = np.array([[0, 3, 1]], np.float32)
     assert [c["label"] for c in predict(client_of(classes=(3,)), rows)[0]["classes"]] == ["1", "2", "0"]
@@ -253,9 +248,6 @@ def test_labels_of_an_output_that_varies_are_counted_when_it_is_there(tmp_path: 
     assert predict(client, np.zeros((1, 3), np.float32))[0]["classes"][0]["label"] == "a"
     with pytest.raises(InferenceFailed, match="'scores'"):
         predict(client, np.zeros((1, 4), np.float32))
-
-
-# --- postprocessing ---
 
 
 def test_classes_come_best_first_one_prediction_per_image_in_order() -> None:
@@ -307,3 +299,25 @@ def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None
     assert client_of(top_k="2").read_parameters({}) == {"top_k": 2}
     assert client_of(top_k="2").read_parameters({"top_k": "3"}) == {"top_k": 3}
     assert len(predict(client_of(), np.zeros((1, 10), np.float32), top_k=1000)[0]["classes"]) == 10
+
+
+@pytest.mark.parametrize(("shorter", "longer"), [(800, 1333), (64, 96), (1000, 1000), (900, 800)])
+def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_gives_it(shorter: int, longer: int) -> None:
+    draw = random.Random(0)
+    edges = (shorter, longer - 1, longer, longer + 1)
+    for most in (50, 2000, 20000):
+        for _ in range(2000):
+            size = (draw.choice([*edges, *(draw.randint(1, most) for _ in range(9))]), draw.randint(1, most))
+            for given in (size, size[::-1]):
+                assert kept_ratio(*given, shorter, longer, 1) == get_size_with_aspect_ratio(given, shorter, longer)
+                yolos = get_size_with_aspect_ratio_yolos(given, shorter, longer)
+                assert kept_ratio(*given, shorter, longer, 16) == yolos
+
+
+def test_an_image_too_narrow_for_its_proportions_is_refused_and_the_narrowest_is_not() -> None:
+    def resized(width: int) -> Image.Image:
+        return keep_ratio(Image.new("RGB", (width, 100)), 64, 96, 16, Image.Resampling.BILINEAR)
+
+    assert resized(600).size == (96, 16)
+    with pytest.raises(DecodingError, match="700×100"):
+        resized(700)

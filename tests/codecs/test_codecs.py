@@ -1,8 +1,6 @@
 """Images of every mode become the right RGB; what cannot be decoded is refused with its reason."""
 
 import base64
-import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,19 +8,13 @@ from PIL import Image
 
 from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, TEXT, Limits, decode_base64
 from serving.errors import DecodingError
-from tests.support.harness import png_that_claims
+from tests.support.harness import encoded, png_that_claims
 
 pytestmark = pytest.mark.unit
 
 LIMITS = Limits()
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-
-
-def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def corner(image: Image.Image) -> tuple[int, ...]:

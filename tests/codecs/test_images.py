@@ -18,8 +18,8 @@ from PIL import Image
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.codecs.image import most_memory, read_header
 from serving.errors import DecodingError
-from tests.support.harness import ROOT
-from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, encoded, turned
+from tests.support.harness import ROOT, encoded
+from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, turned
 
 BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]  # pytest has filters of its own

@@ -14,26 +14,15 @@ from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
-
 DOCS = ROOT / "docs"
 POLICY = json.loads((DOCS / "deploy-policy.json").read_text())
 # What AWS asks for besides the calls themselves; docs/deploy.md says what each is for.
 IMPLIED = {
-    "sagemaker:AddTags",
-    "sagemaker:UpdateEndpointWeightsAndCapacities",
-    "cloudwatch:DeleteAlarms",
-    "cloudwatch:DescribeAlarms",
-    "cloudwatch:PutMetricAlarm",
-    "iam:PassRole",
-    "iam:CreateServiceLinkedRole",
-    "ecr:TagResource",
-    "ecr:BatchCheckLayerAvailability",
-    "ecr:BatchGetImage",
-    "ecr:CompleteLayerUpload",
-    "ecr:GetDownloadUrlForLayer",
-    "ecr:InitiateLayerUpload",
-    "ecr:PutImage",
-    "ecr:UploadLayerPart",
+    *("sagemaker:AddTags", "sagemaker:UpdateEndpointWeightsAndCapacities"),
+    *("cloudwatch:DeleteAlarms", "cloudwatch:DescribeAlarms", "cloudwatch:PutMetricAlarm"),
+    *("iam:PassRole", "iam:CreateServiceLinkedRole"),
+    *("ecr:TagResource", "ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload"),
+    *("ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart"),
 }
 ALL = [
     ["push", "--tag", "v1", "--repository", "new"],

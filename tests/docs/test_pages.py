@@ -17,7 +17,6 @@ from tests.support.readme import AWS, GPU, Block, Reader, blocks, fresh_checkout
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]  # the first test of a guide follows all of it
 
-
 GUIDES = {title: list(found) for title, found in groupby(blocks("docs/guides.md"), lambda block: block.section)}
 
 

@@ -1,7 +1,5 @@
 """Batch transform: JSON lines in and out, a wrong line alone, and what /execution-parameters says."""
 
-import base64
-import io
 import json
 import os
 import random
@@ -16,6 +14,8 @@ from PIL import Image
 from tests.support.harness import (
     ROOT,
     Server,
+    b64,
+    encoded,
     link_model,
     make_python_model,
     make_scale,
@@ -108,9 +108,7 @@ def lines(reply: requests.Response) -> list[Any]:
 
 
 def picture(colour: str) -> dict[str, str]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (40, 30), colour).save(buffer, "PNG")
-    return {"b64": base64.b64encode(buffer.getvalue()).decode()}
+    return b64(encoded(Image.new("RGB", (40, 30), colour)))
 
 
 def test_each_line_gives_a_line_in_the_same_order_in_batches_of_the_model_s_largest_size(server: Server) -> None:
@@ -186,8 +184,8 @@ def test_a_wrong_parameter_of_the_request_is_a_400(server: Server) -> None:
 
 
 def test_images_are_decoded_line_by_line(server: Server) -> None:
-    huge = {"b64": base64.b64encode(png_that_claims(100_000, 100_000)).decode()}
-    records = [picture("white"), {"b64": "!"}, {"b64": base64.b64encode(b"text").decode()}, huge, picture("black"), 5]
+    huge = b64(png_that_claims(100_000, 100_000))
+    records = [picture("white"), {"b64": "!"}, b64(b"text"), huge, picture("black"), 5]
     found = lines(send(server, records, "resnet", params={"top_k": "2"}))
     assert [len(found[n]["classes"]) for n in (0, 4)] == [2, 2]
     assert [found[n]["code"] for n in (1, 2, 3, 5)] == ["decoding_error"] * 4

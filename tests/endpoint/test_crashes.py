@@ -19,8 +19,7 @@ from serving.models.registry import Registry
 from serving.models.table import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
-from tests.support.exits import EXITS
-from tests.support.harness import PATIENCE, Server, make_python_model, make_scale, module_server, wait_until
+from tests.support.harness import EXITS, PATIENCE, Server, make_python_model, make_scale, module_server, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack

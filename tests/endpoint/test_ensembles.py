@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -19,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from build_engines.__main__ import main
 from tests.backends.triton_process import infer
 from tests.support.digits import held_out_pages
-from tests.support.harness import FP32, ROOT, Server, free_port
+from tests.support.harness import FP32, ROOT, Server, b64, encoded, free_port
 
 pytestmark = pytest.mark.stack
 
@@ -107,12 +106,6 @@ def pages() -> list[Image.Image]:
     return [page.image for page in islice(held_out_pages(7), 3)]
 
 
-def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
 def as_input(*images: bytes) -> NDArray[np.uint8]:
     longest = max(map(len, images))
     return np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
@@ -121,35 +114,33 @@ def as_input(*images: bytes) -> NDArray[np.uint8]:
 def test_images_through_the_ensemble_equal_its_parts_called_one_by_one(
     triton: InferenceServerClient, pages: list[Image.Image]
 ) -> None:
-    images = as_input(*map(encoded, pages))
+    images = as_input(*(encoded(page, "JPEG") for page in pages))
     whole = infer(triton, "image_classes", {"INPUT": images})["OUTPUT"]
     pixels = infer(triton, "image_classes_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
     assert (pixels.shape, pixels.dtype.name) == ((3, 3, 64, 64), "uint8")
-    resized = [Image.open(io.BytesIO(encoded(page))).resize((64, 64), Image.Resampling.BILINEAR) for page in pages]
+    resized = [
+        Image.open(io.BytesIO(encoded(page, "JPEG"))).resize((64, 64), Image.Resampling.BILINEAR) for page in pages
+    ]
     np.testing.assert_array_equal(pixels, [np.asarray(image).transpose(2, 0, 1) for image in resized])
     scores = infer(triton, "image_classes_classifier", {"input": pixels})["logits"]
     np.testing.assert_array_equal(whole, scores)
 
 
 def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(server: Server, pages: list[Image.Image]) -> None:
-    reply = server.post("/invocations?model_name=image_classes&top_k=3", data=encoded(pages[0])).json()
+    reply = server.post("/invocations?model_name=image_classes&top_k=3", data=encoded(pages[0], "JPEG")).json()
     classes = reply["predictions"][0]["classes"]
     assert [each["score"] for each in classes] == sorted((each["score"] for each in classes), reverse=True)
     assert len(classes) == 3
-    together = {"model_name": "image_classes", "instances": [{"b64": _base64(encoded(page))} for page in pages]}
+    together = {"model_name": "image_classes", "instances": [b64(encoded(page, "JPEG")) for page in pages]}
     answers = server.post(json=together).json()["predictions"]
     assert answers[0]["classes"][:3] == [pytest.approx(each) for each in classes]
-
-
-def _base64(data: bytes) -> str:
-    return b64encode(data).decode()
 
 
 @pytest.mark.parametrize("cut", [3000, 9])
 def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
     server: Server, pages: list[Image.Image], cut: int
 ) -> None:
-    reply = server.post("/invocations?model_name=image_classes", data=encoded(pages[0])[:cut])
+    reply = server.post("/invocations?model_name=image_classes", data=encoded(pages[0], "JPEG")[:cut])
     assert reply.status_code == 400
 
 

@@ -1,7 +1,5 @@
 """Errors of callers over real HTTP: the one shape, the status, the code and the names that help."""
 
-import base64
-import io
 import json
 import re
 from typing import Any
@@ -13,7 +11,7 @@ from PIL import Image
 
 from serving.codecs import encode_image
 from serving.errors import DecodingError
-from tests.support.harness import Server, png_that_claims
+from tests.support.harness import Server, b64, encoded, npy, png_that_claims
 from tests.support.hostile_images import REFUSED
 
 pytestmark = pytest.mark.stack
@@ -24,13 +22,7 @@ LIMIT = 25 * 2**20
 
 
 def picture(format: str = "PNG", size: tuple[int, int] = (40, 30), **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise(size, 80).convert("RGB").save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def b64(data: bytes) -> dict[str, str]:
-    return {"b64": base64.b64encode(data).decode()}
+    return encoded(Image.effect_noise(size, 80).convert("RGB"), format, **options)
 
 
 def expect(reply: requests.Response, status: int, code: str, *names: str) -> None:
@@ -46,15 +38,7 @@ def expect(reply: requests.Response, status: int, code: str, *names: str) -> Non
 
 def animation() -> bytes:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    buffer = io.BytesIO()
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
-    return buffer.getvalue()
-
-
-def npy(array: Any, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, **options)
-    return buffer.getvalue()
+    return encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
 
 def raw(data: bytes, kind: str, model: str = "resnet", **headers: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from build_engines.weights.packages import file_of
 from tests.support.digits import held_out, held_out_pages
-from tests.support.harness import ROOT, Server
+from tests.support.harness import ROOT, Server, b64, encoded, npy
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -24,16 +24,6 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 REPOSITORY = ROOT / "model_repository"
 
 
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def b64(data: bytes) -> dict[str, str]:
-    return {"b64": base64.b64encode(data).decode()}
-
-
 def predictions(reply: requests.Response) -> list[Any]:
     assert reply.status_code == 200, reply.text
     found: list[Any] = reply.json()["predictions"]
@@ -42,7 +32,7 @@ def predictions(reply: requests.Response) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def digits() -> list[tuple[bytes, str]]:
-    return [(png(image), str(label)) for image, label in held_out(40)]
+    return [(encoded(image), str(label)) for image, label in held_out(40)]
 
 
 def top(prediction: Any) -> str:
@@ -52,7 +42,8 @@ def top(prediction: Any) -> str:
 
 def test_resnet_reads_held_out_digits_sent_raw(server: Server) -> None:
     read = [
-        top(predictions(server.post(params={"model_name": "resnet"}, data=png(image), headers=PNG))[0]) == str(label)
+        top(predictions(server.post(params={"model_name": "resnet"}, data=encoded(image), headers=PNG))[0])
+        == str(label)
         for image, label in held_out(120)
     ]
     assert np.mean(read) >= 0.97
@@ -103,9 +94,8 @@ def test_several_files_of_a_form_are_several_instances(server: Server, digits: l
     "array", [np.array([[1, 2]], np.float32), np.array([1, 2], np.float32), np.array([[1, 2]], np.float64)]
 )
 def test_npy_goes_in_and_json_or_npy_comes_out_as_accept_asks(server: Server, array: NDArray[Any]) -> None:
-    body, kind = io.BytesIO(), "application/x-npy"
-    np.save(body, array)
-    call: dict[str, Any] = {"params": {"model_name": "scale"}, "data": body.getvalue()}
+    kind = "application/x-npy"
+    call: dict[str, Any] = {"params": {"model_name": "scale"}, "data": npy(array)}
     result = np.load(io.BytesIO(server.post(**call, headers={"Content-Type": kind, "Accept": kind}).content))
     assert (result.dtype, result.tolist()) == (np.float32, [[3, 6]])
     (output,) = server.post(**call, headers={"Content-Type": kind}).json()["outputs"]
@@ -160,7 +150,7 @@ def overlap(a: dict[str, float], b: NDArray[Any]) -> float:
 def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(server: Server) -> None:
     pages, found, detections = list(islice(held_out_pages(100), 20)), 0, 0
     for first in range(0, len(pages), 5):
-        body = {"model_name": "yolov5", "instances": [b64(png(page.image)) for page in pages[first : first + 5]]}
+        body = {"model_name": "yolov5", "instances": [b64(encoded(page.image)) for page in pages[first : first + 5]]}
         for page, prediction in zip(pages[first : first + 5], predictions(server.post(json=body)), strict=True):
             assert prediction["image"] == {"width": page.image.width, "height": page.image.height}
             detections += len(prediction["detections"])
@@ -176,7 +166,7 @@ def test_yolov5_finds_nine_of_ten_digits_of_held_out_pages_of_different_sizes(se
 @pytest.mark.parametrize("kind", ["image/jpeg", "image/png"])
 def test_yolov5_draws_when_accept_asks_for_a_picture(server: Server, kind: str) -> None:
     image = next(held_out_pages(3))[0]
-    reply = server.post(params={"model_name": "yolov5"}, data=png(image), headers={**PNG, "Accept": kind})
+    reply = server.post(params={"model_name": "yolov5"}, data=encoded(image), headers={**PNG, "Accept": kind})
     assert reply.headers["Content-Type"] == kind
     drawn = Image.open(io.BytesIO(reply.content))
     assert drawn.size == image.size

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -101,17 +100,6 @@ def test_a_large_body_is_held_once_in_a_worker_and_once_in_shared_memory(server:
     send(server, size)
     assert size <= memory(pid, "VmHWM") - before < 2.3 * size  # pages of shared memory count
     wait_until(lambda: memory(pid, "VmRSS") - before < 0.3 * size, "the worker gives the memory back")
-
-
-def test_nginx_buffers_a_body_in_the_run_folder(server: Server) -> None:
-    def open_files() -> list[str]:
-        return [str(link.readlink()) for pid in workers(server, "nginx") for link in Path(f"/proc/{pid}/fd").iterdir()]
-
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {50 * MEGABYTE}\r\n\r\n"
-        connection.sendall(head.encode() + bytes(20 * MEGABYTE))
-        folder = str(server.run_dir / "nginx-client-body")
-        wait_until(lambda: any(name.startswith(folder) for name in open_files()), "nginx writes into the run folder")
 
 
 def regions(server: Server) -> list[Path]:

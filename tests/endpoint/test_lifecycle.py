@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,36 +49,6 @@ def test_sigint_while_starting_stops_everything(small: Path, tmp_path: Path) -> 
     wait_until(lambda: (server.run_dir / "status.json").exists(), "a status")
     assert server.stop(signal.SIGINT) == 0
     server.wait_gone()
-
-
-def damage(small: Path) -> None:
-    (small / "scale/2/model.onnx").write_bytes(b"not onnx")
-
-
-def need_a_module(small: Path) -> None:
-    (small / "sleeper/1/model.py").write_text("import a_module_that_is_missing\n")
-
-
-def need_a_library(small: Path) -> None:
-    (small / "sleeper/client.py").write_text("import a_library_that_is_missing\n")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "names"),
-    [
-        (damage, ["scale/2/model.onnx"]),
-        (need_a_module, ["'sleeper'"]),
-        (need_a_library, ["'sleeper'", "'a_library_that_is_missing'"]),
-    ],
-)
-def test_a_model_that_cannot_be_served_ends_the_start_at_once_and_is_named(
-    small: Path, tmp_path: Path, spoil: Callable[[Path], None], names: list[str]
-) -> None:
-    spoil(small)
-    server = Server(tmp_path, small, SERVE_START_TIMEOUT="600")
-    assert server.wait_ended() != 0
-    last = server.entries("serve")[-1]["message"]
-    assert not [name for name in names if name not in last], last
 
 
 def test_sigterm_finishes_every_accepted_request_and_nothing_is_written_but_in_the_run_folder(

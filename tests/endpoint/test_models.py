@@ -1,6 +1,5 @@
 """What users bring, through one command and the whole container: each row of docs/models.md, and README's."""
 
-import base64
 import contextlib
 import json
 import re
@@ -17,11 +16,10 @@ from playwright.sync_api import expect
 
 from build_engines.__main__ import main
 from clients.bert import TASKS
-from serving.codecs import encode_image
 from tests.clients.vision_models import assert_detections, images, pipeline
 from tests.endpoint.own_models import FOLDER, MAKERS, make
 from tests.page.browser import chromium, opened
-from tests.support.harness import PATIENCE, ROOT, Server
+from tests.support.harness import PATIENCE, ROOT, Server, b64, encoded
 from tests.support.readme import CUT, commands
 
 pytestmark = pytest.mark.stack
@@ -102,20 +100,16 @@ def test_each_call_of_the_readme_is_answered(command: str, server: Server, folde
     assert {"predictions", "outputs"} & json.loads(done.stdout).keys(), done.stdout
 
 
-def in_base64(image: Image.Image) -> dict[str, str]:
-    return {"b64": base64.b64encode(encode_image(image, "image/png")).decode()}
-
-
 def test_images_of_several_sizes_in_one_request_get_the_boxes_of_transformers(server: Server, folder: Path) -> None:
     whole = pipeline("object-detection", folder / "animals" / FOLDER, "yolos")
-    body = {"instances": [in_base64(each) for each in images()], "parameters": {"confidence": 0.1}}
+    body = {"instances": [b64(encoded(each)) for each in images()], "parameters": {"confidence": 0.1}}
     found = ask(server, "animals", body)
     for picture, prediction in zip(images(), found, strict=True):
         assert_detections(prediction, picture, whole(picture, threshold=0.1))
 
 
 def test_the_error_of_a_too_narrow_image_names_its_instance_and_size(server: Server) -> None:
-    instances = [in_base64(Image.new("RGB", (900, height))) for height in (900, 9)]
+    instances = [b64(encoded(Image.new("RGB", (900, height)))) for height in (900, 9)]
     answer = server.post("/invocations?model_name=animals", json={"instances": instances})
     assert answer.status_code == 400
     assert "instance 1" in answer.json()["error"] and "900×9" in answer.json()["error"]

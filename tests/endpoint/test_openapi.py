@@ -51,10 +51,6 @@ def described(tmp_path: Path) -> Any:
     return document(app(tmp_path, **variables))
 
 
-def test_with_140_models_it_does_not_call_triton(described: Any) -> None:
-    assert "/invocations" in described["paths"]
-
-
 @pytest.mark.parametrize("variables", [{}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"SERVE_PAGE": "true"}])
 def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     made = app(tmp_path, **variables)
@@ -69,7 +65,7 @@ def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
     assert found == wanted
 
 
-def test_it_has_each_client_with_its_parameters_and_an_example_that_fits(described: Any) -> None:
+def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(described: Any) -> None:
     schemas = described["components"]["schemas"]
     assert schemas.keys() == {*families(), "Error", "Tensors"}
     assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"

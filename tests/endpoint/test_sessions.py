@@ -1,6 +1,5 @@
 """Sticky sessions through the whole container: Triton's sequences under SageMaker's headers."""
 
-import io
 import json
 import re
 import time
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.support.harness import Server, make_scale, module_server
+from tests.support.harness import Server, make_scale, module_server, npy
 from tests.support.streaming_models import make_brief_summer, make_direct_summer, make_echo, make_summer
 
 pytestmark = pytest.mark.stack
@@ -145,10 +144,8 @@ def test_binary_tensors_and_npy_files_belong_to_sessions_too(server: Server) -> 
     kind = {"Content-Type": f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(header)}"}
     first = server.post(params=params, data=header + np.float32(1).tobytes(), headers={SESSION: "NEW_SESSION"} | kind)
     session = opened(first)
-    file = io.BytesIO()
-    np.save(file, np.array([[100]], dtype=np.float32))
     headers = {SESSION: session, "Content-Type": "application/x-npy", ATTRIBUTES: "sequence_end=true"}
-    reply = server.post(params=params, data=file.getvalue(), headers=headers)
+    reply = server.post(params=params, data=npy(np.array([[100]], np.float32)), headers=headers)
     assert (total(reply), reply.headers[CLOSED]) == (101, session)
 
 

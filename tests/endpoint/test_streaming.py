@@ -14,14 +14,14 @@ from flask import Flask
 from predictor import create_app
 from serving.settings.table import Settings
 from tests.support.harness import Server, module_server, wait_until
-from tests.support.streaming_models import make_echo, make_prompt, make_reader, make_summer, make_teller
+from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
 pytestmark = pytest.mark.stack
 
 EVENTS = {"Accept": "text/event-stream"}
 LINES = {"Accept": "application/jsonlines"}
 started = module_server(
-    *(make_teller, make_reader, make_echo, make_prompt, make_summer),
+    *(make_teller, make_reader, make_echo, make_summer),
     SERVE_MAX_CONCURRENCY="16",
     SERVE_REQUEST_TIMEOUT="3",
     SERVE_STOP_TIMEOUT="2",  # after generate on its own port, Triton waits in vain for connections to end
@@ -253,6 +253,3 @@ def test_generate_stream_leaves_the_other_bodies_alone(server: Server) -> None:
     assert json.loads(text("summer", {"instances": [1, 2]}))["predictions"][1]["total"] == 3.0
     assert text("reader", {"instances": ["a b"]}, **LINES).count("\n") == 2
     assert text("teller", tensors("a b"), **EVENTS).count("data: ") == 2
-    body = {"PROMPT": "hello world", "STREAM": False}  # in the shape that the model declares
-    theirs = server.triton().post("/v2/models/prompt/generate_stream", json=body)
-    assert parsed(text("prompt", body)) == parsed(theirs.text)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import requests
 
-from tests.support.exits import EXITS
-from tests.support.harness import ROOT, Server, link_model, make_python_model, make_scale, make_sleeper
+from tests.support.harness import EXITS, ROOT, Server, link_model, make_python_model, make_scale, make_sleeper, npy
 from tests.support.streaming_models import make_teller
 
 ID = "X-Amzn-SageMaker-Inference-Id"
@@ -105,14 +104,12 @@ def _large(number: int) -> Call:
 
 def _shared(number: int) -> Call:
     numbers = np.full((1, IN_SHARED_MEMORY), number, dtype=np.float32)
-    body = io.BytesIO()
-    np.save(body, numbers)
 
     def right(reply: requests.Response) -> bool:
         return bool(np.array_equal(np.load(io.BytesIO(reply.content)), 3 * numbers))
 
     headers = {"Content-Type": NPY, "Accept": NPY}
-    return Call("tensor, in /dev/shm", "/invocations?model_name=scale", headers, body.getvalue(), right)
+    return Call("tensor, in /dev/shm", "/invocations?model_name=scale", headers, npy(numbers), right)
 
 
 def _kserve(number: int) -> Call:

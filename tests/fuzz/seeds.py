@@ -1,14 +1,14 @@
 """The inputs that fuzzing begins with: one good body of every kind, and those that once did harm."""
 
 import gzip
-import io
 import struct
 import zlib
 
 import numpy as np
 from PIL import Image
 
-from tests.support.hostile_images import chunk, encoded, jpeg_of_scans, jpeg_with, png, run_length_bmp, tiff, turned
+from tests.support.harness import encoded, npy
+from tests.support.hostile_images import chunk, jpeg_of_scans, jpeg_with, png, run_length_bmp, tiff, turned
 
 JSON = b"application/json\n"
 LINES = b"application/jsonlines\n"
@@ -25,9 +25,7 @@ ENSEMBLE = b'platform: "ensemble" ensemble_scheduling { step [ { model_name: "a"
 
 
 def array(value: object, **options: str) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.array(value, **options))  # type: ignore[call-overload]
-    return buffer.getvalue()
+    return npy(np.array(value, **options))  # type: ignore[call-overload]
 
 
 def npy_that_says(header: bytes) -> bytes:

@@ -5,20 +5,19 @@ gets.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import flask
-import numpy as np
 
-from clients.base import Model, ModelClient, Tensors, TensorSpec
+from clients.base import Model, ModelClient, TensorSpec
 from serving.bodies.documents import read_binary
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
 from serving.budget import NEVER, Deadline
-from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, Codec, Limits
+from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.decoding import Decoder
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
@@ -31,7 +30,7 @@ from serving.request import Request, ServedModel, Target
 from serving.sessions import Sequencing, Session
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
-from tests.bodies.hostile import Echo
+from tests.bodies.hostile import Echo, Ones
 from tests.fuzz.seeds import SEEDS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -66,22 +65,7 @@ def _count(tensor: Tensor) -> None:
         raise
 
 
-class Lengths(ModelClient):
-    """Any JSON value."""
-
-    codec: ClassVar[Codec] = JSON
-    example = b"{}"
-
-    def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        return {"x": np.array([[len(str(instance))] for instance in instances], np.float32)}
-
-    def postprocess(
-        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
-    ) -> list[Any]:
-        return [float(row[0]) for row in outputs["x"]]
-
-
-class Pictures(Lengths):
+class Pictures(Ones):
     codec = IMAGE
 
 
@@ -92,7 +76,7 @@ def _served(client: type[ModelClient] | None, *inputs: TensorSpec, batch: int = 
 
 X = TensorSpec("x", "FP32", (-1,))
 MODELS = (
-    _served(Lengths, TensorSpec("x", "FP32", (1,)), batch=4),
+    _served(Ones, TensorSpec("x", "FP32", (1,)), batch=4),
     _served(Pictures, TensorSpec("x", "FP32", (1,)), batch=4),
     _served(None, X),
     _served(None, TensorSpec("x", "BYTES", (-1,)), batch=8),
@@ -205,17 +189,8 @@ def _root() -> Path:
 
 _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
-    "archive": archive,
-    "binary": binary,
-    "body": body,
-    "config": config,
-    "form": form,
-    "headers": headers,
-    "image": image,
-    "npy": npy,
-    "packed": packed,
-}
+FUNCTIONS = (archive, binary, body, config, form, headers, image, npy, packed)
+TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in FUNCTIONS}
 
 
 def run(target: str, data: bytes) -> None:

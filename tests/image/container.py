@@ -24,17 +24,8 @@ BUILD_SECONDS = 1200
 RELAY = ROOT / "tests/image/relay.py"
 SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
 LOCKED_UP = (
-    "--read-only",
-    "--tmpfs",
-    "/tmp",
-    "--cap-drop",
-    "ALL",
-    "--security-opt",
-    "no-new-privileges",
-    "--pids-limit",
-    "512",
-    "--network",
-    "none",
+    *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+    *("--pids-limit", "512", "--network", "none"),
 )
 STORAGE = """[storage]
 driver = "overlay"

@@ -1,6 +1,5 @@
 """The image, built once: what it contains, and its containers as platforms start, limit and stop them."""
 
-import base64
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from tests.conftest import BUNDLED
 from tests.image.container import BUILD_SECONDS, SUDO, Container, build_image, podman, podman_environment
 from tests.simulate.command import Command
 from tests.simulate.simulation import client_of
-from tests.support.harness import ROOT, wait_until
+from tests.support.harness import ROOT, b64, wait_until
 from tests.support.readme import commands
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_SECONDS)]  # the first test waits for the build
@@ -356,8 +355,7 @@ def test_a_small_dev_shm_is_told_at_the_start_and_a_batch_beyond_it_is_a_507_tha
     assert "/dev/shm has 10 MB" in container.output()
     assert "--shm-size=1g" in container.output()
     assert find(container).status_code == 200
-    image = {"b64": base64.b64encode(EXAMPLE).decode()}
-    batch = {"model_name": "yolov5", "instances": [image] * 8}  # 9.8 MB of pixels
+    batch = {"model_name": "yolov5", "instances": [b64(EXAMPLE)] * 8}  # 9.8 MB of pixels
     with ThreadPoolExecutor(4) as threads:
         replies = list(threads.map(lambda _: container.post(json=batch), range(8)))
     assert {reply.status_code for reply in replies} <= {200, 507, 503}

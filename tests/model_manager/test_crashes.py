@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.model_manager.test_multimodel import CONFIG, Container, expect, tensor
-from tests.support.exits import EXITS
-from tests.support.harness import Server, wait_until
+from tests.support.harness import EXITS, Server, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack

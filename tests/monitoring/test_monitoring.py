@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.exits import EXITS
-from tests.support.harness import ONE_INSTANCE, ROOT, Server, link_model, make_scale, wait_until
+from tests.support.harness import EXITS, ONE_INSTANCE, ROOT, Server, link_model, make_scale, wait_until
 
 pytestmark = pytest.mark.stack
 

@@ -23,14 +23,8 @@ DISABLED = (
 )
 # As root, and without a network.
 ARGUMENTS = [
-    f"--disable-features={','.join(DISABLED)}",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *(f"--disable-features={','.join(DISABLED)}", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 WIDE, PHONE = 1280, 390
 # A label that would change the page's title, were it read as HTML.

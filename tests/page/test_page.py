@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.page.browser import PHONE, WIDE, choose, chromium, make_repository, opened, rectangle
 from tests.simulate.simulation import Simulation
-from tests.support.harness import PATIENCE, ROOT, Server, link_model, wait_until
+from tests.support.harness import PATIENCE, ROOT, Server, link_model, module_server, wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -30,12 +30,7 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    repository = make_repository(tmp_path_factory.mktemp("repository"))
-    running = Server(tmp_path_factory.mktemp("serve"), repository, SERVE_PAGE="true").wait_ready()
-    yield running
-    assert running.stop() == 0
+server = module_server(make_repository, SERVE_PAGE="true")
 
 
 @pytest.fixture

@@ -150,14 +150,17 @@ def test_archives_of_multi_model_mode_are_not_checked() -> None:
         ("scale/config.pbtxt", "onnxruntime_onnx", "onnx"),  # has none: Triton refuses the configuration
         ("sixfold/config.pbtxt", 'key: "x" value: "between"', 'key: "z" value: "between"'),
         ("sixfold/config.pbtxt", 'model_name: "scale"', 'model_name: "sixfold"'),
+        ("sleeper/1/model.py", "import time", "import a_module_that_is_missing"),
+        ("sleeper/client.py", "import numpy", "import a_library_that_is_missing"),
     ],
 )
-def test_a_start_ends_with_the_name_of_a_model_that_triton_does_not_load(
+def test_a_start_ends_with_the_name_of_a_model_that_cannot_be_loaded(
     tmp_path: Path, file: str, old: str, new: str
 ) -> None:
     make_scale(tmp_path / "models")
     make_ensemble(tmp_path / "models")
+    make_sleeper(tmp_path / "models")
     change(tmp_path / "models" / file, old, new)
     server = Server(tmp_path, tmp_path / "models", SERVE_DEVICE="cpu")
     assert server.wait_ended() == 1
-    assert f"'{Path(file).parent}'" in str(server.entries("serve")[-1]["message"])
+    assert f"'{Path(file).parts[0]}'" in str(server.entries("serve")[-1]["message"])

@@ -19,7 +19,6 @@ from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
 
-
 RESNET = ROOT / "model_repository/resnet"
 
 

@@ -297,25 +297,6 @@ def test_a_failing_ping_is_not_in_the_access_log_and_nginxs_own_errors_are(edge_
     assert [(line["path"], line["status"]) for line in edge_alone.lines(until=name)] == [("/models", 503)]
 
 
-def test_a_stop_finishes_what_was_accepted(upstream: Path, tmp_path: Path) -> None:
-    edge, statuses = Edge(behind(upstream, tmp_path)), list[int]()
-
-    def call() -> None:
-        statuses.append(requests.post(f"{edge.url}/invocations?hold", timeout=PATIENCE).status_code)
-
-    callers = [threading.Thread(target=call) for _ in range(8)]
-    with held():
-        for caller in callers:
-            caller.start()
-        wait_until_at_work(8)
-        edge.process.send_signal(signal.SIGQUIT)
-        wait_until(lambda: not edge.listens(), "it is stopping")
-    assert edge.process.wait(PATIENCE) == 0
-    for caller in callers:
-        caller.join()
-    assert statuses == [200] * 8
-
-
 def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = tmp_path / "nginx.conf"
     template.write_text(processes.TEMPLATE.read_text().replace("client_body_timeout 10s", "client_body_timeout 1s"))

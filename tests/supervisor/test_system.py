@@ -156,26 +156,19 @@ def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise
     assert running.stop() == 0
 
 
-def test_what_a_killed_process_left_behind_is_removed(supervise: Start) -> None:
-    running = supervise({"one": "touch left-$$; exec sleep 100"})
-    wait_until(lambda: list(running.folder.glob("left-*")), "it leaves something behind")
-    first = running.pid("one")
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not (running.folder / f"left-{first}").exists(), "that is removed")
-    assert running.stop() == 0
-    assert not list(running.folder.glob("left-*"))
-
-
-def test_only_folders_made_since_its_start_are_removed(supervise: Start, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_behind_is_removed_but_no_folder_that_is_older(
+    supervise: Start, tmp_path: Path
+) -> None:
     (tmp_path / "made-before").mkdir()
     os.utime(tmp_path / "made-before", (0, 0))
-    running = supervise({"one": "mkdir made-$$; touch made-$$/file; exec sleep 100"})
+    running = supervise({"one": "touch left-$$; mkdir made-$$; touch made-$$/file; exec sleep 100"})
     first = running.pid("one")
-    wait_until((tmp_path / f"made-{first}" / "file").exists, "it makes it")
+    left = [tmp_path / f"left-{first}", tmp_path / f"made-{first}/file"]
+    wait_until(lambda: all(path.exists() for path in left), "it leaves something behind")
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not (tmp_path / f"made-{first}").exists(), "its own is removed")
-    running.stop()
-    assert (tmp_path / "made-before").is_dir()
+    wait_until(lambda: not any(path.exists() for path in left), "that is removed")
+    assert running.stop() == 0
+    assert not list(tmp_path.glob("left-*")) and (tmp_path / "made-before").is_dir()
 
 
 def test_no_folder_is_removed_while_another_process_of_that_name_runs(supervise: Start, tmp_path: Path) -> None:
@@ -217,13 +210,6 @@ def test_one_that_ignores_sigterm_is_killed_with_its_group(supervise: Start) -> 
     assert running.stop() == 0
     wait_until(lambda: not alive(rest), "the rest of its group is gone")
     running.says("deaf", "killing")
-
-
-def test_one_that_dies_again_and_again_ends_everything_with_its_last_error(supervise: Start) -> None:
-    running = supervise({"other": "exec sleep 100", "bad": "echo 'Error: no model'; echo harmless error; exit 3"})
-    assert running.process.wait(PATIENCE) == 1
-    assert "bad" in running.entries()[-1] and "Error: no model" in running.entries()[-1]
-    assert not any("harmless" in line for line in running.lines())
 
 
 def test_a_group_of_the_terminal_is_not_the_childrens(supervise: Start) -> None:

@@ -1,5 +1,6 @@
 """Starts the whole container's software on free loopback ports, and the models that the tests serve."""
 
+import base64
 import contextlib
 import io
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import onnx
 import pytest
 import requests
@@ -27,24 +29,10 @@ from PIL import Image
 from serving.host.network import PortPicker
 from serving.repository.model_config import read_config
 from serving.settings.run_folder import TritonSockets
+from serving.triton.tensors import numpy_dtype
 from tests.support.started import ends_with
 
 ROOT = Path(__file__).resolve().parents[2]
-DATATYPES = {
-    "FP32": Type.FLOAT,
-    "FP64": Type.DOUBLE,
-    "FP16": Type.FLOAT16,
-    "INT8": Type.INT8,
-    "INT16": Type.INT16,
-    "INT32": Type.INT32,
-    "INT64": Type.INT64,
-    "UINT8": Type.UINT8,
-    "UINT16": Type.UINT16,
-    "UINT32": Type.UINT32,
-    "UINT64": Type.UINT64,
-    "BOOL": Type.BOOL,
-    "BYTES": Type.STRING,
-}
 IDENTITY_VALUES: dict[str, list[Any]] = {  # two of each datatype, for the model that make_identity writes
     "FP32": [1.5, -2.25],
     "FP64": [1e300, -0.1],
@@ -60,6 +48,7 @@ IDENTITY_VALUES: dict[str, list[Any]] = {  # two of each datatype, for the model
     "BOOL": [True, False],
     "BYTES": ["digit", "Ziffer ✓"],
 }
+DATATYPES = {name: helper.np_dtype_to_tensor_dtype(np.dtype(numpy_dtype(name))) for name in IDENTITY_VALUES}
 # Where the processor has BF16, `auto` takes OpenVINO, whose answers differ from ONNX Runtime's by some thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
 PATIENCE = 120.0  # seconds: what has not happened by then will not, however slow the machine is
@@ -71,11 +60,26 @@ def free_port() -> int:
     return _PORTS.pick(1)[0]
 
 
+def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, **options)
+    return buffer.getvalue()
+
+
+def b64(data: bytes) -> dict[str, str]:
+    """Return an instance that holds the bytes."""
+    return {"b64": base64.b64encode(data).decode()}
+
+
 def png_that_claims(width: int, height: int) -> bytes:
     """A PNG of one pixel whose header, checksum included, claims another size."""
-    buffer = io.BytesIO()
-    Image.new("L", (1, 1)).save(buffer, "PNG")
-    data = bytearray(buffer.getvalue())
+    data = bytearray(encoded(Image.new("L", (1, 1))))
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
     return bytes(data)
@@ -364,6 +368,26 @@ class TritonPythonModel:
             output = pb_utils.Tensor("slept", np.array([seconds], dtype=np.float32))
             replies.append(pb_utils.InferenceResponse([output]))
         return replies
+'''
+
+EXITS = '''
+import os
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """y = x. Its process exits with status 3 at 13, and hangs at 101."""
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
+
+    def answer(self, x):
+        if x.max() == 13:
+            os._exit(3)
+        while x.max() == 101:
+            time.sleep(1)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
 
 SLEEPER_CLIENT = '''

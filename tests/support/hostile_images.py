@@ -1,22 +1,16 @@
 """Image files that would take memory or work, each made from what it does; and the largest that are allowed."""
 
-import io
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 from PIL import Image
+
+from tests.support.harness import encoded
 
 PIXELS = 9_000_000  # the limit that they are made for: 72 MB
 SIDE = 3000
 Maker = Callable[[], bytes]
-
-
-def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:

@@ -122,31 +122,6 @@ def make_echo(repository: Path) -> None:
     make_python_model(repository / "echo", config, ECHO)
 
 
-PROMPT = '''
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    """Gives the prompt back, a second time where STREAM is true; both inputs are declared as [1, 1]."""
-
-    def execute(self, requests):
-        return [self.answer(*(pb_utils.get_input_tensor_by_name(r, n).as_numpy() for n in ("PROMPT", "STREAM")))
-                for r in requests]
-
-    def answer(self, prompt, stream):
-        return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", prompt * (1 + int(stream[0, 0])))])
-'''
-
-
-def make_prompt(repository: Path) -> None:
-    """`prompt`: declared as NVIDIA's own tests declare their large language models."""
-    config = (
-        'input { name: "PROMPT" data_type: TYPE_STRING dims: [1, 1] }\n'
-        'input { name: "STREAM" data_type: TYPE_BOOL dims: [1, 1] }\n'
-        'output { name: "TEXT" data_type: TYPE_STRING dims: [1, 1] }\n'
-    )
-    make_python_model(repository / "prompt", config, PROMPT)
-
-
 SUMMER = '''
 import numpy as np
 import triton_python_backend_utils as pb_utils

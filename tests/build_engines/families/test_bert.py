@@ -20,29 +20,20 @@ from build_engines.families import bundled
 from build_engines.model_folder import ModelSpec
 from build_engines.request import Request
 from tests.build_engines.models import session
-from tests.clients.text_models import save_tokenizer
+from tests.clients.text_models import SMALL, save_tokenizer
 from tests.support.harness import PATIENCE, ROOT
 
 pytestmark = pytest.mark.full
 
-
 Array = NDArray[Any]
 Arrays = dict[str, Array]
-SMALL: dict[str, Any] = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.3,
-}
+WORDS = 60  # of the vocabulary
 
 
 def random_model(**changes: Any) -> Any:
     """Return a small transformers model; biases and norms are random too."""
     torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(**SMALL, **changes)).eval()
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=WORDS, **SMALL, **changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -61,7 +52,7 @@ def batch(length: int = 11) -> Arrays:
     rng = np.random.default_rng(0)
     mask = (np.arange(length) < np.array([[length], [length - 2], [2]])).astype(np.int64)
     types = np.tile(np.arange(length) > 4, (3, 1)).astype(np.int64)
-    ids = rng.integers(5, SMALL["vocab_size"], (3, length))
+    ids = rng.integers(5, WORDS, (3, length))
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": types}
 
 
