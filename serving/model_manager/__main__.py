@@ -28,7 +28,7 @@ from serving.model_manager.manager import AtStart, Manager
 from serving.model_manager.on_change import OnChange
 from serving.model_manager.on_post import OnPost
 from serving.model_manager.recovery import Recovery, Report
-from serving.models.table import LOADING, Models
+from serving.models.table import LOADING, UNLOADING, Models
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
@@ -123,7 +123,8 @@ class Watch(threading.Thread):
             self.recovery.forget(pid)
             for entry in self.manager.take_up():
                 self.policy.failed(entry, entry.reason)
-            self._taken_up = all(entry.state != LOADING for entry in self.manager.models().entries.values())
+            models = self.manager.models()
+            self._taken_up = not any(map(models.awaits_server, models.entries.values()))
         self.recovery.step()
 
 
@@ -133,7 +134,9 @@ def _of_server(pid: int, before: int, models: Models) -> Models:
         return replace(models, server=pid)
     again = "tritonserver was started again"
     entries = {
-        name: replace(entry, state=LOADING, reason=again, answered=models.on_demand)
+        name: entry
+        if entry.state == UNLOADING
+        else replace(entry, state=LOADING, reason=again, answered=models.on_demand)
         for name, entry in models.entries.items()
     }
     return replace(models, server=pid, entries=entries)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serving.errors import InferenceFailed, InvalidRequest, OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
+from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver, replace_file
 from serving.host.processes import Stubs
-from serving.models.table import FAILED, LOADING, MODELS, READY, UNLOADING, Entry, Leases, Models, Table
+from serving.models.table import FAILED, MODELS, READY, UNLOADING, Entry, Leases, Models, Table
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.store import Store
 from serving.settings.table import Settings
@@ -25,6 +25,7 @@ from serving.triton.quirks import PREFACE
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
+BUSY = {"READY": 1, "LOADING": 2, "UNLOADING": 3}
 UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
 
 
@@ -93,10 +94,11 @@ class Manager:
         return column
 
     @contextmanager
-    def changing(self, name: str) -> Iterator[None]:
-        """While one loads, unloads or recovers a model nobody else does. Raise TritonTimeout."""
+    def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
+        """While one loads, unloads or recovers a model nobody else does. Wait `seconds` for that, None: as long as a
+        load may take. Raise TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
-        if not lock.acquire(timeout=self.settings.load_timeout):
+        if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
         try:
             yield
@@ -113,6 +115,12 @@ class Manager:
         """Have the supervisor restart tritonserver. Name the start that is meant, as the supervisor may be faster."""
         start, line = read_tritonserver(self.settings.status_file).starts, reason.replace("\n", " ")
         replace_file(self.settings.triton_restart_request, f"{start} {line}".encode())
+
+    def index(self) -> list[IndexEntry]:
+        """Return what Triton says of each version of each model. It fails to do that while a staged folder comes or
+        goes, so neither happens meanwhile."""
+        with self.store.lock:
+            return self.gateway.index()
 
     def load(self, entry: Entry) -> None:
         """Have Triton load what is staged. Raise a ServingError."""
@@ -151,7 +159,12 @@ class Manager:
 
     def _end(self, entry: Entry) -> None:
         """Have Triton unload it. An unload waits for a process that hangs, and for ever for one that has died: such a
-        process is killed, new instances are loaded beside it and unloaded in its place (recovery.py)."""
+        process is killed, new instances are loaded beside it and unloaded in its place (recovery.py). An unload during
+        a load waits for the load, which fails when its process is killed."""
+        if "LOADING" in self._states(entry).values():
+            self._kill_processes(entry)
+            if not self._becomes(lambda: "LOADING" not in self._states(entry).values(), UNLOAD_SECONDS):
+                raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
         self.gateway.unload(entry.triton_name)
         if self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
             return
@@ -165,9 +178,14 @@ class Manager:
             raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
 
     def _is_gone(self, entry: Entry) -> bool:
+        states = self._states(entry)
+        return states.get(entry.triton_name) != "READY" and "UNLOADING" not in states.values()
+
+    def _states(self, entry: Entry) -> dict[str, str]:
+        """Return the state of what is staged for the model: that of the version that is busiest."""
         names = self.staged_names(entry)
-        states = {(each.name, each.state) for each in self.gateway.index() if each.name in names}
-        return (entry.triton_name, "READY") not in states and "UNLOADING" not in {state for _, state in states}
+        found = sorted((each for each in self.index() if each.name in names), key=lambda each: BUSY.get(each.state, 0))
+        return {each.name: each.state for each in found}
 
     def _kill_processes(self, entry: Entry) -> None:
         stubs = Stubs()
@@ -178,11 +196,10 @@ class Manager:
                     os.kill(stub.pid, signal.SIGKILL)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it becomes true in time. Triton may answer late while it loads or unloads, and fails to list
-        its models while a staged folder comes or goes (quirks.py)."""
+        """Return whether it becomes true in time. Triton may answer late while it loads or unloads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            with suppress(TritonTimeout, InferenceFailed, InvalidRequest):
+            with suppress(TritonTimeout):
                 if condition():
                     return True
             time.sleep(PAUSE)
@@ -190,18 +207,28 @@ class Manager:
 
     def take_up(self) -> list[Entry]:
         """After a start of tritonserver, which loads all that is staged before it listens: write which models are
-        ready, and return those that have failed. Raise TritonUnavailable and TritonTimeout while it does not answer."""
+        ready, and return those that have failed. Remove what the table does not have: the model of a load that its
+        manager and tritonserver did not survive. Raise TritonUnavailable and TritonTimeout while Triton does not
+        answer."""
         index: dict[str, list[IndexEntry]] = {}
-        for each in self.gateway.index():
+        for each in self.index():
             index.setdefault(each.name, []).append(each)
+        for name in self.store.names() - self._known():
+            with suppress(TritonTimeout), self.changing(name, 0.0):
+                if name not in self._known():
+                    self.gateway.unload(name)
+                    self.store.remove(name)
         found = [
             self._as_triton_says(entry, index.get(entry.triton_name, []))
             for entry in self._models.entries.values()
-            if entry.state == LOADING
+            if self._models.awaits_server(entry)
         ]
         known = {entry.name: entry for entry in found if entry.state != FAILED}
         self.write(lambda models: replace(models, entries=_renewed(models.entries, known)))
         return [entry for entry in found if entry.state == FAILED]
+
+    def _known(self) -> set[str]:
+        return {name for entry in self._models.entries.values() for name in self.staged_names(entry)}
 
     def _as_triton_says(self, entry: Entry, versions: list[IndexEntry]) -> Entry:
         states = {each.state for each in versions}

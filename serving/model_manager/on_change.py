@@ -24,7 +24,7 @@ from typing import Any
 
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.model_manager.manager import AtStart, Manager
-from serving.models.table import READY, Entry, Rejection
+from serving.models.table import READY, UNLOADING, Entry, Rejection
 from serving.repository.layout import CLIENTS, Facts, folders_in, is_model
 from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
 from serving.repository.store import copy, signature
@@ -241,7 +241,11 @@ def _is_as_it_was(seen: Mapping[str, Found], rejection: Rejection) -> bool:
 
 
 def _is_served(found: Found, entry: Entry | None) -> bool:
-    return entry is not None and (str(found.folder), found.signature) == (entry.source, entry.signature)
+    return (
+        entry is not None
+        and entry.state != UNLOADING
+        and (str(found.folder), found.signature) == (entry.source, entry.signature)
+    )
 
 
 def _checked(settings: Settings, repositories: Collection[Path], names: Collection[str]) -> Sequence[str]:

@@ -9,8 +9,10 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from serving.errors import (
     ConfigError,
@@ -49,9 +51,16 @@ class OnPost(AtStart):
     def begin(self) -> None:
         self.manager.write(lambda models: replace(models, on_demand=True))
         for entry in self.manager.models().entries.values():
-            if entry.state == UNLOADING or (entry.state == LOADING and not entry.reason):
-                with suppress(ServingError):
-                    self.manager.drop(entry)
+            if entry.state == LOADING and not entry.reason:
+                self.manager.update(entry, state=UNLOADING)
+
+    def step(self, asked: bool) -> None:
+        """End what has given up: a load of which Triton did not say how it ended, an unload that waited in vain."""
+        for entry in self.manager.models().entries.values():
+            if entry.state == UNLOADING:
+                with suppress(TritonTimeout, TritonUnavailable), self.manager.changing(entry.name, 0.0):
+                    if self.manager.is_current(entry):
+                        self.manager.unload(entry)
 
     def load(self, name: str, url: str, target: str) -> None:
         """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
@@ -69,9 +78,13 @@ class OnPost(AtStart):
                 if loaded.state != UNLOADING:
                     raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
                 self.manager.unload(loaded)  # an unload that has given up: calls get 404 already
-            entry = self._admit(name, url, target, archive)
+            names = self._names(target, archive)
+            entry = self._admit(name, url, target, archive, names)
             try:
-                self._load(entry, archive)
+                self._load(entry, names)
+            except TritonTimeout:  # Triton may still be loading it
+                self.manager.update(entry, state=UNLOADING)
+                raise
             except BaseException:
                 self.manager.drop(entry)
                 raise
@@ -89,7 +102,14 @@ class OnPost(AtStart):
             self.manager.unload(entry)
         log.info("unloaded %s (%s)", entry.target, name)
 
-    def _admit(self, name: str, url: str, target: str, archive: Archive) -> Entry:
+    def _names(self, target: str, archive: Archive) -> dict[Path, str]:
+        """Return Triton's name of each of the archive's folders, its own first."""
+        own = triton_name(target)
+        before = f"{own}__" if self.settings.namespaces else ""
+        inner = {part: f"{before}{part.name}" for part in archive.parts if part != archive.folder}
+        return {archive.folder: own, **inner}
+
+    def _admit(self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]) -> Entry:
         """Write the load into the table, so that others count its memory. Raise OutOfMemory, ModelAlreadyLoaded."""
         needed = estimate(archive.weight(), len(archive.parts))
         pid = self.manager.pid()
@@ -101,38 +121,34 @@ class OnPost(AtStart):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
             if (other := self.manager.models().by_target.get(target)) and other.name != name:
                 raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
-            own = triton_name(target)
-            inner = [part.name for part in archive.parts if part != archive.folder]
-            parts = tuple(f"{own}__{part}" for part in inner) if self.settings.namespaces else tuple(inner)
-            self._check_free(own, parts)
+            own, *parts = names.values()
+            self._check_free({own, *parts})
             column = self.manager.free_column()
             load = secrets.token_hex(8)
             began = time.monotonic()
             entry = Entry(
                 name, own, str(archive.folder), load, column,
-                parts=parts, began=began, answered=True, target=target, url=url,
+                parts=tuple(parts), began=began, answered=True, target=target, url=url,
             )  # fmt: skip
             self.manager.put(entry)
             self._promised[name] = needed
         return entry
 
-    def _check_free(self, own: str, parts: tuple[str, ...]) -> None:
+    def _check_free(self, names: set[str]) -> None:
         """Without namespaces two archives may name a part alike. Raise LoadFailed."""
         for other in self.manager.models().entries.values():
-            if taken := {own, *parts} & {other.triton_name, *other.parts}:
+            if taken := names & {other.triton_name, *other.parts}:
                 raise LoadFailed(
                     f"'{other.name}' has a model {', '.join(sorted(taken))} too, and "
                     "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING=false keeps their names: rename one"
                 )
 
-    def _load(self, entry: Entry, archive: Archive) -> None:
+    def _load(self, entry: Entry, names: Mapping[Path, str]) -> None:
         """Stage its folders and have Triton load them."""
-        inner = [part for part in archive.parts if part != archive.folder]
-        names = {part.name: name for part, name in zip(inner, entry.parts, strict=True)}
+        inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
-            for part in archive.parts:
-                name = entry.triton_name if part == archive.folder else names[part.name]
-                if choice := self.manager.store.stage(part, name, names):
+            for folder, name in names.items():
+                if choice := self.manager.store.stage(folder, name, inner):
                     log.log(logging.WARNING if choice.refused else logging.INFO, "%s: %s", name, choice)
             self.manager.load(entry)
         except ConfigError as err:

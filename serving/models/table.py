@@ -114,6 +114,10 @@ class Models:
         """Archives by their Target-Model, or by the platform's name."""
         return {**self.current, **{entry.target: entry for entry in self.current.values() if entry.target}}
 
+    def awaits_server(self, entry: Entry) -> bool:
+        """Return whether tritonserver loads the model while it starts, unlike one that POST /models has it load."""
+        return entry.state == LOADING and bool(entry.reason or not self.on_demand)
+
     def closure(self, entry: Entry) -> Iterator[Entry]:
         """Yield the model, and what it calls, however deep. A circle, which Triton does not load, ends it."""
         left, seen = [entry], set[str]()

@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -38,12 +39,14 @@ IGNORED = ("__pycache__",)
 
 
 class Store:
-    """Triton's repository in the folder `root`; safe to share between threads that stage different models."""
+    """Triton's repository in the folder `root`; safe to share between threads that stage different models. A model is
+    staged in a folder beside it, which then takes its place in one step."""
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root, self.settings, self.backends = root, settings, backends
         self._engines = Engines(settings, backends)
         self._completes = only_python_backends(backends)
+        self.lock = threading.Lock()  # held while a staged folder comes or goes
 
     def path(self, triton_name: str) -> Path:
         return self.root / triton_name
@@ -51,16 +54,27 @@ class Store:
     def stage(self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None) -> Choice | None:
         """Show the model in `folder` to Triton by that name; `names` are Triton's for the models that an ensemble
         calls. Return why an engine was chosen, None if there was no choice. Raise ConfigError."""
-        shown = self.path(triton_name)
-        self.remove(triton_name)
+        shown = self.root.with_name("unfinished") / triton_name
+        shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)
+        try:
+            choice = self._fill(shown, folder, names or {})
+            self.root.mkdir(exist_ok=True)
+            with self.lock:
+                shutil.rmtree(self.path(triton_name), ignore_errors=True)
+                shown.rename(self.path(triton_name))
+        finally:
+            shutil.rmtree(shown, ignore_errors=True)
+        return choice
+
+    def _fill(self, shown: Path, folder: Path, names: Mapping[str, str]) -> Choice | None:
         for entry in folder.iterdir():
             if entry.name not in (CONFIG, "configs"):
                 (shown / entry.name).symlink_to(entry.absolute())
         config, choice = self._engines.made(folder)
         config.name = ""  # Triton's name is the folder's
         for step in config.ensemble_scheduling.step:
-            step.model_name = (names or {}).get(step.model_name, step.model_name)
+            step.model_name = names.get(step.model_name, step.model_name)
         if backend_of(config) == ENSEMBLE and not config.platform:  # Triton does not load one without (quirks.py)
             config.platform = ENSEMBLE
         (shown / CONFIG).write_text(written(config), encoding="utf-8")
@@ -69,7 +83,12 @@ class Store:
         return choice
 
     def remove(self, triton_name: str) -> None:
-        shutil.rmtree(self.path(triton_name), ignore_errors=True)
+        with self.lock:
+            shutil.rmtree(self.path(triton_name), ignore_errors=True)
+
+    def names(self) -> set[str]:
+        """Return the names of all models that are staged."""
+        return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
     def _completed(self, shown: Path, name: str) -> str:
         module = "serving.repository.store"

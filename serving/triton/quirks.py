@@ -11,8 +11,10 @@ Quirks without a text or number of their own:
   again a model that shall be gone; so does Manager.unload. Goes when tests/model_manager/test_crashes.py holds.
 - A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first. Goes with the
   above.
-- The index of models fails ("failed to stat file") while a staged folder comes or goes. The manager asks again. Goes
-  when tests/model_manager/test_multimodel.py holds.
+- The index of models fails ("failed to stat file") while a staged folder comes or goes. Manager.index and Store share a
+  lock. Goes when tests/model_manager/test_multimodel.py holds.
+- An unload of a model that is being loaded waits until the load has ended, and so does the next load. Manager.unload
+  kills the model's process first. Goes when tests/model_manager/test_broken_off_loads.py holds.
 - An ensemble without `platform: "ensemble"` is not loaded. repository/store.py adds it. Goes when
   tests/endpoint/test_ensembles.py holds.
 - To complete configurations, each Python model is started twice, and the first process gets a second to end.

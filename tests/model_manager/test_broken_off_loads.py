@@ -1,0 +1,78 @@
+"""Loads that Triton has not ended when the manager gives up, or that the manager or tritonserver did not survive."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.errors import TritonTimeout
+from serving.host import tritonserver
+from serving.host.files import ProcessStatus, write_status
+from serving.model_manager.manager import Manager
+from serving.model_manager.on_post import OnPost
+from serving.models.table import READY, UNLOADING
+from serving.settings.table import Settings
+from serving.triton.gateway import TritonGateway
+from tests.backends.triton_process import serving
+from tests.model_manager.test_multimodel import make_model
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnPost]:
+    """A manager in this process that waits 2 s for a load, and a tritonserver."""
+    monkeypatch.setattr(Settings, "load_timeout", 2.0)
+    root = tmp_path / "archives"
+    settings = replace(Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1)
+    settings.staged_folder.mkdir()
+    options = ("--model-control-mode=explicit", "--exit-on-error=false")
+    log = tmp_path / "log"
+    with serving(settings.staged_folder, tritonserver.backend_directory(), log, *options) as server:
+        write_status(settings.status_file, "ready", {"tritonserver": ProcessStatus(server.process.pid, 1)})
+        made = OnPost(Manager(settings, TritonGateway(f"127.0.0.1:{server.grpc}", 5)))
+        made.begin()
+        yield made
+
+
+def hold_a_load(policy: OnPost) -> str:
+    """Give up a load that goes on in Triton, as long as its process lives. Return the archive's URL."""
+    folder = policy.settings.models_root / "id/model"
+    make_model(folder / "net", initialize="hold()")
+    with pytest.raises(TritonTimeout):
+        policy.load("m", str(folder), "m")
+    entry = policy.manager.get("m")
+    assert entry and entry.state == UNLOADING
+    make_model(folder / "net")  # for the next load
+    return str(folder)
+
+
+def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
+    hold_a_load(policy)
+    policy.step(False)
+    assert policy.manager.get("m") is None
+    assert policy.manager.store.names() == set()
+    assert {each.state for each in policy.manager.index()} <= {"UNAVAILABLE"}
+
+
+def test_the_next_load_waits_for_the_end_of_one_that_took_too_long(policy: OnPost) -> None:
+    url = hold_a_load(policy)
+    policy.load("m", url, "m")
+    entry = policy.manager.get("m")
+    assert entry and entry.state == READY
+    assert policy.manager.gateway.is_model_ready("m")
+
+
+def test_what_the_table_does_not_have_is_unloaded_and_removed(policy: OnPost, tmp_path: Path) -> None:
+    manager = policy.manager
+    make_model(tmp_path / "net")
+    manager.store.stage(tmp_path / "net", "stray")
+    manager.gateway.load("stray", 60)
+    url = policy.settings.models_root / "id/model"
+    make_model(url / "net")
+    policy.load("m", str(url), "m")
+    manager.take_up()
+    assert manager.store.names() == {"m"}
+    assert not manager.gateway.is_model_ready("stray")
+    assert manager.gateway.is_model_ready("m")
