@@ -1,10 +1,11 @@
-"""How one instance is read: an image, a text, a row of a table, or any JSON value. Only this room decodes.
+"""How one instance is read: an image, a text, a row of a table, or any JSON value. Only this package decodes.
 
 Clients name what they take by IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or derive a codec of their own.
 """
 
-from serving.codecs.base import FORM, Codec, JsonCodec, Limits, RowCodec, TextCodec, describe, read_cells
-from serving.codecs.image import EncodedImageCodec, ImageCodec, decode_base64, encode_image
+from serving.codecs.base import FORM, Codec, JsonCodec, Limits, RowCodec, TextCodec, decode_base64, describe, read_cells
+from serving.codecs.image import EncodedImageCodec, ImageCodec
+from serving.codecs.pixels import encode_image
 
 __all__ = [
     "ENCODED_IMAGE",

@@ -4,8 +4,10 @@ A codec reads an instance either from raw bytes (a body, a part of a form) or fr
 and raises DecodingError that says what was expected.
 """
 
+import binascii
 import csv
 from abc import ABC, abstractmethod
+from base64 import b64decode
 from dataclasses import dataclass
 from io import StringIO
 from itertools import islice
@@ -17,12 +19,13 @@ from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 
 FORM = "multipart/form-data"
+_URL_SAFE = str.maketrans("-_", "+/")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before it is decoded; and how many pixels each side of an image must keep where it may be
-    decoded smaller than it is, 0 where it may not."""
+    """What is refused before it is decoded; and how many pixels each side of an image must keep if it may be decoded
+    smaller than it is, 0 if it may not."""
 
     max_image_pixels: int = 89_000_000
     side: int = 0
@@ -43,11 +46,11 @@ class Codec(ABC):
     media_types: tuple[str, ...] = ()
 
     def from_bytes(self, data: bytes, limits: Limits) -> Any:
-        """The instance that these raw bytes hold."""
+        """Return the instance that these raw bytes hold."""
         return self.load(self.open(data, limits))
 
     def from_json(self, value: Any, limits: Limits) -> Any:
-        """The instance that this value of a JSON body holds."""
+        """Return the instance that this value of a JSON body holds."""
         opened = self.open_json(value, limits)
         try:
             return self.load(opened)
@@ -56,23 +59,35 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """What `load` makes the instance of."""
+        """Return what `load` makes the instance of."""
 
     @abstractmethod
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """The same of a value of a JSON body."""
+        """Return the same for a value of a JSON body."""
 
     def load(self, opened: Any) -> Any:
-        """The instance."""
+        """Return the instance."""
         return opened
 
     def memory(self, opened: Any) -> int:
-        """The bytes that an image takes at most while it is loaded, and as the instance; what is no image has none."""
+        """Return the bytes that an image takes at most while it is loaded, and as the instance; 0 if it is no image."""
         return 0
 
 
+def decode_base64(text: str) -> bytes:
+    """Decode standard or URL-safe base64, padded or not, with or without a `data:…;base64,` prefix and line ends. Raise
+    DecodingError."""
+    if text.startswith("data:") and "," in text[:256]:
+        text = text.split(",", 1)[1]
+    compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
+    try:
+        return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+    except (binascii.Error, ValueError) as err:
+        raise DecodingError(f"not base64 ({err})") from err
+
+
 def describe(value: Any) -> str:
-    """A value in an error message: its JSON type, its keys or its start, never all of it."""
+    """Describe a value in an error message: its JSON type, its keys or its start, never all of it."""
     if isinstance(value, dict):
         return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
     if isinstance(value, list):
@@ -83,7 +98,7 @@ def describe(value: Any) -> str:
 
 
 class TextCodec(Codec):
-    """UTF-8 text -> str."""
+    """Decode UTF-8 text."""
 
     name = "text"
     expected = 'a string, or {"text": "…"}'
@@ -104,7 +119,7 @@ class TextCodec(Codec):
 
 
 class JsonCodec(Codec):
-    """Any JSON value, as it is."""
+    """Pass on any JSON value as it is."""
 
     name = "json"
     expected = "any JSON value"
@@ -121,14 +136,14 @@ class JsonCodec(Codec):
 
 
 class RowCodec(Codec):
-    """A row of a table -> its cells in order, a list, or by their columns, an object."""
+    """Read a row of a table: its cells in order, a list, or by their columns, an object."""
 
     name = "row"
     expected = "a list of cells, or an object {column: cell}"
     media_types = ("text/csv", "application/json")
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """JSON, or one line of CSV."""
+        """Read JSON, or one line of CSV."""
         if data.lstrip()[:1] not in (b"[", b"{"):
             return read_cells(data)
         try:
@@ -143,7 +158,7 @@ class RowCodec(Codec):
 
 
 def read_cells(row: bytes) -> list[str]:
-    """The cells of one row of CSV (RFC 4180, UTF-8). Raises DecodingError, PayloadTooLarge."""
+    """Return the cells of one row of CSV (RFC 4180, UTF-8). Raise DecodingError, PayloadTooLarge."""
     check_count(row.count(b","), MOST_CELLS, "cells in one row")
     try:
         rows = csv.reader(StringIO(row.decode("utf-8-sig"), newline=""), strict=True)

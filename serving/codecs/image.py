@@ -3,45 +3,40 @@
     bytes -> header (read_header) -> size, format and memory within the limits -> pixels (Header.rgb) -> RGB
              ImageCodec.open                                                      ImageCodec.load
 
-Whatever is wrong on this way is the caller's DecodingError, for Pillow raises whatever its parsers run into.
+Whatever is wrong on this way is the caller's DecodingError, because Pillow raises whatever its parsers run into.
 """
 
-import binascii
 import logging
 import warnings
-from base64 import b64decode
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from serving.codecs.base import FORM, Codec, Limits, describe
+from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
+from serving.codecs.formats import PIXEL, buffers
+from serving.codecs.pixels import to_rgb
 from serving.errors import DecodingError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # others start programs or decode at once; JPEG takes MPO too
-ANIMATED_FORMATS = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
-PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
+JPEG = ("JPEG", "MPO")
 BYTES_PER_PIXEL = 2 * PIXEL  # the image and the RGB made of it, or the image and itself while it is turned
-WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
-SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a walk over all
 START_OF_SCAN = 0xDAFF  # the bytes FF DA
 HEADER_PARTS, HEADER_BYTES = 800, 8 * 2**20  # a photo's header has tens of parts; Pillow takes microseconds for each
 BYTES_PER_READ = 32  # behind the header; blocks of a GIF have 256, and chunks of a PNG thousands
-SMALLER = 1.3  # times, by which libjpeg makes an image smaller at least: at 7/8 it takes longer than at full size
+SMALLER = 1.3  # the least factor by which libjpeg makes an image smaller: at 7/8 it takes longer than at full size
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, by memory
 PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # of unpacked text; Pillow allows 64 MB
-TiffImagePlugin.READ_LIBTIFF = True  # strips are read in C: Pillow's own way takes minutes for a million of them
 warnings.filterwarnings("ignore", module=r"PIL\b")  # a caller's file says nothing to an operator
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def most_memory(max_image_pixels: int) -> int:
-    """The bytes that one image, or those of a batch together, take at most while they are decoded and converted."""
+    """Return the bytes that one image, or those of a batch together, take at most until they are RGB."""
     return max_image_pixels * BYTES_PER_PIXEL
 
 
@@ -59,37 +54,40 @@ class _File(BytesIO):
         if size is not None and size > 0:  # WebP asks for all at once
             self._bytes -= len(block)
         if self._reads < 0 or self._bytes < 0:
-            raise DecodingError("the image has too much metadata or is cut into too many parts; save it anew without")
+            raise DecodingError("the image has too much metadata or too many parts; save it again without metadata")
         return block
 
     def header_is_read(self) -> None:
+        """Bound the reads of the pixels by the length of the file."""
         self._reads, self._bytes = HEADER_PARTS + self._length // BYTES_PER_READ, 2 * (HEADER_BYTES + self._length)
 
 
-@dataclass(frozen=True)
 class Header:
-    """An image whose header alone is read, of this data; `buffers` are the bytes that its decoder takes beside the
-    pixels, `scans` those of a JPEG, 0 of other formats; `side` is what each side must keep where it may be decoded
-    smaller, 0 where it may not."""
+    """An image whose header alone is read.
 
-    image: Image.Image
-    data: bytes
-    buffers: int
-    scans: int
-    side: int = 0
+    Each side keeps at least `side` pixels if the image may be decoded smaller; 0: it may not. `memory` is what it takes
+    at most until it is RGB.
+    """
 
-    @property
-    def memory(self) -> int:
-        pixels = self.image.width * self.image.height
-        return pixels * PIXEL + max(pixels * PIXEL, self.buffers)
+    __slots__ = ("data", "image", "memory", "side")
 
-    def reduced(self, side: int) -> "Header":
-        """A JPEG can be decoded at 1/8 to 6/8 of its size, with no side below that; other formats stay whole."""
-        self.image.draft(self.image.mode, (side, side))
-        return replace(self, side=side)
+    def __init__(self, image: Image.Image, data: bytes, side: int, buffer: int, max_image_pixels: int) -> None:
+        """Raise DecodingError if decoding takes more than the limit. `buffer` is what the decoder takes beside the
+        pixels."""
+        self.image, self.data, self.side = image, data, side
+        self.memory = _memory(image, buffer)
+        if self.memory > most_memory(max_image_pixels):
+            raise DecodingError(
+                f"decoding the {image.format} image of {image.width}×{image.height} pixels takes {self.memory} bytes, "
+                f"more than the limit of {most_memory(max_image_pixels)} ({BYTES_PER_PIXEL} for each of "
+                f"{max_image_pixels} pixels); send it smaller, or as a JPEG that is not progressive"
+            )
+        if side:  # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats stay whole
+            image.draft(image.mode, (side, side))
+            self.memory = _memory(image, buffer)
 
     def rgb(self) -> Image.Image:
-        """The image, EXIF orientation applied, transparency laid on white; raises DecodingError."""
+        """Decode the image: EXIF orientation applied, transparency laid on white. Raise DecodingError."""
         try:
             image = self._decoded()
             ImageOps.exif_transpose(image, in_place=True)
@@ -97,11 +95,12 @@ class Header:
         except DecodingError:
             raise
         except Exception as err:
-            raise _damaged(self.image.format, err) from err
+            reason = str(err) or type(err).__name__
+            raise DecodingError(f"the {self.image.format} image is truncated or damaged ({reason})") from err
 
     def _decoded(self) -> Image.Image:
         """Pillow has the last word where libjpeg finds something wrong: it decodes many a damaged file."""
-        if self.side and self.image.format in ("JPEG", "MPO") and self.image.mode in ("RGB", "L"):
+        if self.side and self.image.format in JPEG and self.image.mode in ("RGB", "L"):
             with suppress(Exception):
                 if decoded := self._at_eighths():
                     return decoded
@@ -109,8 +108,8 @@ class Header:
         return self.image
 
     def _at_eighths(self) -> Image.Image | None:
-        """Pillow asks libjpeg for 1/2, 1/4 and 1/8 alone. None where nothing between them is small enough to pay; never
-        larger than Pillow's, which `memory` counts."""
+        """Decode a JPEG at 3/8, 5/8 or 6/8, because Pillow asks libjpeg for 1/2, 1/4 and 1/8 alone. Return None if
+        that is not smaller than Pillow's size, which `memory` counts."""
         smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
         height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
         if width >= self.image.width or height >= self.image.height:
@@ -121,8 +120,47 @@ class Header:
         return decoded
 
 
+def _memory(image: Image.Image, buffer: int) -> int:
+    size = image.width * image.height * PIXEL
+    return size + max(size, buffer)
+
+
+def read_header(data: bytes, max_image_pixels: int, side: int = 0) -> Header:
+    """Read the header only, and refuse by it. Raise DecodingError."""
+    if not data:
+        raise DecodingError("the image is empty (0 bytes)")
+    try:
+        file = _File(data)
+        image = Image.open(file, formats=FORMATS)
+        file.header_is_read()
+        width, height = image.size
+        if width * height > max_image_pixels:
+            raise DecodingError(
+                f"the image has {width}×{height} = {width * height} pixels, more than the limit of "
+                f"{max_image_pixels}; send it smaller"
+            )
+        scans = _scans(data) if image.format in (*JPEG, "TIFF") else 0
+        one_scan = image.format in JPEG and scans == 1
+        plain = one_scan or (image.format == "PNG" and not getattr(image, "is_animated", True))
+        return Header(image, data, side, 0 if plain else buffers(image, scans, max_image_pixels), max_image_pixels)
+    except DecodingError:
+        raise
+    except UnidentifiedImageError:
+        raise DecodingError(
+            f"not an image in a known format (the first bytes are {data[:8]!r}); send JPEG, PNG, WebP, GIF, BMP or TIFF"
+        ) from None
+    except Exception as err:
+        raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
+
+
+def _scans(data: bytes) -> int:
+    """Count start-of-scan markers; those of a preview inside are counted too. bytes.count takes four times as long."""
+    pairs = (np.frombuffer(data, "<u2", (len(data) - at) // 2, at) for at in (0, 1))
+    return sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
+
+
 class ImageCodec(Codec):
-    """An image file -> PIL.Image in RGB, EXIF orientation applied, transparency laid on white."""
+    """Decode an image file to PIL.Image in RGB, EXIF orientation applied, transparency laid on white."""
 
     name = "image"
     expected = '{"b64": "<base64 of an image file>"}'
@@ -131,8 +169,7 @@ class ImageCodec(Codec):
     media_types = ("image/*", "application/x-image", "application/octet-stream", FORM)
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        image = read_header(data, limits.max_image_pixels)
-        return image.reduced(limits.side) if limits.side else image
+        return read_header(data, limits.max_image_pixels, limits.side)
 
     def load(self, opened: Any) -> Any:
         return opened.rgb()
@@ -150,7 +187,7 @@ class ImageCodec(Codec):
 
 
 class EncodedImageCodec(ImageCodec):
-    """An image file -> its bytes as they are, for a model that decodes by itself; the header is checked."""
+    """Pass on the bytes of an image file, for a model that decodes by itself; the header is checked."""
 
     name = "encoded image"
 
@@ -163,142 +200,3 @@ class EncodedImageCodec(ImageCodec):
 
     def memory(self, opened: Any) -> int:
         return 0
-
-
-def read_header(data: bytes, max_image_pixels: int) -> Header:
-    """Reads the header only, and refuses by it: DecodingError."""
-    if not data:
-        raise DecodingError("the image is empty (0 bytes)")
-    try:
-        file = _File(data)
-        image = Image.open(file, formats=FORMATS)
-        file.header_is_read()
-        scans = _scans(data) if _is_jpeg(image) else 0
-        header = Header(image, data, _buffers(image, scans), scans)
-        _check(header, max_image_pixels)
-        return header
-    except DecodingError:
-        raise
-    except UnidentifiedImageError:
-        raise DecodingError(
-            f"not an image in a known format (the first bytes are {data[:8]!r}); send JPEG, PNG, WebP, GIF, BMP or TIFF"
-        ) from None
-    except Exception as err:
-        raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
-
-
-def _damaged(format: str | None, err: Exception) -> DecodingError:
-    return DecodingError(f"the {format} image is truncated or damaged ({str(err) or type(err).__name__})")
-
-
-def _buffers(image: Image.Image, scans: int) -> int:
-    """The bytes that a decoder holds beside the image it fills."""
-    pixels = _pixels_at_a_time(image)
-    coefficients = 2 * len(image.getbands()) * pixels  # libjpeg's, where more than one scan adds to them
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
-        bits: int = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
-        samples = int(image.tag_v2.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
-        return pixels * max(bits * samples // 8, PIXEL) + (coefficients if _is_jpeg(image) else 0)
-    if image.format == "WEBP":
-        return pixels * WEBP_BUFFERS
-    return coefficients if scans > 1 else 0
-
-
-def _pixels_at_a_time(image: Image.Image) -> int:
-    """Of the strip or tile that libtiff unpacks, which may be larger than its image; of other formats all."""
-    if not isinstance(image, TiffImagePlugin.TiffImageFile):
-        return image.width * image.height
-    tags, side = image.tag_v2, max(image.size)  # a turned image has its sides exchanged
-    rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
-    width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
-    return int(width) * int(length) if width and length else min(rows * side, image.width * image.height)
-
-
-def _is_jpeg(image: Image.Image) -> bool:
-    return image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression", ""))
-
-
-def _scans(data: bytes) -> int:
-    """Start-of-scan markers; those of a preview inside are counted too. bytes.count takes four times as long."""
-    pairs = (np.frombuffer(data, "<u2", (len(data) - at) // 2, at) for at in (0, 1))
-    return sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
-
-
-def _check(header: Header, max_image_pixels: int) -> None:
-    image = header.image
-    pixels = image.width * image.height
-    if pixels > max_image_pixels:
-        raise DecodingError(
-            f"the image has {image.width}×{image.height} = {pixels} pixels, more than the limit of "
-            f"{max_image_pixels}; send it smaller"
-        )
-    if header.memory > most_memory(max_image_pixels):
-        raise DecodingError(
-            f"decoding the {image.format} image of {image.width}×{image.height} pixels takes {header.memory} bytes, "
-            f"more than the limit of {most_memory(max_image_pixels)} ({BYTES_PER_PIXEL} for each of "
-            f"{max_image_pixels} pixels); send it smaller, or as a JPEG that is not progressive"
-        )
-    if header.scans * _pixels_at_a_time(image) > SCANS * max_image_pixels:
-        raise DecodingError(f"the JPEG image has {header.scans} scans; send it as one that is not progressive")
-    if image.format == "BMP" and image.info.get("compression") in (1, 2):  # Pillow unpacks it in Python
-        raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
-    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
-        raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-
-
-STRIP_PIXELS = 2**20  # what is converted at a time
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode -> RGB: transparency laid on white, CMYK and palettes converted.
-
-    Levels above 255 of a 16-bit grey image become 255, as Pillow's convert and with it transformers' pipelines have it.
-
-    In strips, for on its way a pixel takes up to 16 bytes.
-    """
-    result = Image.new("RGB", image.size)
-    rows = max(1, STRIP_PIXELS // image.width)
-    for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        result.paste(_strip_to_rgb(strip), (0, top))
-    return result
-
-
-def _strip_to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode[0] in "IF":  # a copy without its info, since Pillow knows no transparency of these modes
-        return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-    return image.convert("RGB")
-
-
-LONGEST_JPEG = 65_500  # libjpeg's JPEG_MAX_DIMENSION
-_URL_SAFE = str.maketrans("-_", "+/")
-
-
-def decode_base64(text: str) -> bytes:
-    """Standard or URL-safe base64, padded or not, with or without a `data:…;base64,` prefix and line ends."""
-    if text.startswith("data:") and "," in text[:256]:
-        text = text.split(",", 1)[1]
-    compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
-    try:
-        return b64decode(compact + "=" * (-len(compact) % 4), validate=True)
-    except (binascii.Error, ValueError) as err:
-        raise DecodingError(f"not base64 ({err})") from err
-
-
-def encode_image(image: Image.Image, media_type: str) -> bytes:
-    """image/jpeg (quality 90) or image/png. Raises DecodingError for an image that JPEG cannot hold."""
-    if media_type != "image/png" and max(image.size) > LONGEST_JPEG:
-        raise DecodingError(
-            f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose sides have at most "
-            f"{LONGEST_JPEG}: ask for image/png",
-            instance=0,
-        )
-    buffer = BytesIO()
-    if media_type == "image/png":
-        image.save(buffer, "PNG")
-    else:
-        image.save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()

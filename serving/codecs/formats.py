@@ -1,0 +1,45 @@
+"""Bound what a decoder takes beside the pixels: TIFF, WebP, progressive JPEG, run-length encoded BMP, animations."""
+
+from PIL import Image, TiffImagePlugin
+
+from serving.errors import DecodingError
+
+PIXEL = 4  # bytes of one in Pillow's largest modes, RGB among them
+WEBP_BUFFERS = 16  # bytes of a pixel: two canvases of libwebp, Pillow's copy of one, and the RGB
+SCANS = 16  # of a JPEG with all the pixels allowed; libjpeg's progressive files have 10, and each is a walk over all
+ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO: phones add a preview as a second frame
+
+TiffImagePlugin.READ_LIBTIFF = True  # strips are read in C: Pillow's own way takes minutes for a million of them
+
+
+def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
+    """Return the bytes that the decoder of this format holds beside the image that it fills. `scans` are those of its
+    JPEG data. Raise DecodingError for a file that takes too much work or has several frames."""
+    is_tiff, pixels = isinstance(image, TiffImagePlugin.TiffImageFile), pixels_at_a_time(image)
+    if is_tiff and "jpeg" not in str(image.info.get("compression", "")):
+        scans = 0
+    if scans * pixels > SCANS * max_image_pixels:
+        raise DecodingError(f"the JPEG image has {scans} scans; send it as one that is not progressive")
+    if image.format == "BMP" and image.info.get("compression") in (1, 2):  # Pillow unpacks it in Python
+        raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
+    if image.format in ANIMATED and getattr(image, "is_animated", False):
+        raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
+    coefficients = 2 * len(image.getbands()) * pixels  # libjpeg's, if more than one scan adds to them
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        bits: int = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+        samples = int(image.tag_v2.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
+        return pixels * max(bits * samples // 8, PIXEL) + (coefficients if scans else 0)
+    if image.format == "WEBP":
+        return pixels * WEBP_BUFFERS
+    return coefficients if scans > 1 else 0
+
+
+def pixels_at_a_time(image: Image.Image) -> int:
+    """Return the pixels of the strip or tile that libtiff unpacks, which may be larger than its image; of other formats
+    all."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return image.width * image.height
+    tags, side = image.tag_v2, max(image.size)  # a turned image has its sides exchanged
+    rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
+    width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
+    return int(width) * int(length) if width and length else min(rows * side, image.width * image.height)
