@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from clients._text.tokenizer import Text, TextTokenizer
 from clients.base import Model, Parameter, Tensors
 from serving.budget import read_json
 from serving.codecs import TEXT, Codec, Limits, describe
+from serving.codecs.base import TextCodec
 from serving.errors import DecodingError
 from serving.named_value import unknown
 
@@ -73,12 +75,9 @@ def label(labels: Sequence[str], index: int) -> str:
     return labels[index] if index < len(labels) else f"LABEL_{index}"
 
 
-class Fields(Codec):
+class Fields(TextCodec):
     """Reads an object with strings under the `required` and `optional` keys, and lists of strings under those in
     `lists`. If only "text" is required, the instance may also be a string."""
-
-    name = "text"
-    media_types = ("text/plain",)
 
     def __init__(self, *required: str, optional: tuple[str, ...] = (), lists: tuple[str, ...] = ()) -> None:
         self.required, self.lists = required, lists
@@ -89,14 +88,12 @@ class Fields(Codec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Return a text, or the object if the bytes are JSON of one or if a text is not enough."""
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as err:
-            raise DecodingError(f"the text is not UTF-8 (byte {err.start})") from err
-        value = _object(data)
-        if self.plain and not (value.keys() and value.keys() <= set(self.keys) and "text" in value):
-            return text
-        return self.open_json(value, limits)
+        text, value = super().open(data, limits), {}
+        if text.lstrip().startswith("{"):
+            with suppress(orjson.JSONDecodeError):
+                value = read_json(data)
+        is_object = "text" in value and value.keys() <= set(self.keys)
+        return text if self.plain and not is_object else self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         """Return a string, or a dict with the known keys that the value has."""
@@ -116,17 +113,6 @@ class Fields(Codec):
                 raise DecodingError(f"expected a list of at least one string, got {describe(value)}", field=key)
         elif not isinstance(value, str):
             raise DecodingError(f"expected a string, got {describe(value)}", field=key)
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    """Return the JSON object of these bytes, an empty one if they are not an object."""
-    if not data.lstrip().startswith(b"{"):
-        return {}
-    try:
-        value = read_json(data)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:

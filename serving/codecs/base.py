@@ -102,7 +102,7 @@ class TextCodec(Codec):
 
     name = "text"
     expected = 'a string, or {"text": "…"}'
-    keys = ("text",)
+    keys: tuple[str, ...] = ("text",)
     media_types = ("text/plain",)
 
     def open(self, data: bytes, limits: Limits) -> str:
