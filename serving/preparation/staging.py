@@ -8,43 +8,52 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.models.table import Entry, Models, Rejection, Table
 from serving.repository.layout import Facts
-from serving.repository.model_config import read_config, shared_clients
+from serving.repository.model_config import shared_clients
 from serving.repository.store import Store, copy, signature
 from serving.settings.table import Settings
 
 
-def stage(settings: Settings, folders: Mapping[str, Path], facts: Facts) -> Facts:
-    """Stage the models, and write the table. A model that cannot be staged is added to `unreadable`; if folders are
-    watched, the start goes on without it. Raise OSError."""
+def stage(
+    settings: Settings,
+    folders: Mapping[str, Path],
+    configs: Mapping[str, Any],
+    unreadable: Mapping[str, str],
+    facts: Facts,
+) -> Facts:
+    """Stage the models with their `configs`, and write the table. A model that cannot be staged joins the `unreadable`;
+    if folders are watched, the start goes on without it. Raise OSError."""
     store = Store(settings.staged_folder, settings, backend_directory())
-    entries, refused, unreadable = dict[str, Entry](), list[Rejection](), list[str]()
+    entries, refused, signatures = dict[str, Entry](), dict(unreadable), dict.fromkeys(folders, "")
     for column, (name, folder) in enumerate(folders.items()):
-        load, source, found = secrets.token_hex(8), folder, ""
-        try:
-            if settings.reloads:
-                clients = shared_clients(source, read_config(source, settings.device))
-                found = signature(source) + (signature(clients) if clients else "")
-                copy(source, folder := settings.copies_folder / load / name)
-                if clients:
-                    copy(clients, folder.parent / clients.name)
-            store.stage(folder, name)
-        except ConfigError as err:
-            store.remove(name)
-            text = str(err).replace(str(folder), str(source))
-            unreadable.append(text)
-            refused.append(Rejection({name: found}, [text]))
+        load, served, config = secrets.token_hex(8), folder, configs[name]
+        if settings.reloads:
+            clients = shared_clients(folder, config)
+            signatures[name] = signature(folder) + (signature(clients) if clients else "")
+        if name in refused:
             continue
-        parts = facts.models[name].parts
+        if settings.reloads:
+            copy(folder, served := settings.copies_folder / load / name)
+            if clients:
+                copy(clients, served.parent / clients.name)
+            config = None  # the copy's is read: the folder may have changed
+        try:
+            store.stage(served, name, config=config)
+        except ConfigError as err:
+            refused[name] = str(err).replace(str(served), str(folder))
+            continue
         entries[name] = Entry(
-            name, name, str(folder), load, column, parts=parts, signature=found, source=str(source) if found else ""
-        )
-    Table(settings.table_file).write(Models(entries, tuple(refused if settings.reloads else ())))
+            name, name, str(served), load, column,
+            parts=facts.models[name].parts, signature=signatures[name], source=str(folder) if settings.reloads else "",
+        )  # fmt: skip
+    rejected = tuple(Rejection({name: signatures[name]}, [text]) for name, text in refused.items())
+    Table(settings.table_file).write(Models(entries, rejected))
     if not settings.reloads:
-        return replace(facts, unreadable=(*facts.unreadable, *unreadable))
-    lines = (f"{each}; the start goes on without it" for each in unreadable)
+        return replace(facts, unreadable=tuple(refused.values()))
+    lines = (f"{text}; the start goes on without it" for text in refused.values())
     return replace(facts, unreadable=(), warnings=(*facts.warnings, *lines))

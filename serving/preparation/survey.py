@@ -43,45 +43,38 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
         folders=tuple(map(str, found.folders)),
         models={name: ModelFacts(tuple(parts_of(each)), backend_of(each)) for name, each in found.configs.items()},
         default=found.default,
-        warnings=found.warnings,
-        unreadable=found.unreadable,
     )
-    facts = with_engines(facts, found.models, Engines(settings, backends))
-    if not stages or (facts.unreadable and not settings.reloads):
-        return facts
-    return stage(settings, found.models, facts)
-
-
-def with_engines(facts: Facts, models: Mapping[str, Path], engines: Engines) -> Facts:
-    """Add what the log says of the engines that are chosen for this machine."""
-    choices: dict[str, Choice] = {}
-    unreadable: list[str] = []
-    for name, folder in models.items():
+    engines, unreadable = Engines(settings, backends), dict(found.unreadable)
+    configs, choices = dict(found.configs), dict[str, Choice]()
+    for name in [name for name in found.models if name not in unreadable]:
         try:
-            _, choice = engines.made(folder)
+            configs[name], choice = engines.made(found.models[name], configs[name])
             choices |= {name: choice} if choice else {}
         except Unreadable as err:
-            unreadable += [str(err)] if str(err) not in facts.unreadable else []
-    return replace(
+            unreadable[name] = str(err)
+    facts = replace(
         facts,
         engines=tuple(choice_lines(choices, refused=False)),
-        warnings=(*facts.warnings, *choice_lines(choices, refused=True)),
-        unreadable=(*facts.unreadable, *unreadable),
+        warnings=(*found.warnings, *choice_lines(choices, refused=True)),
+        unreadable=tuple(unreadable.values()),
     )
+    if not stages or (unreadable and not settings.reloads):
+        return facts
+    return stage(settings, found.models, configs, unreadable, facts)
 
 
 @dataclass(frozen=True)
 class Served:
     """What is served: the repositories' final folders, and by name the folder and the configuration of each model that
-    is loaded. `default` answers requests that name no model ("": none does); `unreadable` are mistakes of
-    configurations."""
+    is loaded. `default` answers requests that name no model ("": none does); `unreadable` says why a configuration
+    cannot be used."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
     configs: Mapping[str, Any]
     default: str
     warnings: tuple[str, ...]
-    unreadable: tuple[str, ...]
+    unreadable: Mapping[str, str]
 
 
 def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = "") -> Served:
@@ -103,11 +96,11 @@ def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (),
         warnings.append(
             f"no SAGEMAKER_TRITON_DEFAULT_MODEL_NAME is set: '{default}', the only model, answers what names none"
         )
-    unreadable: list[str] = []
+    unreadable: dict[str, str] = {}
     configs = _with_parts(named or sorted(models), models, device, unreadable)
     _refuse(_mistakes_of_loaded(configs, models), shape)
     loaded = {name: models[name] for name in configs}
-    return Served(final, loaded, configs, default, tuple(warnings), tuple(unreadable))
+    return Served(final, loaded, configs, default, tuple(warnings), unreadable)
 
 
 def _refuse(mistakes: Iterable[str], example: str = "") -> None:
@@ -174,14 +167,16 @@ def _mistakes_at_root(folder: Path) -> Iterator[str]:
         yield f"there is no model repository {folder}"
     elif is_model(folder):
         files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
-        name = _config_or_empty(folder, "", []).name or folder.resolve().name or "MODEL"
+        name = _config_or_empty(folder, "", {}).name or folder.resolve().name or "MODEL"
         yield (
             f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in "
             f"a folder of its own, whose name is the model's: mkdir {name} && mv {files} {name}/"
         )
 
 
-def _with_parts(names: Iterable[str], models: Mapping[str, Path], device: str, unreadable: list[str]) -> dict[str, Any]:
+def _with_parts(
+    names: Iterable[str], models: Mapping[str, Path], device: str, unreadable: dict[str, str]
+) -> dict[str, Any]:
     """Return the configurations of these models and of all that they call; None for a model that is not there."""
     configs: dict[str, Any] = {}
     left = list(names)
@@ -193,11 +188,11 @@ def _with_parts(names: Iterable[str], models: Mapping[str, Path], device: str, u
     return configs
 
 
-def _config_or_empty(model: Path, device: str, unreadable: list[str]) -> Any:
+def _config_or_empty(model: Path, device: str, unreadable: dict[str, str]) -> Any:
     try:
         return read_config(model, device)
     except Unreadable as err:
-        unreadable.append(str(err))
+        unreadable[model.name] = str(err)
         return ModelConfig()
 
 

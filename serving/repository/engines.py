@@ -92,11 +92,11 @@ class Engines:
     def here(self) -> Processor:
         return this_processor(self.backends)
 
-    def made(self, model: Path) -> tuple[Any, Choice | None]:
+    def made(self, model: Path, config: Any = None) -> tuple[Any, Choice | None]:
         """Return the ModelConfig that is served for the model on this machine, and why an engine was chosen, None if
-        there was no choice. Raise Unreadable."""
+        there was no choice. `config` is what its files say, None: they are read. Raise Unreadable."""
         file = config_file(model, self.settings.device)
-        config = read_merged(model, file)
+        config = read_merged(model, file) if config is None else config
         if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, self.settings):
             raise Unreadable(file, mistake)
         try:

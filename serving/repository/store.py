@@ -51,14 +51,18 @@ class Store:
     def path(self, triton_name: str) -> Path:
         return self.root / triton_name
 
-    def stage(self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None) -> Choice | None:
+    def stage(
+        self, folder: Path, triton_name: str, names: Mapping[str, str] | None = None, config: Any = None
+    ) -> Choice | None:
         """Show the model in `folder` to Triton by that name; `names` are Triton's for the models that an ensemble
-        calls. Return why an engine was chosen, None if there was no choice. Raise ConfigError."""
+        calls. `config` is the model's for this machine, None: it is read from the folder. Return why an engine was
+        chosen then, None if there was no choice. Raise ConfigError."""
         shown = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)
         try:
-            choice = self._fill(shown, folder, names or {})
+            config, choice = self._engines.made(folder) if config is None else (config, None)
+            self._fill(shown, folder, config, names or {})
             self.root.mkdir(exist_ok=True)
             with self.lock:
                 shutil.rmtree(self.path(triton_name), ignore_errors=True)
@@ -67,11 +71,10 @@ class Store:
             shutil.rmtree(shown, ignore_errors=True)
         return choice
 
-    def _fill(self, shown: Path, folder: Path, names: Mapping[str, str]) -> Choice | None:
+    def _fill(self, shown: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
         for entry in folder.iterdir():
             if entry.name not in (CONFIG, "configs"):
                 (shown / entry.name).symlink_to(entry.absolute())
-        config, choice = self._engines.made(folder)
         config.name = ""  # Triton's name is the folder's
         for step in config.ensemble_scheduling.step:
             step.model_name = names.get(step.model_name, step.model_name)
@@ -80,7 +83,6 @@ class Store:
         (shown / CONFIG).write_text(written(config), encoding="utf-8")
         if self._completes and backend_of(config) != ENSEMBLE and not is_complete(shown, config):
             (shown / CONFIG).write_text(self._completed(shown, folder.name), encoding="utf-8")
-        return choice
 
     def remove(self, triton_name: str) -> None:
         with self.lock:
