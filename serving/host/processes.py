@@ -20,40 +20,31 @@ MEANINGS: dict[int, str] = {
 }
 PROGRAM = "triton_python_backend_stub"
 FILE, INSTANCE = 1, -2  # of its command line: the model's file, and the instance as Triton's messages name it
-EXIT_CODE = 49  # of /proc/PID/stat, counted from the state; as waitpid has it
+PROC = Path("/proc")
+STATE, PARENT, EXIT_CODE = 0, 1, 49  # of /proc/PID/stat, counted from the state
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """What stands before a command whose process the kernel sends that signal when ours ends, however it ends; nothing
-    where util-linux is missing. A function between fork and exec (preexec_fn) would do it too, but is not safe beside
-    threads."""
+    """Return what stands before a command whose process the kernel signals when ours ends, however it ends; nothing if
+    util-linux is missing. (preexec_fn could do it too, but is not safe beside threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
-
-
-def runs(program: str) -> bool:
-    """Return whether a process of that name runs on this machine."""
-    for file in Path("/proc").glob("[0-9]*/comm"):
-        with suppress(OSError):
-            if file.read_text() == f"{program}\n":
-                return True
-    return False
 
 
 def remove_made(pattern: str, program: str, since: float) -> None:
     """Remove our user's folders that match the glob pattern and were made `since` then. Do nothing while `program` runs
     elsewhere, because the folders may belong to that process."""
     folders = glob.glob(pattern)  # noqa: PTH207
-    if folders and runs(program):
+    if folders and any(_read(file) == f"{program}\n".encode() for file in PROC.glob("[0-9]*/comm")):
         return
     for folder in map(Path, folders):
         with suppress(OSError):
-            made = folder.stat()
-            if made.st_uid == os.geteuid() and made.st_mtime >= since:
+            status = folder.stat()
+            if status.st_uid == os.geteuid() and status.st_mtime >= since:
                 shutil.rmtree(folder)
 
 
 def describe_exit(code: int, meaning: str = "") -> str:
-    """What an exit code as subprocess has it (negative: a signal's number) means."""
+    """Say what an exit code means; a negative one is a signal's number."""
     if code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -61,44 +52,44 @@ def describe_exit(code: int, meaning: str = "") -> str:
     return f"was killed by {name}{f' ({meaning})' if meaning else ''}"
 
 
-def used_by(pid: int, proc: Path = Path("/proc")) -> int:
-    """Bytes of memory of a process and all below it that the kernel cannot take back: their own pages, and what
-    the topmost shares with the others. 0 when the process is gone."""
-    return sum(_bytes(proc, each, "RssAnon") for each in tree(pid, proc)) + _bytes(proc, pid, "RssShmem")
+def used_by(pid: int) -> int:
+    """Return the bytes of memory of a process and all below it that the kernel cannot take back: their own pages, and
+    what the topmost shares with the others. 0 if the process is gone."""
+    return sum(_bytes(process, b"RssAnon:") for process in tree(pid)) + _bytes(pid, b"RssShmem:")
 
 
-def tree(pid: int, proc: Path = Path("/proc")) -> Iterator[int]:
-    """A process and all below it."""
+def _bytes(pid: int, field: bytes) -> int:
+    lines = _read(PROC / f"{pid}/status").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def tree(pid: int) -> Iterator[int]:
+    """Yield a process and all below it."""
     children: dict[int, list[int]] = {}
-    for entry in proc.iterdir():
-        if entry.name.isdigit() and (parent := _parent(entry)):
-            children.setdefault(parent, []).append(int(entry.name))
+    for entry in PROC.glob("[0-9]*"):
+        if fields := _status(int(entry.name)):
+            children.setdefault(int(fields[PARENT]), []).append(int(entry.name))
     waiting = [pid]
     while waiting:
-        each = waiting.pop()
-        yield each
-        waiting += children.get(each, [])
+        yield (parent := waiting.pop())
+        waiting += children.get(parent, [])
 
 
-def _parent(entry: Path) -> int:
-    """From /proc/PID/stat, where the program's name in brackets may hold anything."""
-    try:
-        return int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+def _status(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat behind the program's name, whose brackets may hold anything."""
+    return _read(PROC / f"{pid}/stat").rpartition(b")")[2].split()
 
 
-def _bytes(proc: Path, pid: int, field: str, file: str = "status") -> int:
-    try:
-        with (proc / str(pid) / file).open() as lines:
-            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
-    except OSError:
-        return 0
+def _read(file: Path) -> bytes:
+    """Return a file of /proc; nothing if the process is gone."""
+    with suppress(OSError):
+        return file.read_bytes()
+    return b""
 
 
 @dataclass(frozen=True)
 class Stub:
-    """`file` lies in REPOSITORY/MODEL/VERSION."""
+    """`file` is REPOSITORY/MODEL/VERSION/FILE."""
 
     pid: int
     file: Path
@@ -117,44 +108,38 @@ class Death:
 class Stubs:
     """Those of one tritonserver after another, as far as they were seen alive."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._seen: dict[int, tuple[Stub, float]] = {}
         self._zombies: set[int] = set()
 
     def look(self, server: int) -> list[Death]:
-        """Those that have died, each told once. One that two looks find dead was not just being reaped."""
-        now = time.monotonic()
-        found = {pid: fields for pid in tree(server, self._proc) if (fields := self._fields(pid))}
-        zombies = {pid for pid, fields in found.items() if fields[0] == "Z"}
-        dead = [self._death(pid, found[pid]) for pid in sorted(zombies & self._zombies & self._seen.keys())]
-        self._zombies = zombies
-        unsure = zombies & self._seen.keys() - {each.stub.pid for each in dead}
-        alive = {pid: (stub, now) for pid in found.keys() - zombies if (stub := self._stub(pid))}
-        self._seen = {pid: self._seen[pid] for pid in unsure} | alive
+        """Return those that have died since the last call. A process counts as dead if two looks find it dead, because
+        tritonserver may just be reaping it."""
+        seen, before, now = self._seen, self._zombies, time.monotonic()
+        self._seen, self._zombies, dead = {}, set(), list[Death]()
+        for pid in sorted(tree(server)):
+            fields = _status(pid)
+            if fields and fields[STATE] != b"Z":
+                if stub := _stub(pid):
+                    self._seen[pid] = stub, now
+            elif fields:
+                self._zombies.add(pid)
+                if pid in seen and pid in before:
+                    dead.append(Death(seen[pid][0], f"it {_exit(fields)}", seen[pid][1]))
+                elif pid in seen:
+                    self._seen[pid] = seen[pid]
         return dead
 
     def all(self) -> list[tuple[Stub, float]]:
-        """As the last look saw them, and when each was last seen alive (time.monotonic)."""
+        """Return them as the last look saw them, and when each was last seen alive (time.monotonic)."""
         return list(self._seen.values())
 
-    def _stub(self, pid: int) -> Stub | None:
-        return self._seen[pid][0] if pid in self._seen else self._read(pid)
 
-    def _read(self, pid: int) -> Stub | None:
-        try:
-            words = (self._proc / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
-        except OSError:
-            return None
-        is_stub = len(words) > FILE - INSTANCE and Path(words[0]).name == PROGRAM
-        return Stub(pid, Path(words[FILE]), words[INSTANCE]) if is_stub else None
+def _stub(pid: int) -> Stub | None:
+    words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
+    is_stub = len(words) > FILE - INSTANCE and Path(words[0]).name == PROGRAM
+    return Stub(pid, Path(words[FILE]), words[INSTANCE]) if is_stub else None
 
-    def _fields(self, pid: int) -> list[str]:
-        try:
-            return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return []
 
-    def _death(self, pid: int, fields: list[str]) -> Death:
-        stub, alive = self._seen[pid]
-        return Death(stub, f"it {describe_exit(os.waitstatus_to_exitcode(int(fields[EXIT_CODE])))}", alive)
+def _exit(fields: list[bytes]) -> str:
+    return describe_exit(os.waitstatus_to_exitcode(int(fields[EXIT_CODE])))

@@ -16,9 +16,8 @@ from serving import VERSION
 from serving.host import tritonserver
 from serving.host.files import replace_file
 from serving.host.machine import cpu_quota, gpu_count
-from serving.host.network import bracketed, reached
 from serving.host.tritonserver import python_backends
-from serving.settings.run_folder import GRPC_PORT, TritonSockets
+from serving.settings.run_folder import GRPC_PORT
 from serving.settings.table import SECRETS, Settings
 from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
 from serving.supervisor.system import Process
@@ -40,8 +39,8 @@ DECLARATIONS = (
 
 
 def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> list[Process]:
-    """The processes in the order of their start; FileNotFoundError names a program that is missing. nginx inherits the
-    listeners."""
+    """Return the processes in the order of their start. nginx inherits the listeners. Raise FileNotFoundError if a
+    program is missing."""
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     # Without the first ONNX Runtime writes a database below HOME and calls its maker's servers.
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
@@ -52,8 +51,8 @@ def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """A worker accepts no more connections than it has threads, so that no request waits behind a busy one
-    while another worker is free. gunicorn itself replaces workers that hang."""
+    """Return gunicorn's process. A worker accepts no more connections than it has threads, so no request waits behind a
+    busy one while another worker is free. gunicorn itself replaces workers that hang."""
     flags = {
         "bind": f"unix:{settings.gunicorn_socket}",
         "chdir": HERE,
@@ -85,20 +84,15 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_ARENA_MAX": "1",
     }
-    counts = {"PROMETHEUS_MULTIPROC_DIR": str(emptied(settings.run_dir / "metrics"))}
-    environ = {**environ, **one_thread, **heap, **counts}
+    counts = settings.run_dir / "metrics"  # they begin at 0 with our start
+    shutil.rmtree(counts, ignore_errors=True)
+    counts.mkdir()
+    environ = {**environ, **one_thread, **heap, "PROMETHEUS_MULTIPROC_DIR": str(counts)}
     return Process("gunicorn", tuple(command), environ, HERE)
 
 
-def emptied(folder: Path) -> Path:
-    """The folder, new; what is in it counts from our start."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
-
-
 def find_agent(environ: Mapping[str, str]) -> str | None:
-    """The agent's program, on the PATH or where AWS's package installs it; None when it is not installed."""
+    """Return the agent's program, on the PATH or where AWS's package installs it; None if it is not installed."""
     return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
 
 
@@ -130,7 +124,7 @@ def agent_environment(settings: Settings, address: str, environ: Mapping[str, st
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """No process where it is not asked for, or not installed (`serve` warns of that)."""
+    """Return no process if none is asked for, or it is not installed (`serve` warns of that)."""
     program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
@@ -146,7 +140,13 @@ def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
 
 
 def ping_address(settings: Settings) -> tuple[str, int]:
-    return reached(settings.host), settings.port
+    """Return where to reach nginx."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
+
+
+def bracketed(host: str) -> str:
+    """Return an address as it is written before a port: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 LOADS_AT_ONCE = 32
@@ -158,7 +158,7 @@ THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,0
 # matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs. Those of
 # OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
 # want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
-SPINNING = {"OPENBLAS_THREAD_TIMEOUT": "16", "GOMP_SPINCOUNT": "10000"}
+OPENBLAS_SPINNING, SPINNING = "16", "10000"
 # Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
 # socket; without a GPU, that none is found.
 TRITON_NOISE = (
@@ -197,8 +197,14 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         "log-info": settings.log_info,
         "log-warning": settings.log_warning,
         "log-error": str(settings.log_error).lower(),
-    } | addresses(sockets)
-    environ = tritonserver.with_stub_wait(tritonserver.environment(_spinning(environ) | dict(environ)))
+        "http-address": f"unix:{sockets.http}",
+        "grpc-address": f"unix:{sockets.grpc}".removesuffix(f":{GRPC_PORT}"),
+        "grpc-port": GRPC_PORT,
+        "metrics-address": f"unix:{sockets.metrics}",
+    }
+    spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
+    spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
+    environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
     if settings.multi_model:
         flags |= {"model-load-thread-count": LOADS_AT_ONCE}
     if settings.device == "cpu":
@@ -219,22 +225,6 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         restart_request=settings.triton_restart_request,
         answers_at=(sockets.http, "/v2/health/live"),
     )
-
-
-def _spinning(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of SPINNING that the operator left open. OMP_WAIT_POLICY also says how long OpenMP spins."""
-    said = {"GOMP_SPINCOUNT"} if "OMP_WAIT_POLICY" in environ else set()
-    return {name: value for name, value in SPINNING.items() if name not in environ.keys() | said}
-
-
-def addresses(sockets: TritonSockets) -> dict[str, object]:
-    """Return the options that say where tritonserver listens."""
-    return {
-        "http-address": f"unix:{sockets.http}",
-        "grpc-address": f"unix:{sockets.grpc}".removesuffix(f":{GRPC_PORT}"),
-        "grpc-port": GRPC_PORT,
-        "metrics-address": f"unix:{sockets.metrics}",
-    }
 
 
 def backend_options(settings: Settings, backends: Path) -> Iterator[str]:

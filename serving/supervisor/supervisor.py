@@ -17,7 +17,6 @@ The policy touches the world only through a System and two files, so tests repla
 
 import math
 import signal
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,25 +42,13 @@ class Failure(Exception):
 
 
 @dataclass
-class _Recent:
-    """Times within the last WINDOW seconds; more than `allowed` end everything."""
-
-    allowed: int
-    times: deque[float] = field(default_factory=deque)
-
-    def forget_old(self, now: float) -> None:
-        while self.times and self.times[0] <= now - WINDOW:
-            self.times.popleft()
-
-
-@dataclass
 class _Child:
     process: Process
     pid: int | None = None
     starts: int = 0
-    deaths: _Recent = field(default_factory=lambda: _Recent(DEATHS_ALLOWED))
-    restarts: _Recent = field(default_factory=lambda: _Recent(RESTARTS_ALLOWED))
-    restart_reason: str = ""  # why it is being killed on request; "" when it is not
+    deaths: list[float] = field(default_factory=list)  # within the last WINDOW seconds
+    restarts: list[float] = field(default_factory=list)  # likewise, those that were requested
+    restart_reason: str = ""  # why it is being killed on request; "" if it is not
     hang_reason: str = ""  # why it is being killed because it did not answer
     retry_at: float = 0.0
     last_exit: str = ""
@@ -144,19 +131,17 @@ class Supervisor:
         short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
         child.last_exit = f"was killed by serve ({ours})" if ours else self._describe_exit(code, short_of_memory)
         child.pid, child.restart_reason, child.hang_reason = None, "", ""
-        recent = child.restarts if requested else child.deaths
-        recent.forget_old(now)
-        if not short_of_memory:
-            recent.times.append(now)
+        times, allowed = (child.restarts, RESTARTS_ALLOWED) if requested else (child.deaths, DEATHS_ALLOWED)
+        times[:] = [time for time in times if time > now - WINDOW] + ([] if short_of_memory else [now])
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
-        if len(recent.times) > recent.allowed:
+        if len(times) > allowed:
             what = "had to be restarted" if requested else "died"
-            often = f"{name} {what} {len(recent.times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
+            often = f"{name} {what} {len(times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
             error = "" if requested else self._system.last_error(child.process)
             self._give_up(child, f"{often}: {error}" if error else often)
         else:
-            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(recent.times) - 1))
+            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(times) - 1))
             child.retry_at = now + pause
             self._write_status()
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
@@ -205,7 +190,9 @@ class Supervisor:
             self._stage, self._has_been_ready = "ready", True
             self._write_status()
             self._next_report = REPORT_INTERVAL
-            self._announce(took)
+            self._system.say(f"ready after {took:.1f} s")
+            while self._when_ready:
+                self._system.say(self._when_ready.pop(0))
         elif isinstance(reason, PermanentFailure) and not self._has_been_ready:
             raise Failure(f"this cannot start: {reason}")
         elif took > self._start_timeout:
@@ -213,11 +200,6 @@ class Supervisor:
         elif took > self._next_report:
             self._next_report += REPORT_INTERVAL
             self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
-
-    def _announce(self, took: float) -> None:
-        self._system.say(f"ready after {took:.1f} s")
-        while self._when_ready:
-            self._system.say(self._when_ready.pop(0))
 
     def _stop(self) -> None:
         """Stop the processes one after the other, the last first, under one deadline, then kill what is left."""

@@ -1,13 +1,11 @@
 """Every variable of NVIDIA's image reaches tritonserver, ports lie where they must, mistakes stop the start."""
 
 import shlex
-import socket
 from pathlib import Path
 
 import pytest
 
 from serving.host.machine import gpu_count
-from serving.host.network import PortPicker
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
@@ -146,16 +144,6 @@ def test_print_config_exits_without_starting_anything() -> None:
     done = run("--print-config", SERVE_MODEL_REPOSITORY="/absent", PORT="8081")
     assert (done.returncode, done.stderr) == (0, "")
     assert "SAGEMAKER_BIND_TO_PORT=8081 " in done.stdout
-
-
-def test_two_pickers_never_pick_the_same() -> None:
-    """Two programs on one network pick ports before their servers listen."""
-    first, second = PortPicker(), PortPicker()
-    found = first.pick(25)
-    assert len({*found, *second.pick(25)}) == 50
-    socket.create_server(("127.0.0.1", found[0])).close()
-    for picker in (first, second):
-        picker.close()
 
 
 def test_a_worker_of_nginx_never_waits_for_a_connection_that_another_one_took() -> None:
