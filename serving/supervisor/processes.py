@@ -291,7 +291,7 @@ def nginx_configuration(settings: Settings) -> str:
         "triton_metrics": settings.triton_sockets.metrics,
         "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
         "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
-        "kserve": int(settings.kserve != "false"),
+        "kserve": settings.kserve,
         "max_body_bytes": settings.max_body_bytes,
         "max_body_mb": f"{settings.max_body_mb:g}",
         "request_timeout": _milliseconds(settings.request_timeout),
@@ -305,7 +305,6 @@ def nginx_configuration(settings: Settings) -> str:
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
     wanted = {name: getattr(settings, name) for name in ("allow_grpc", "allow_metrics")}
-    wanted["trusted_kserve"] = settings.kserve == "trusted"
     wanted["page"] = settings.page == "true"
     template = SECTION.sub(lambda match: match[2] if wanted[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
