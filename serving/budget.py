@@ -7,7 +7,7 @@ the table. How long a request may take is its Deadline, which every loop over a 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from time import monotonic, time
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,6 @@ import orjson
 from serving.errors import PayloadTooLarge, TooLate
 
 Each = TypeVar("Each")
-HANDED_OVER = "X-Request-Start"  # nginx's time in seconds since 1970; nginx replaces what a caller sends
 
 # Of lists, objects and strings in one JSON document: Python takes some 60 to 120 bytes for one, however short it is.
 # 25 MB of them would be 700 MB and more; of numbers, which are not counted, 25 MB are 250 MB at most.
@@ -109,10 +108,8 @@ class Deadline:
     end: float = math.inf
 
     @classmethod
-    def after(cls, seconds: float, handed_over: float | None = None) -> "Deadline":
-        """Return the deadline `seconds` after nginx forwarded the request, so time in gunicorn's queue counts."""
-        waited = 0.0 if handed_over is None else max(0.0, time() - handed_over)
-        return cls(monotonic() + seconds - waited)
+    def after(cls, seconds: float) -> "Deadline":
+        return cls(monotonic() + seconds)
 
     def left(self, most: float = math.inf) -> float:
         """Return the seconds left, at most `most`. Raise TooLate when none are left."""

@@ -4,14 +4,13 @@ bytes --parse--> shape --bind, with a ServedModel and a Request--> Job (job.py) 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from clients.base import Model, ModelClient
 from serving.budget import NEVER, Budget, Deadline
-from serving.clients import source_of
 from serving.codecs import Limits, describe
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, ModelFailed
@@ -67,38 +66,6 @@ class ServedModel:
     def example_file(self) -> Path | None:
         """The folder's own."""
         return next(iter(sorted(self.model.path.glob("example.*"))), None)
-
-    def describe(self) -> dict[str, Any]:
-        """What GET /models says of it."""
-        described: dict[str, Any] = {
-            "engine": self.engine,
-            **({"engine_reason": self.engine_reason} if self.engine_reason else {}),
-            "client": source_of(self.client) if self.client else None,
-            "max_batch_size": self.model.max_batch_size,
-            "inputs": [asdict(spec) for spec in self.model.inputs],
-            "outputs": [asdict(spec) for spec in self.model.outputs],
-        }
-        if self.client:
-            described["codec"] = self.client.codec.name
-            described["instance"] = self.client.codec.expected
-            described |= {"columns": self.client.columns} if self.client.columns else {}
-            schemas = self.client.parameter_schemas()
-            described["parameters"] = [
-                {
-                    "name": p.name,
-                    "default": plain(self.client.defaults[p.name]),
-                    "expected": p.expected(),
-                    "help": p.help,
-                    "schema": schemas[p.name],
-                }
-                for p in self.client.parameters
-            ]
-        return described | ({"error": self.client_error} if self.client_error else {})
-
-
-def plain(value: Any) -> Any:
-    """Return a tuple as a list, because orjson does not write subclasses of tuple, such as Names."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 NAME_KEYS = ("model_name", "modelname")

@@ -97,11 +97,6 @@ class Session:
         return begun | ({CLOSED_SESSION_ID: self.id} if self.ends else {})
 
 
-def session_headers(session: Session | None) -> dict[str, str]:
-    """Return the headers of a reply, none if it is not part of a session."""
-    return session.headers() if session else {}
-
-
 def _word(value: object) -> bool | None:
     return WORDS.get(str(value).lower()) if isinstance(value, str | int) else None
 

@@ -6,14 +6,15 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from time import monotonic, time
+from typing import TYPE_CHECKING
 
 import flask
 
 from serving.bodies.forms import TextOrForm
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
-from serving.budget import HANDED_OVER, Deadline
+from serving.budget import Deadline
 from serving.codecs import FORM
 from serving.decoding import Item
 from serving.errors import InvalidRequest
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
     from serving.front.services import Services
 
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")  # W3C Trace Context, a trace that is recorded
+FORWARDED = "X-Request-Start"  # nginx's time in seconds since 1970; nginx replaces what a caller sends
 MEGABYTE = 2**20
 
 
 class Incoming(flask.Request):
-    """Flask's request, with what the front notes of it for the log and the metrics."""
+    """Flask's request, with what the front notes of it for the reply, the log and the metrics."""
 
-    slot: Slot  # set when the request is admitted
+    slot: Slot | None = None  # once the request is admitted
+    model = version = ""  # the model and the version that answer
 
-    def __init__(self, environ: Any, *arguments: Any, **names: Any) -> None:
-        super().__init__(environ, *arguments, **names)
-        self.timings = Timings()
-        self.started: float | None = None  # time.perf_counter()
-        self.model = self.version = ""  # that answer
+    @cached_property
+    def timings(self) -> Timings:
+        return Timings()
 
     @cached_property
     def id(self) -> str:
-        """nginx hands on the caller's Inference-Id or an id that it made."""
+        """Return the caller's Inference-Id or the id that nginx made."""
         return self.headers.get("X-Request-Id") or uuid.uuid4().hex
 
     @property
@@ -57,19 +58,27 @@ class Incoming(flask.Request):
         """Return the caller's traceparent, "" without a sampled one: Triton records any trace (quirks.py).
 
         SageMaker strips the header, so Custom-Attributes may carry it."""
-        given = self.headers.get("traceparent") or self.attributes.get("traceparent", "")
-        return given if SAMPLED.fullmatch(given) else ""
+        header = self.headers.get("traceparent") or self.attributes.get("traceparent", "")
+        return header if header and SAMPLED.fullmatch(header) else ""
 
-    def deadline(self, seconds: float) -> Deadline:
-        """So long after nginx handed the request over."""
-        return Deadline.after(seconds, self.headers.get(HANDED_OVER, type=float))
+    @cached_property
+    def forwarded(self) -> float:
+        """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in gunicorn's queue counts."""
+        sent = self.headers.get(FORWARDED, type=float)
+        return monotonic() - (0.0 if sent is None else max(0.0, time() - sent))
 
     def whole(self) -> bytes:
-        """The body, unpacked."""
-        limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
-        data = self._data()
-        body = unpacked(data, self.headers.get("Content-Encoding", ""), limit)
-        if more := len(body) - len(data):
+        """Return the body, unpacked. Raise PayloadTooLarge, Overloaded and others."""
+        length, encoding = self.content_length, self.headers.get("Content-Encoding")
+        # A BufferedReader reads a known number of bytes into their final place. nginx has the body whole before it
+        # sends it, so its length is known.
+        data: bytes = (
+            self.get_data(cache=False) if length is None else io.BufferedReader(self.stream).read(length)  # type: ignore[type-var]
+        )
+        if not encoding:
+            return data
+        body = unpacked(data, encoding, flask.current_app.config["MAX_CONTENT_LENGTH"])
+        if self.slot and (more := len(body) - len(data)):
             self.slot.grow(more)
         return body
 
@@ -78,25 +87,32 @@ class Incoming(flask.Request):
         while self.environ["wsgi.input"].read(MEGABYTE):
             pass
 
-    def _data(self) -> bytes:
-        """Once in memory. nginx has the body whole before it sends it, so its length is known."""
-        if self.content_length is None:
-            return self.get_data(cache=False)
-        # A BufferedReader reads a known number of bytes into their final place.
-        return io.BufferedReader(self.stream).read(self.content_length)  # type: ignore[type-var]
+    def reply_headers(self) -> dict[str, str]:
+        """Return the headers of the reply to an inference. nginx logs them, Server-Timing too, and adds the id."""
+        headers = {
+            "X-Request-Id": self.id,
+            ATTRIBUTES: self.headers.get(ATTRIBUTES, ""),
+            "X-Model-Name": self.model,
+            "X-Model-Version": self.version,
+            "Server-Timing": self.timings.header(),
+        }
+        return {name: value for name, value in headers.items() if value}
 
 
 def incoming() -> Incoming:
-    """The one that this thread answers."""
-    found = flask.request._get_current_object()  # type: ignore[attr-defined]
-    if not isinstance(found, Incoming):
-        raise TypeError(found)
-    return found
+    """Return the request that this thread answers."""
+    return flask.request._get_current_object()  # type: ignore[attr-defined,no-any-return]
 
 
-def read_request(source: Incoming, services: "Services", stream: str, body: Target, named: Target) -> Request:
+def services() -> "Services":
+    """Return the objects of the running app."""
+    return flask.current_app.extensions["serving"]  # type: ignore[no-any-return]
+
+
+def read_request(source: Incoming, stream: str, body: Target, named: Target) -> Request:
     """Return the request. `stream` is the type of the stream that the route asks for, `body` the model that the body
     names, `named` the one that the route or the header Target-Model names. Raise InvalidRequest if two disagree."""
+    app = services()
     targets = [
         Target.within("the header Custom-Attributes", source.attributes),
         Target.within("the query string", source.args),
@@ -115,12 +131,12 @@ def read_request(source: Incoming, services: "Services", stream: str, body: Targ
         session=source.headers.get(SESSION_ID, ""),
         accept=source.accept,
         stream=stream or streamed_type(source.accept),
-        reply_deadline=source.deadline(services.gateway.timeout),
-        stream_deadline=source.deadline(services.gateway.stream_timeout),
-        budget=services.budget,
+        reply_deadline=Deadline(source.forwarded + app.gateway.timeout),
+        stream_deadline=Deadline(source.forwarded + app.gateway.stream_timeout),
+        budget=app.budget,
         timings=source.timings,
         traceparent=source.traceparent,
-        decoder=services.decoder,
+        decoder=app.decoder,
     )
 
 
@@ -129,16 +145,16 @@ def target_model(source: Incoming) -> Target:
     return Target("the header Target-Model", source.headers.get(TARGET_MODEL) or None)
 
 
-def read_invocation(source: Incoming, inference_type: str) -> Body:
+def read_invocation(source: Incoming) -> Body:
     """Return the body of /invocations. Raise InvalidRequest and others."""
     if source.mimetype == FORM:
         return _read_form(source)
-    content_type, stream = source.headers.get("Content-Type", ""), EVENT_STREAM
+    inference_type = services().settings.inference_type
     return read_body(
-        content_type,
+        source.headers.get("Content-Type", ""),
         source.whole(),
         generates=inference_type != "infer",
-        stream=stream if inference_type == "generate_stream" else "",
+        stream=EVENT_STREAM if inference_type == "generate_stream" else "",
         accept=source.accept,
     )
 

@@ -1,114 +1,213 @@
-"""The routes whose path names a model: those of multi-model mode that load, unload and list models, and KServe's own.
+"""The routes that list models, and in multi-model mode load and unload them.
 
 In multi-model mode a 404 tells the platform to load the model, a 507 to unload others first: so no other error has
-these statuses. Of /v2/models/MODEL[/versions/VERSION]/… requests with a body come here, and nginx hands those without
-one (health, metadata, statistics) to Triton.
+these statuses. A model's name may hold slashes, plain or as %2F. The model manager loads and unloads.
 """
 
 import base64
 import binascii
+import hmac
 import http.client
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import wraps
+from http import HTTPStatus
+from typing import Any
 
 import orjson
-from flask import Flask, Response
+from flask import Blueprint, Response, abort
 from prometheus_client import Counter
 
-from serving.bodies.documents import parse_object, read_binary
-from serving.bodies.flat import FlatBody
-from serving.bodies.kserve import HEADER_LENGTH, TensorBody
-from serving.bodies.reading import Body
+from serving import VERSION
+from serving.bodies.examples import try_example
+from serving.clients import source_of
 from serving.codecs import describe
-from serving.errors import InvalidRequest, LoadFailed, ModelNotLoaded, ModelNotReady, ServingError, by_code
-from serving.front.incoming import Incoming, incoming
+from serving.errors import Forbidden, InvalidRequest, LoadFailed, ModelNotLoaded, ModelNotReady, ServingError, by_code
+from serving.front.incoming import FORWARDED, incoming, services
 from serving.front.replies import json_reply
-from serving.front.services import services
-from serving.headers import EVENT_STREAM, TARGET_MODEL
+from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.models.registry import Registry
 from serving.models.table import READY, Entry
-from serving.request import PATH, Target
-from serving.settings.table import Settings
+from serving.request import ServedModel
+from serving.triton.connection import IndexEntry
 
 PAGE, LARGEST_PAGE = 100, 1000
+MANAGER_MARGIN = 5.0  # seconds: the manager answers before we give up
 MANAGER_SECONDS, PAUSE = 10.0, 0.05  # a start of the model manager takes 0.5 s, on busy processors a few
 
 
-class ModelRoutes:
-    """The platform's calls; a model's name may hold slashes, plain or as %2F. The model manager loads and unloads."""
+managing_routes = Blueprint("managing", __name__)
+describing_routes = Blueprint("describing", __name__)
+example_routes = Blueprint("examples", __name__)
 
-    def __init__(self, registry: Registry, settings: Settings) -> None:
-        self._registry, self._manager = registry, settings.manager_socket
-        self._timeout = settings.load_timeout + 5.0  # the manager answers first
 
-    def add_to(self, app: Flask) -> None:
-        app.url_map.merge_slashes = False
-        app.add_url_rule("/models", view_func=self.page, methods=["GET"])
-        app.add_url_rule("/models", view_func=self.load, methods=["POST"])
-        app.add_url_rule("/models/<path:name>", view_func=self.get, methods=["GET"])
-        app.add_url_rule("/models/<path:name>", view_func=self.unload, methods=["DELETE"])
+def managed(view: Callable[..., Response]) -> Callable[..., Response]:
+    """Make a view one of managing models: its caller sends what SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE", and the
+    request takes a slot. Raise Forbidden or Overloaded."""
 
-    def load(self) -> Response:
-        """{"model_name", "url"}: 200, or 409, 507, 400. A model whose client cannot be made is unloaded again."""
-        with _counted(services().metrics.loads):
-            name, url = _read_load()
-            target = incoming().headers.get(TARGET_MODEL) or name
-            self._ask("POST", name=name, url=url, target=target)
-            if reason := self._registry.get(target).client_error:
-                self._ask("DELETE", name=name)
-                raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
-        return json_reply({"modelName": name, "modelUrl": url})
+    @wraps(view)
+    def guarded(**names: str) -> Response:
+        source, app = incoming(), services()
+        header, _, value = app.settings.management_secret.partition("=")
+        if header:
+            sent = source.headers.get(header, "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(sent, value.encode()):
+                raise Forbidden("managing models needs the header and the value that SERVE_MANAGEMENT_SECRET names")
+        with app.admission.enter(source.content_length or 0):
+            return view(**names)
 
-    def unload(self, name: str) -> Response:
-        """200 when its memory is free; 404."""
-        with _counted(services().metrics.unloads):
-            self._ask("DELETE", name=name)
-        return Response(status=200, mimetype="application/json")
+    return guarded
 
-    def get(self, name: str) -> Response:
-        """The name and the URL; 404."""
-        entry = self._registry.models().entries.get(name)
-        if entry is None or entry.state != READY:
-            raise ModelNotLoaded(name)
-        return json_reply(_describe(entry))
 
-    def page(self) -> Response:
-        """Those that are ready; ?limit and ?next_page_token page through them."""
-        after, limit = _read_token(), _read_limit()
-        entries = self._registry.models().entries
-        ready = sorted(name for name, entry in entries.items() if name > after and entry.state == READY)
-        more = len(ready) > limit
-        token = {"nextPageToken": base64.urlsafe_b64encode(ready[limit - 1].encode()).decode()} if more else {}
-        return json_reply({"models": [_describe(entries[name]) for name in ready[:limit]]} | token)
+@example_routes.post("/examples/<name>/answer")
+def answer_example(name: str) -> Response:
+    """200 if the model answers its example. It is for the model manager alone, so nginx's requests get 404."""
+    if FORWARDED in incoming().headers:
+        abort(HTTPStatus.NOT_FOUND)
+    app = services()
+    with app.admission.enter(0) as slot, app.registry.use(slot, name) as served:
+        try_example(app.gateway, app.decoder, served)
+    return Response(status=HTTPStatus.OK, mimetype="text/plain")
 
-    def _ask(self, method: str, **fields: str) -> None:
-        """Have the manager do it. Raise what it answers, or ModelNotReady. It listens a moment after tritonserver, or
-        is started again: until it takes the connection, nothing has been asked, so this waits for it."""
-        connection = LocalConnection(self._manager, self._timeout)
+
+@describing_routes.get("/models")
+@managed
+def models() -> Response:
+    """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version.
+    `refused` has changes of model folders that are not served."""
+    registry = services().registry
+    described = [_with_versions(registry, name, versions) for name, versions in sorted(registry.index().items())]
+    refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().rejected]
+    return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
+
+
+@describing_routes.get("/execution-parameters")
+def execution_parameters() -> Response:
+    """How SageMaker's batch transform is to call: what the job's own settings leave open."""
+    return json_reply(services().settings.execution_parameters)
+
+
+def _with_versions(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> dict[str, Any]:
+    versions = [
+        {"version": entry.version, "state": entry.state or "UNAVAILABLE", "reason": entry.reason} for entry in entries
+    ]
+    description: dict[str, Any] = {"name": name, "versions": versions}
+    try:
+        return description | describe_served(registry.get(name))
+    except ServingError as err:
+        return description | {"error": str(err)}
+
+
+def describe_served(served: ServedModel) -> dict[str, Any]:
+    """Return what GET /models says of a model."""
+    client, model = served.client, served.model
+    description: dict[str, Any] = {
+        "engine": served.engine,
+        **({"engine_reason": served.engine_reason} if served.engine_reason else {}),
+        "client": source_of(client) if client else None,
+        "max_batch_size": model.max_batch_size,
+        "inputs": [asdict(spec) for spec in model.inputs],
+        "outputs": [asdict(spec) for spec in model.outputs],
+    }
+    if client:
+        description |= {"codec": client.codec.name, "instance": client.codec.expected}
+        description |= {"columns": client.columns} if client.columns else {}
+        schemas = client.parameter_schemas()
+        description["parameters"] = [
+            {
+                "name": parameter.name,
+                "default": plain(client.defaults[parameter.name]),
+                "expected": parameter.expected(),
+                "help": parameter.help,
+                "schema": schemas[parameter.name],
+            }
+            for parameter in client.parameters
+        ]
+    return description | ({"error": served.client_error} if served.client_error else {})
+
+
+def plain(value: Any) -> Any:
+    """Return a tuple as a list, because orjson does not write subclasses of tuple, such as Names."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+@managing_routes.post("/models")
+@managed
+def load() -> Response:
+    """{"model_name", "url"}: 200, or 409, 507, 400. A model whose client cannot be made is unloaded again."""
+    app = services()
+    with _counted(app.metrics.loads):
+        name, url = _read_load()
+        target = incoming().headers.get(TARGET_MODEL) or name
+        _ask("POST", name=name, url=url, target=target)
+        if reason := app.registry.get(target).client_error:
+            _ask("DELETE", name=name)
+            raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
+    return json_reply({"modelName": name, "modelUrl": url})
+
+
+@managing_routes.delete("/models/<path:name>")
+@managed
+def unload(name: str) -> Response:
+    """200 when its memory is free; 404."""
+    with _counted(services().metrics.unloads):
+        _ask("DELETE", name=name)
+    return Response(status=200, mimetype="application/json")
+
+
+@managing_routes.get("/models/<path:name>")
+@managed
+def get(name: str) -> Response:
+    """The name and the URL; 404."""
+    entry = services().registry.models().entries.get(name)
+    if entry is None or entry.state != READY:
+        raise ModelNotLoaded(name)
+    return json_reply(_name_and_url(entry))
+
+
+@managing_routes.get("/models")
+@managed
+def page() -> Response:
+    """Those that are ready; ?limit and ?next_page_token page through them."""
+    after, limit = _read_token(), _read_limit()
+    entries = services().registry.models().entries
+    ready = sorted(name for name, entry in entries.items() if name > after and entry.state == READY)
+    more = len(ready) > limit
+    token = {"nextPageToken": base64.urlsafe_b64encode(ready[limit - 1].encode()).decode()} if more else {}
+    return json_reply({"models": [_name_and_url(entries[name]) for name in ready[:limit]]} | token)
+
+
+def _ask(method: str, **fields: str) -> None:
+    """Have the manager do it. Raise what it answers, or ModelNotReady. It listens a moment after tritonserver, or
+    is started again: until it takes the connection, nothing has been asked, so this waits for it."""
+    settings = services().settings
+    connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
+    try:
+        _connect(connection)
+        connection.request(method, "/models", orjson.dumps(fields))
+        reply = connection.getresponse()
+        answer = orjson.loads(reply.read())
+    except (http.client.HTTPException, OSError) as err:
+        raise ModelNotReady("the process that loads models is being started (again): try again shortly") from err
+    finally:
+        connection.close()
+    if reply.status != http.client.OK:
+        raise by_code(answer["code"], answer["error"])
+
+
+def _connect(connection: LocalConnection) -> None:
+    """Raise OSError."""
+    end = time.monotonic() + MANAGER_SECONDS
+    while True:
         try:
-            self._connect(connection)
-            connection.request(method, "/models", orjson.dumps(fields))
-            reply = connection.getresponse()
-            answer = orjson.loads(reply.read())
-        except (http.client.HTTPException, OSError) as err:
-            raise ModelNotReady("the process that loads models is being started (again): try again shortly") from err
-        finally:
-            connection.close()
-        if reply.status != http.client.OK:
-            raise by_code(answer["code"], answer["error"])
-
-    def _connect(self, connection: LocalConnection) -> None:
-        """Raise OSError."""
-        end = time.monotonic() + MANAGER_SECONDS
-        while True:
-            try:
-                return connection.connect()
-            except OSError:
-                if time.monotonic() > end:
-                    raise
-            time.sleep(PAUSE)
+            return connection.connect()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(PAUSE)
 
 
 @contextmanager
@@ -124,7 +223,7 @@ def _counted(results: Counter) -> Iterator[None]:
         results.labels(result).inc()
 
 
-def _describe(model: Entry) -> dict[str, str]:
+def _name_and_url(model: Entry) -> dict[str, str]:
     return {"modelName": model.name, "modelUrl": model.url}
 
 
@@ -154,49 +253,3 @@ def _read_limit() -> int:
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= LARGEST_PAGE):
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     return int(limit)
-
-
-Answer = Callable[[Body, Target, str], Response]
-MODEL = "/v2/models/<name>"
-VERSION = "/v2/models/<name>/versions/<version>"
-
-
-class KServeRoutes:
-    """`answer` answers a body for the target that the path names, as a stream of the type that it gets."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-
-    def add_to(self, app: Flask) -> None:
-        for path in (MODEL, VERSION):
-            app.add_url_rule(f"{path}/infer", view_func=self.infer, methods=["POST"])
-            app.add_url_rule(f"{path}/generate", view_func=self.generate, methods=["POST"])
-            app.add_url_rule(f"{path}/generate_stream", view_func=self.generate_stream, methods=["POST"])
-
-    def infer(self, name: str, version: str | None = None) -> Response:
-        """Tensors, as JSON or with binary data behind it."""
-        return self._answer(read_tensors(incoming()), Target(PATH, name, version), "")
-
-    def generate(self, name: str, version: str | None = None) -> Response:
-        """A flat object, answered by exactly one response."""
-        return self._answer(_read_flat(incoming()), Target(PATH, name, version), "")
-
-    def generate_stream(self, name: str, version: str | None = None) -> Response:
-        """The same, answered by any number of responses."""
-        return self._answer(_read_flat(incoming()), Target(PATH, name, version), EVENT_STREAM)
-
-
-def read_tensors(source: Incoming) -> TensorBody:
-    """Raises InvalidRequest."""
-    data = source.whole()
-    length = source.headers.get(HEADER_LENGTH)
-    if length is not None:
-        return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
-    return TensorBody(parse_object(data, "the body"), memoryview(b""), len(data), is_kserve=True)
-
-
-def _read_flat(source: Incoming) -> FlatBody:
-    document = parse_object(source.whole(), "the body")
-    if not document:
-        raise InvalidRequest("the body is an empty object: it names no input")
-    return FlatBody(document, generates=True)

@@ -16,16 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, current_app, send_from_directory
+from flask import Blueprint, Response, current_app, send_from_directory
 
 from serving import VERSION
 from serving.errors import TABLE, NotFound
-from serving.front.incoming import incoming
+from serving.front.incoming import services
+from serving.front.models import managed, plain
 from serving.front.replies import json_reply
 from serving.front.scrape import CONTENT_TYPE as PROMETHEUS
-from serving.front.services import services
 from serving.headers import JSON_TYPE, TARGET_MODEL
-from serving.request import plain
 
 Json = dict[str, Any]
 UNSAID = {"HEAD", "OPTIONS"}
@@ -37,6 +36,12 @@ OBJECT: Json = {"type": "object"}
 TENSORS = "Tensors"
 
 
+openapi_routes = Blueprint("openapi", __name__)
+page_routes = Blueprint("page", __name__)
+
+
+@openapi_routes.get("/openapi.json")
+@managed
 def openapi() -> Response:
     """The API of this server as OpenAPI 3.1."""
     paths: dict[str, Json] = {}
@@ -191,23 +196,19 @@ def _errors() -> Json:
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 
-def add_page(app: Flask) -> None:
-    """Adds its routes."""
-    app.add_url_rule("/examples/<name>", view_func=example, methods=["GET"])
-    app.add_url_rule("/docs/<name>", view_func=swagger_ui, methods=["GET"])
-
-
+@page_routes.get("/examples/<name>")
 def example(name: str) -> Response:
     """The model's example as it would be posted."""
-    with services().registry.use(incoming().slot, name) as served:
-        file = served.example_file()
-        content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
+    served = services().registry.get(name)
+    file = served.example_file()
+    content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
     response.headers.set("Content-Disposition", "attachment", filename=called)  # no page of ours, whatever it holds
     return response
 
 
+@page_routes.get("/docs/<name>")
 def swagger_ui(name: str) -> Response:
     """A file of Swagger UI, which /docs is made of."""
     package = find_spec("flask_swagger_ui")

@@ -10,8 +10,7 @@ from werkzeug.exceptions import HTTPException
 
 from serving.budget import MOST_PARTS
 from serving.errors import InvalidRequest, MethodNotAllowed, NotFound, PayloadTooLarge, ServingError, TritonUnavailable
-from serving.front.incoming import incoming
-from serving.front.services import services
+from serving.front.incoming import incoming, services
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +20,19 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(value), status=status, mimetype="application/json")
 
 
-def render_error(error: ServingError) -> Response:
+def error_reply(error: Exception) -> Response:
+    """Return the reply to a request that failed, in the one shape of errors. The rest of its body is read, because the
+    error may have come before."""
+    incoming().drain()
+    if isinstance(error, ServingError):
+        return _reply(error)
+    if isinstance(error, HTTPException):
+        return _http_error(error)
+    log.error("the request failed", exc_info=error)
+    return _reply(ServingError("an internal error; the log has it under this request_id"))
+
+
+def _reply(error: ServingError) -> Response:
     facts = error.facts()
     if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
         facts["error"] += f" [{state}]"
@@ -34,20 +45,18 @@ def render_error(error: ServingError) -> Response:
     return response
 
 
-def render_http_exception(error: HTTPException) -> Response:
+def _http_error(error: HTTPException) -> Response:
     code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     if code == HTTPStatus.NOT_FOUND:
-        return render_error(
-            NotFound(f"there is no {incoming().path}; there are POST /invocations, GET /ping, GET /models")
-        )
+        return _reply(NotFound(f"there is no {incoming().path}; there are POST /invocations, GET /ping, GET /models"))
     if code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = ", ".join(sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"}))
-        response = render_error(MethodNotAllowed(f"{incoming().path} takes {allowed}, not {incoming().method}"))
+        response = _reply(MethodNotAllowed(f"{incoming().path} takes {allowed}, not {incoming().method}"))
         response.headers["Allow"] = allowed
         return response
     if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         limit = current_app.config["MAX_CONTENT_LENGTH"]
-        return render_error(
+        return _reply(
             PayloadTooLarge(
                 f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit), or a form of more than "
                 f"{MOST_PARTS} parts: send fewer at a time"
@@ -55,9 +64,4 @@ def render_http_exception(error: HTTPException) -> Response:
         )
     invalid = InvalidRequest(error.description or error.name)
     invalid.status = code
-    return render_error(invalid)
-
-
-def render_unexpected(error: Exception) -> Response:
-    log.error("the request failed", exc_info=error)
-    return render_error(ServingError("an internal error; the log has it under this request_id"))
+    return _reply(invalid)

@@ -11,8 +11,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from serving.errors import TritonTimeout, TritonUnavailable
+from serving.front.incoming import services
 from serving.front.metrics import MOST_MODELS, MULTIPROCESS
-from serving.front.services import services
 from serving.host.files import ProcessStatus, read_status
 from serving.models.table import TOTAL
 

@@ -4,8 +4,6 @@ import ctypes
 import time
 from collections.abc import Iterable
 
-from flask import current_app
-
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
@@ -74,9 +72,3 @@ class Services:
 def _not_loaded(name: str, _served: Iterable[str]) -> ModelNotLoaded:
     """Answer a call of a model that the platform loads when it gets this error."""
     return ModelNotLoaded(name)
-
-
-def services() -> Services:
-    """The running app's."""
-    found: Services = current_app.extensions["serving"]
-    return found

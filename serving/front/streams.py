@@ -5,14 +5,16 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from time import monotonic
 
 import orjson
 from flask import Response
 
 from serving.errors import ServingError
+from serving.front.incoming import Incoming, services
 from serving.headers import EVENT_STREAM, JSON_LINES
 from serving.job import Job, Line
-from serving.sessions import session_headers
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import Responses, TritonGateway
 
@@ -25,30 +27,25 @@ CONTENT_TYPES = {EVENT_STREAM: "text/event-stream; charset=utf-8", JSON_LINES: J
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
-def stream_reply(
-    job: Job,
-    gateway: TritonGateway,
-    hang_ups: "HangUps",
-    connection: socket.socket | None,
-    report: Callable[[BackendDied], ServingError],
-) -> tuple[Response, str]:
-    """Wait for the first response. Return the stream that begins with it, and the version that gave it. Raise a
-    ServingError. `report` makes an error of the death of a model's process."""
-    stream = StreamedReply(job, gateway, report)
+def stream_reply(source: Incoming, job: Job) -> Response:
+    """Wait for the first response. Return the stream that begins with it. Raise a ServingError."""
+    app, connection = services(), source.environ.get("gunicorn.socket")
+    stream = StreamedReply(job, app.gateway, partial(app.registry.report, job.served, began=monotonic()))
     if connection is not None:
-        hang_ups.watch(connection, stream.cancel)
+        app.hang_ups.watch(connection, stream.cancel)
     try:
         stream.open()
     except BaseException:
-        hang_ups.forget(connection)
+        app.hang_ups.forget(connection)
         stream.close()
         if stream.cancelled:
-            return Response(status=LEFT), ""
+            return Response(status=LEFT)
         raise
-    headers = HEADERS | session_headers(job.session)
+    source.version = stream.version
+    headers = HEADERS | (job.session.headers() if job.session else {})
     response = Ending(stream, content_type=CONTENT_TYPES[job.request.stream], headers=headers)
-    response.call_on_close(lambda: hang_ups.forget(connection))
-    return response, stream.version
+    response.call_on_close(partial(app.hang_ups.forget, connection))
+    return response
 
 
 class Ending(Response):

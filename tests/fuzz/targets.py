@@ -86,7 +86,7 @@ GATEWAY, DECODER = Checked(), Decoder(LIMITS)
 APP = flask.Flask("fuzz")
 APP.request_class = Incoming
 APP.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
-SERVICES = Services(Settings.from_env({}), "")
+APP.extensions["serving"] = Services(Settings.from_env({}), "")
 
 
 def answer(body: Body, request: Request | None = None) -> None:
@@ -159,8 +159,8 @@ def form(data: bytes) -> None:
         data=content,
     ):
         source = incoming()
-        body = read_invocation(source, "infer")
-        answer(body, read_request(source, SERVICES, "", body.named, target_model(source)))
+        body = read_invocation(source)
+        answer(body, read_request(source, "", body.named, target_model(source)))
 
 
 def config(data: bytes) -> None:

@@ -1,0 +1,58 @@
+"""KServe's own routes, whose path names a model: /v2/models/MODEL[/versions/VERSION]/…
+
+Requests with a body come here. nginx hands those without one (health, metadata, statistics) to Triton.
+"""
+
+from collections.abc import Callable
+
+from flask import Blueprint, Response
+
+from serving.bodies.documents import parse_object, read_binary
+from serving.bodies.flat import FlatBody
+from serving.bodies.kserve import HEADER_LENGTH, TensorBody
+from serving.bodies.reading import Body
+from serving.errors import InvalidRequest
+from serving.front.incoming import Incoming
+from serving.headers import EVENT_STREAM
+from serving.request import PATH, Target
+
+Infer = Callable[[Callable[[Incoming], Body], Target, str], Response]
+
+
+def kserve_routes(infer: Infer) -> Blueprint:
+    """Return the routes; `infer` answers each request (predictor.py)."""
+    routes = Blueprint("kserve", __name__)
+
+    def tensors(name: str, version: str | None = None) -> Response:
+        """Tensors, as JSON or with binary data behind it."""
+        return infer(read_tensors, Target(PATH, name, version), "")
+
+    def generate(name: str, version: str | None = None) -> Response:
+        """A flat object, answered by exactly one response."""
+        return infer(_read_flat, Target(PATH, name, version), "")
+
+    def generate_stream(name: str, version: str | None = None) -> Response:
+        """The same, answered by any number of responses."""
+        return infer(_read_flat, Target(PATH, name, version), EVENT_STREAM)
+
+    for path in ("/v2/models/<name>", "/v2/models/<name>/versions/<version>"):
+        routes.add_url_rule(f"{path}/infer", view_func=tensors, methods=["POST"])
+        routes.add_url_rule(f"{path}/generate", view_func=generate, methods=["POST"])
+        routes.add_url_rule(f"{path}/generate_stream", view_func=generate_stream, methods=["POST"])
+    return routes
+
+
+def read_tensors(source: Incoming) -> TensorBody:
+    """Raises InvalidRequest."""
+    data = source.whole()
+    length = source.headers.get(HEADER_LENGTH)
+    if length is not None:
+        return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
+    return TensorBody(parse_object(data, "the body"), memoryview(b""), len(data), is_kserve=True)
+
+
+def _read_flat(source: Incoming) -> FlatBody:
+    document = parse_object(source.whole(), "the body")
+    if not document:
+        raise InvalidRequest("the body is an empty object: it names no input")
+    return FlatBody(document, generates=True)
