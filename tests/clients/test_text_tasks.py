@@ -46,13 +46,13 @@ def named(labels: Mapping[int, str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def served_with(tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """Return a function that builds the model of a task and family once; it returns the model and its checkpoint."""
-    made: dict[tuple[str, str], tuple[Served, Path]] = {}
+    models: dict[tuple[str, str], tuple[Served, Path]] = {}
 
     def built(task: str, family: str = "bert", **changes: Any) -> tuple[Served, Path]:
-        if (task, family) not in made:
+        if (task, family) not in models:
             folder = tmp_path_factory.mktemp("model")
-            made[task, family] = serve(folder, task, changes, family), folder / "checkpoint"
-        return made[task, family]
+            models[task, family] = serve(folder, task, changes, family), folder / "checkpoint"
+        return models[task, family]
 
     return built
 
@@ -66,9 +66,9 @@ def test_every_encoder_fills_masks_as_transformers_does(family: str, served_with
     served, checkpoint = served_with("fill-mask", family)
     mask, reference = served.client.tokenizer.mask, pipeline("fill-mask", checkpoint)
     texts = [f"the {mask} sat on the mat.", f"{mask} dog ran on {mask} rug!"]
-    given = {"top_k": 1000} if family == "bert" else {}  # more than its vocabulary has
-    all_tokens = {"top_k": len(VOCABULARY)} if given else {}
-    for text, prediction in zip(texts, served.predict(texts, **given), strict=True):
+    parameters = {"top_k": 1000} if family == "bert" else {}  # more than its vocabulary has
+    all_tokens = {"top_k": len(VOCABULARY)} if parameters else {}
+    for text, prediction in zip(texts, served.predict(texts, **parameters), strict=True):
         theirs = reference(text, **all_tokens)
         theirs = theirs if isinstance(theirs[0], list) else [theirs]
         for ours, wanted in zip(prediction["masks"], theirs, strict=True):
@@ -104,7 +104,7 @@ def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: S
         sorted(c["score"] for c in ours[0]["classes"]), sorted(c["score"] for c in theirs), atol=1e-4
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    assert [p["tokens"] for p in ours] == [len(tokenizer(**each).input_ids) for each in (PAIRS[1], PAIRS[0])]
+    assert [p["tokens"] for p in ours] == [len(tokenizer(**pair).input_ids) for pair in (PAIRS[1], PAIRS[0])]
     assert [p["truncated"] for p in ours] == [True, False]
 
 
@@ -130,12 +130,12 @@ def test_entities_are_those_of_the_pipeline(family: str, strategy: str, served_w
     served, checkpoint = served_with("token-classification", family, **named(LABELS))
     reference = pipeline("token-classification", checkpoint)
     texts = [*TEXTS[:3], "Quickly, the catly CATS ran!  Ünder the moons", LONG]
-    found = served.predict(texts, aggregation_strategy=strategy)
-    for text, prediction in zip(texts, found, strict=True):
+    predictions = served.predict(texts, aggregation_strategy=strategy)
+    for text, prediction in zip(texts, predictions, strict=True):
         same_entities(prediction["entities"], reference(text, aggregation_strategy=strategy))
-    assert [p["truncated"] for p in found] == [p["tokens"] > LIMIT for p in found]
-    assert found[-1]["truncated"]
-    assert any(prediction["entities"] for prediction in found)
+    assert [p["truncated"] for p in predictions] == [p["tokens"] > LIMIT for p in predictions]
+    assert predictions[-1]["truncated"]
+    assert any(prediction["entities"] for prediction in predictions)
     every = served.predict(texts[:1], aggregation_strategy=strategy, ignore_labels=[])
     same_entities(every[0]["entities"], reference(texts[0], aggregation_strategy=strategy, ignore_labels=[]))
 
@@ -144,10 +144,10 @@ def test_entities_are_those_of_the_pipeline(family: str, strategy: str, served_w
 def test_a_long_text_is_read_in_windows_where_a_stride_says_so(stride: int, served_with: Serve) -> None:
     served, checkpoint = served_with("token-classification", "bert", **named(LABELS))
     reference = pipeline("token-classification", checkpoint)
-    given = {"aggregation_strategy": "simple", "stride": stride}
-    ours = served.predict([LONG, "A dog!"], **given)
-    same_entities(ours[0]["entities"], reference(LONG, **given))
-    same_entities(ours[1]["entities"], reference("A dog!", **given))
+    parameters = {"aggregation_strategy": "simple", "stride": stride}
+    ours = served.predict([LONG, "A dog!"], **parameters)
+    same_entities(ours[0]["entities"], reference(LONG, **parameters))
+    same_entities(ours[1]["entities"], reference("A dog!", **parameters))
     tokens = len(transformers.AutoTokenizer.from_pretrained(checkpoint)(LONG).input_ids)
     assert [(p["tokens"], p["truncated"]) for p in ours] == [(tokens, False), (5, False)]
 
@@ -158,10 +158,10 @@ def test_zero_shot_classes_are_those_of_the_pipeline(family: str, multi_label: b
     served, checkpoint = served_with("zero-shot-classification", family, **named(INFERENCE))
     reference = pipeline("zero-shot-classification", checkpoint)
     for labels, template in ((["cat", "red dog", "moon"], "the {} is big."), (["fox"], "This example is {}.")):
-        given = {"multi_label": multi_label, "hypothesis_template": template}
-        ours = served.predict(TEXTS[:3], candidate_labels=labels, **given)
+        parameters = {"multi_label": multi_label, "hypothesis_template": template}
+        ours = served.predict(TEXTS[:3], candidate_labels=labels, **parameters)
         for text, prediction in zip(TEXTS[:3], ours, strict=True):
-            theirs = reference(text, candidate_labels=labels, **given)
+            theirs = reference(text, candidate_labels=labels, **parameters)
             assert [c["label"] for c in prediction["classes"]] == theirs["labels"]
             np.testing.assert_allclose([c["score"] for c in prediction["classes"]], theirs["scores"], atol=1e-4)
 
@@ -184,7 +184,7 @@ def test_a_long_prompt_is_not_repeated_for_each_text(served_with: Serve) -> None
     finally:
         tracemalloc.stop()
     assert most < 8 * len(prompt)
-    assert [each["truncated"] for each in predictions] == [True] * 32
+    assert [p["truncated"] for p in predictions] == [True] * 32
 
 
 @pytest.mark.parametrize("task", ["embedding", "token-classification", "text-ranking"])
@@ -209,7 +209,9 @@ def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve)
     served, checkpoint = served_with("text-ranking", "bert", num_labels=1)
     documents = ["the moon was red", "A dog!", "the cat sat on the mat.", LONG]
     reference = pipeline("text-classification", checkpoint)
-    scores = [reference({"text": "the big cat", "text_pair": each}, truncation=True)["score"] for each in documents]
+    scores = [
+        reference({"text": "the big cat", "text_pair": document}, truncation=True)["score"] for document in documents
+    ]
     two = [{"query": "the big cat", "documents": documents}, {"query": "a", "documents": documents[1:2]}]
     ours = served.predict(two, return_documents=True)
     order = np.argsort(scores)[::-1].tolist()
@@ -238,8 +240,8 @@ def with_tokenizer(served: Served, checkpoint: Path, changes: dict[str, Any], fo
     shutil.copytree(served.client.model.path, folder / "model")
     shutil.copytree(checkpoint, folder / "checkpoint")
     for path in (folder / "model/tokenizer", folder / "checkpoint"):
-        given = json.loads((checkpoint / "tokenizer_config.json").read_text()) | changes
-        (path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in given.items() if v is not None}))
+        settings = json.loads((checkpoint / "tokenizer_config.json").read_text()) | changes
+        (path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
     return Served(folder / "model", **served.client.model.parameters), folder / "checkpoint"
 
 
@@ -282,11 +284,11 @@ def test_the_network_pools_as_the_checkpoint_says(pooling: str, family: str, tmp
     kind = {"cls": "cls_token", "last": "lasttoken"}.get(pooling, f"{pooling}_tokens")
     (checkpoint / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{kind}": True}))
     (tmp_path / "bert/1").mkdir(parents=True)
-    made = export(Request("own", client="bert", task="embedding"), checkpoint, tmp_path / "bert")
+    spec = export(Request("own", client="bert", task="embedding"), checkpoint, tmp_path / "bert")
     network, client = (
-        Served(tmp_path / "bert", **made.settings, **settings).predict(TEXTS) for settings in ({}, {"pooling": pooling})
+        Served(tmp_path / "bert", **spec.settings, **settings).predict(TEXTS) for settings in ({}, {"pooling": pooling})
     )
-    assert [each["tokens"] for each in network] == [each["tokens"] for each in client]
+    assert [p["tokens"] for p in network] == [p["tokens"] for p in client]
     for ours, theirs in zip(network, client, strict=True):
         np.testing.assert_allclose(ours["embedding"], theirs["embedding"], atol=1e-5)
 
@@ -297,8 +299,8 @@ def test_an_embedding_is_cut_and_then_scaled_and_prompts_go_before_the_text(serv
     (folder / "tokenizer" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "the cat "}}')
     served = Served(folder)
     whole, cut, prompted, named_prompt = (
-        np.array(served.predict([text], **given)[0]["embedding"])
-        for text, given in (
+        np.array(served.predict([text], **parameters)[0]["embedding"])
+        for text, parameters in (
             ("the cat sat", {"normalize": False}),
             ("the cat sat", {"dimensions": 8}),
             ("sat", {"prompt": "the cat ", "normalize": False}),
@@ -344,11 +346,11 @@ def answers_of_transformers(
     for window in windows.encodings:
         tensors = {name: torch.tensor([getattr(window, key)]) for name, key in INPUTS.items()}
         takes = network.config.type_vocab_size > 1
-        made = network(**{name: tensor for name, tensor in tensors.items() if takes or name != "token_type_ids"})
+        logits_of = network(**{name: tensor for name, tensor in tensors.items() if takes or name != "token_type_ids"})
         allowed = [at for at, part in enumerate(window.sequence_ids) if part == 1 or at == 0]
         start, end = (
             dict(zip(allowed, torch.softmax(logits[0][allowed], 0).tolist(), strict=True))
-            for logits in (made.start_logits, made.end_logits)
+            for logits in (logits_of.start_logits, logits_of.end_logits)
         )
         null = min(null, start[0] * end[0])
         spans = [
@@ -363,10 +365,10 @@ def answers_of_transformers(
             text = context[begin:behind]
             answer = {"answer": text, "score": 0.0, "start": begin, "end": behind}
             answers.setdefault(text.lower(), answer)["score"] += score
-    found = list(answers.values())
+    candidates = list(answers.values())
     if handle_impossible_answer:
-        found.append({"answer": "", "score": null, "start": 0, "end": 0})
-    return sorted(found, key=lambda answer: -answer["score"])[:top_k]
+        candidates.append({"answer": "", "score": null, "start": 0, "end": 0})
+    return sorted(candidates, key=lambda answer: -answer["score"])[:top_k]
 
 
 INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -374,7 +376,7 @@ INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_id
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [
         {},
         {"top_k": 5},
@@ -383,13 +385,13 @@ INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_id
     ],
 )
 def test_answers_are_those_of_every_span_of_every_window(
-    family: str, given: dict[str, Any], served_with: Serve
+    family: str, parameters: dict[str, Any], served_with: Serve
 ) -> None:
     served, checkpoint = served_with("question-answering", family)
     instances = [{"question": QUESTION, "context": context} for context in (CONTEXT, "the cat ran.")]
     length = served.client.tokenizer.max_length
-    for instance, prediction in zip(instances, served.predict(instances, **given), strict=True):
-        theirs = answers_of_transformers(checkpoint, instance["context"], **{"max_seq_len": length, **given})
+    for instance, prediction in zip(instances, served.predict(instances, **parameters), strict=True):
+        theirs = answers_of_transformers(checkpoint, instance["context"], **{"max_seq_len": length, **parameters})
         scores = [[answer["score"] for answer in answers] for answers in (prediction["answers"], theirs)]
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
         for ours, wanted in zip(prediction["answers"], theirs, strict=True):
@@ -434,8 +436,8 @@ def test_a_vector_that_the_network_pooled_itself_is_not_pooled_again(pooling: st
     assert served.client.outputs == (output,)
     tensors = served.client.preprocess(TEXTS)
     pooled = np.arange(4 * 32, dtype=np.float16).reshape(4, 32)
-    given = served.client.read_parameters({})
-    predictions = served.client.postprocess({output: pooled}, tensors, TEXTS, given)
+    parameters = served.client.read_parameters({})
+    predictions = served.client.postprocess({output: pooled}, tensors, TEXTS, parameters)
     np.testing.assert_array_equal(vectors(predictions), pooled.astype(float))
 
 
@@ -446,8 +448,8 @@ def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Pat
     every = served.infer(tensors | {"masked_lm_positions": np.tile(np.arange(width), (n, 1))})
     model = served.client.model
     three = Model("bert", model.path, model.inputs[:3], model.outputs, 32, model.parameters)
-    given = served.client.read_parameters({})
-    full = Client(three).postprocess(every, tensors, MASKED, given)
+    parameters = served.client.read_parameters({})
+    full = Client(three).postprocess(every, tensors, MASKED, parameters)
     for ours, theirs in zip(full, served.predict(MASKED), strict=True):
         scores = [np.array([[t["score"] for t in m] for m in p["masks"]]) for p in (ours, theirs)]
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
@@ -494,7 +496,7 @@ def test_truncation_is_reported(tmp_path: Path) -> None:
 
 
 def test_only_the_part_of_a_long_text_that_the_model_can_take_is_tokenized(tmp_path: Path) -> None:
-    """Tokenizing all of it would take 300 bytes for each character: 1.5 GB for 5 MB."""
+    """Tokenizing all of it would take 300 bytes a character: 1.5 GB for 5 MB."""
     served = serve(tmp_path, "embedding")
     long = "the cat " * 10**6
     tensors = served.client.preprocess([long, long[:100]])
@@ -593,8 +595,14 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], type[ServingError], str]] = 
     ("zero-shot-classification", ["a"], {"candidate_labels": ["cat"] * 101}, DecodingError, "101"),
     ("zero-shot-classification", ["a"] * 32, {"candidate_labels": ["b" * 3000] * 100}, PayloadTooLarge, r"\d"),
     *(
-        ("zero-shot-classification", ["a"], CAT | {"hypothesis_template": each}, InvalidRequest, "hypothesis_template")
-        for each in ("about", "{} or {}", "{}" * 500, "{}" + "a" * 1000, 1, ["{}"])
+        (
+            "zero-shot-classification",
+            ["a"],
+            CAT | {"hypothesis_template": template},
+            InvalidRequest,
+            "hypothesis_template",
+        )
+        for template in ("about", "{} or {}", "{}" * 500, "{}" + "a" * 1000, 1, ["{}"])
     ),
     ("text-ranking", [{"query": "a", "documents": ["b"] * size} for size in (1, 1001)], {}, DecodingError, "1001"),
     ("question-answering", [{"question": "the cat " * 7, "context": CONTEXT}], {}, DecodingError, "instance 0"),
@@ -607,10 +615,15 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], type[ServingError], str]] = 
 ]
 
 
-@pytest.mark.parametrize(("task", "instances", "given", "error", "name"), REFUSED)
+@pytest.mark.parametrize(("task", "instances", "parameters", "error", "name"), REFUSED)
 def test_an_instance_or_a_parameter_beyond_the_limits_is_refused(
-    task: str, instances: list[Any], given: dict[str, Any], error: type[ServingError], name: str, served_with: Serve
+    task: str,
+    instances: list[Any],
+    parameters: dict[str, Any],
+    error: type[ServingError],
+    name: str,
+    served_with: Serve,
 ) -> None:
     served, _ = served_with(task, **CHANGES.get(task, {}))
     with pytest.raises(error, match=name):
-        served.predict(instances, **given)
+        served.predict(instances, **parameters)

@@ -32,13 +32,13 @@ BUNDLED = ROOT / "model_repository/bert/tokenizer"
 def texts() -> list[str]:
     """Return 200 texts: empty ones, words, all scripts, and some that are longer than a window."""
     chance = random.Random(7)
-    made = ["", " ", "\n", "a", "[MASK]", "<mask>", SCRIPTS, "x" * 5000, "word " * 900, "日" * 600]
-    while len(made) < 200:
+    lines = ["", " ", "\n", "a", "[MASK]", "<mask>", SCRIPTS, "x" * 5000, "word " * 900, "日" * 600]
+    while len(lines) < 200:
         words = [chance.choice(TEXT.split()) for _ in range(chance.randrange(1, 30))]
         words += ["".join(chance.choices(SCRIPTS, k=chance.randrange(1, 12))) for _ in range(chance.randrange(8))]
         chance.shuffle(words)
-        made.append(chance.choice(["", "  "]) + chance.choice([" ", "", "  "]).join(words))
-    return made
+        lines.append(chance.choice(["", "  "]) + chance.choice([" ", "", "  "]).join(words))
+    return lines
 
 
 def write(folder: Path, **files: Any) -> None:

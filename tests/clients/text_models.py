@@ -60,8 +60,8 @@ def save_checkpoint(folder: Path, task: str, family: str = "bert", **changes: An
     name, kind, values = FAMILIES[family]
     tokenizer = save_tokenizer(folder, kind)
     special = {key: tokenizer.convert_tokens_to_ids(tokenizer.special_tokens_map[key[:-3]]) for key in SPECIAL}
-    given = {"vocab_size": len(tokenizer), **special, **values, **changes}
-    config = getattr(transformers, f"{name}Config")(**given)
+    fields = {"vocab_size": len(tokenizer), **special, **values, **changes}
+    config = getattr(transformers, f"{name}Config")(**fields)
     network = getattr(transformers, name + HEADS[task])(config).eval()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -86,8 +86,8 @@ def save_tokenizer(folder: Path, kind: str) -> Any:
         marks = BERTS if kind.startswith("albert") else ROBERTAS
         named = {f"{name}_token": token for name, token in marks.items()}
         named |= {"bos_token": marks["cls"], "eos_token": marks["sep"]}
-        made = _trained(kind, marks)
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=LIMIT, **named)
+        trained = _trained(kind, marks)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained, model_max_length=LIMIT, **named)
     tokenizer.save_pretrained(folder)
     return tokenizer
 
@@ -126,7 +126,7 @@ def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
 
 
 class Served:
-    """A model folder behind its client, with ONNX Runtime in Triton's place."""
+    """Serves a model folder by its client, with ONNX Runtime instead of Triton."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         options = onnxruntime.SessionOptions()
@@ -136,8 +136,8 @@ class Served:
         inputs, outputs = map(_specs, (self.session.get_inputs(), self.session.get_outputs()))
         self.client = Client(Model("bert", folder, inputs, outputs, 32, {"client": "bert", **settings}))
 
-    def predict(self, texts: Sequence[Any], **given: Any) -> list[Any]:
-        parameters = self.client.read_parameters(given)
+    def predict(self, texts: Sequence[Any], **changes: Any) -> list[Any]:
+        parameters = self.client.read_parameters(changes)
         tensors = self.client.prepare(texts, parameters)
         return self.client.postprocess(self.infer(tensors), tensors, texts, parameters)
 
@@ -159,5 +159,5 @@ def serve(
 ) -> Served:
     """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its client."""
     checkpoint = save_checkpoint(tmp / "checkpoint", task, family, **(changes or {}))
-    made = export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
-    return Served(tmp / "bert", **{**made.settings, "pad_to_multiple_of": "1", **settings})
+    spec = export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
+    return Served(tmp / "bert", **{**spec.settings, "pad_to_multiple_of": "1", **settings})

@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.harness import PATIENCE, ROOT, Server, free_port, wait_until
 from tests.support.started import ends_with, kill
 
-# Layers are kept here from one run of the tests to the next; outside of the repository.
+# Keeps layers from one run of the tests to the next, outside of the repository.
 HOME = Path(os.environ.get("CONTAINERS_HOME") or Path(tempfile.gettempdir()) / "triton-multi-model-containers")
 # A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store, and podman waits
 # with a start while a layer is written there.
@@ -47,7 +47,7 @@ def podman_environment() -> dict[str, str]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     HOME.joinpath("tmp").mkdir(parents=True, exist_ok=True)
     for name, text in (("storage.conf", STORAGE), ("containers.conf", ENGINE)):
-        # More than our own limit could only be given by a process with CAP_SYS_RESOURCE.
+        # Only a process with CAP_SYS_RESOURCE could set more than our own limit.
         new = HOME / f"{name}.{os.getpid()}"
         new.write_text(text.format(home=HOME, files=min(20000, files) if files > 0 else 20000))
         new.replace(HOME / name)  # at once, because a podman of another run may be reading it
@@ -135,8 +135,8 @@ class Container(Server):
         done = subprocess.run(command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True)
         if done.returncode:
             return {}
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found if found["Pid"] or found["Status"] in ("exited", "stopped") else {}
+        state: dict[str, Any] = json.loads(done.stdout)
+        return state if state["Pid"] or state["Status"] in ("exited", "stopped") else {}
 
     def wait_ready(self) -> "Container":
         if self.relay is None:
@@ -149,8 +149,8 @@ class Container(Server):
 
     def status(self) -> dict[str, Any]:
         """Its pids are the container's own numbers."""
-        found: dict[str, Any] = json.loads(self.run("cat", f"{self.run_dir}/status.json"))
-        return found
+        state: dict[str, Any] = json.loads(self.run("cat", f"{self.run_dir}/status.json"))
+        return state
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         self.run("sh", "-c", f"kill -{int(number)} {pid}")

@@ -23,8 +23,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.close()
         return
     await asyncio.gather(pump(reader, to_callee), pump(callee, writer))
-    for each in (writer, to_callee):
-        each.close()
+    for connection in (writer, to_callee):
+        connection.close()
 
 
 async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

@@ -84,7 +84,7 @@ def config(image: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(image: str) -> Any:
+def contents(image: str) -> Any:
     options = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/program/.venv/bin/python", image, "-c", LOOK)
     modules = "torch transformers onnx safetensors pip setuptools uv flask cv2 onnxruntime openvino"
     return json.loads(podman(*options, modules, "gcc cc tcc ld pip uv curl wget git apt nginx serve"))
@@ -96,15 +96,15 @@ def test_the_dockerfile_has_no_finding() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(found: Any) -> None:
-    assert found["modules"] == ["transformers", "safetensors", "flask", "cv2", "onnxruntime", "openvino"]
-    assert found["commands"] == ["apt", "nginx", "serve"]
-    assert found["caches"] == []
+def test_it_holds_what_serves_and_neither_compilers_nor_training_libraries(contents: Any) -> None:
+    assert contents["modules"] == ["transformers", "safetensors", "flask", "cv2", "onnxruntime", "openvino"]
+    assert contents["commands"] == ["apt", "nginx", "serve"]
+    assert contents["caches"] == []
 
 
-def test_every_file_of_its_packages_is_there_as_the_wheels_have_it(found: Any) -> None:
-    assert found["files of packages"] > 5_000
-    assert found["changed"] == []
+def test_every_file_of_its_packages_is_there_as_the_wheels_have_it(contents: Any) -> None:
+    assert contents["files of packages"] > 5_000
+    assert contents["changed"] == []
 
 
 def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
@@ -118,13 +118,13 @@ def test_a_vocabulary_without_tokenizer_json_is_read_in_it(image: str) -> None:
     assert podman(*options).strip() == "[[101, 7592, 2088, 102]]"
 
 
-def test_its_user_may_write_nothing_of_it(found: Any) -> None:
-    assert found["writable"] == []
+def test_its_user_may_write_nothing_of_it(contents: Any) -> None:
+    assert contents["writable"] == []
 
 
-def test_modules_are_compiled_and_stay_valid_whatever_time_a_builder_gives_their_source(found: Any) -> None:
-    assert found["compiled"] > 1000
-    assert found["by time"] == []
+def test_modules_are_compiled_and_stay_valid_whatever_time_a_builder_gives_their_source(contents: Any) -> None:
+    assert contents["compiled"] > 1000
+    assert contents["by time"] == []
 
 
 def test_it_has_less_than_1250_mb(config: Any) -> None:
@@ -231,7 +231,7 @@ def shown_calls(container: Container) -> list[str]:
 
 
 def ended(container: Container) -> tuple[int, str]:
-    """(exit code, what it said) of a container that ends by itself."""
+    """Return (exit code, output) of a container that ends by itself."""
     return container.process.wait(BUILD_SECONDS), container.output()
 
 
@@ -295,38 +295,38 @@ def test_sagemaker_s_argument_serves_too_and_a_killed_tritonserver_comes_back(st
 
 
 def test_any_user_will_do(start: Start) -> None:
-    """As OpenShift picks one for each project."""
+    """OpenShift picks a user for each project."""
     container = start("--user", "12345:0").wait_ready()
     assert find(container).status_code == 200
-    code, said = ended(start("--user", "12345:0", arguments=("--check",)))
-    assert code == 0, said
+    code, output = ended(start("--user", "12345:0", arguments=("--check",)))
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("serve", "fast"), ("bash", "-c", "true")])
 def test_a_wrong_argument_is_told_with_the_right_ones(start: Start, arguments: tuple[str, ...]) -> None:
-    code, said = ended(start(arguments=arguments))
+    code, output = ended(start(arguments=arguments))
     assert code == 2
-    assert " ".join(arguments) in said
-    assert "--check" in said
+    assert " ".join(arguments) in output
+    assert "--check" in output
 
 
 def test_without_a_place_to_write_it_says_what_to_mount(start: Start) -> None:
     """Kubernetes' readOnlyRootFilesystem, its emptyDir forgotten."""
-    code, said = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
+    code, output = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
     assert code == 2
-    assert "--tmpfs /tmp" in said
-    assert "SERVE_RUN_DIR" in said
-    assert "Traceback" not in said
+    assert "--tmpfs /tmp" in output
+    assert "SERVE_RUN_DIR" in output
+    assert "Traceback" not in output
 
 
 def test_models_that_its_user_may_not_read_are_named(start: Start, tmp_path: Path) -> None:
     repository = make_hog(tmp_path / "models")
     (repository / "hog/config.pbtxt").chmod(0o600)
-    code, said = ended(start("--volume", f"{repository}:/opt/ml/model:ro"))
+    code, output = ended(start("--volume", f"{repository}:/opt/ml/model:ro"))
     assert code == 2
-    assert "/opt/ml/model/hog/config.pbtxt" in said
-    assert "10001" in said
-    assert "Traceback" not in said
+    assert "/opt/ml/model/hog/config.pbtxt" in output
+    assert "10001" in output
+    assert "Traceback" not in output
 
 
 def test_settings_follow_the_limits_of_the_control_group(start: Start) -> None:
