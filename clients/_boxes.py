@@ -29,7 +29,7 @@ class Letterbox:
 
     @classmethod
     def fit(cls, width: int, height: int, target_width: int, target_height: int) -> "Letterbox":
-        """The placement by YOLOv5's rule: one scale for both sides, sizes rounded, padding on both sides. If the
+        """Place an image by YOLOv5's rule: one scale for both sides, sizes rounded, padding on both sides. If the
         padding is odd, the right and the bottom side get the larger half (YOLOv5 subtracts 0.1 before rounding)."""
         scale = min(target_width / width, target_height / height)
         new_width, new_height = max(round(width * scale), 1), max(round(height * scale), 1)
@@ -38,7 +38,7 @@ class Letterbox:
         return cls(width, height, new_width, new_height, left, top, target_width, target_height)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The image [height,width,3] -> [target_height,target_width,3], resized bilinearly, with grey padding."""
+        """Return the image as [target_height,target_width,3], resized bilinearly, with grey padding."""
         if (self.width, self.height) != (self.new_width, self.new_height):
             pixels = cv2.resize(pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR)
         canvas = np.full((self.target_height, self.target_width, 3), GREY, np.uint8)
@@ -46,11 +46,11 @@ class Letterbox:
         return canvas
 
     def to_image(self, boxes: Floats) -> Floats:
-        """Boxes of the target -> boxes of the image, clipped to it."""
+        """Map boxes of the target to boxes of the image, clipped to it."""
         return self.points_to_image(boxes.reshape(-1, 2)).reshape(boxes.shape)
 
     def points_to_image(self, points: Floats) -> Floats:
-        """Points [n,2] of the target -> points of the image, clipped to it."""
+        """Map points [n,2] of the target to points of the image, clipped to it."""
         mapped = (points - self._shift()) / self._scale()
         return np.clip(mapped, 0, np.array([self.width, self.height], mapped.dtype))
 
@@ -62,7 +62,7 @@ class Letterbox:
 
 
 def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int) -> NDArray[np.intp]:
-    """Greedy non-maximum suppression within each class: indices of at most `limit` boxes, best score first.
+    """Return the indices of at most `limit` boxes, best score first: greedy non-maximum suppression within each class.
 
     A box is dropped when its IoU with a better box of its class is above `iou`. Of two equal scores, the first is
     better. A box without an area drops no other and is never dropped. (ONNX's NonMaxSuppression does the same.)
@@ -80,7 +80,7 @@ def nms(boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: f
 
 
 def _overlap(boxes: Floats, areas: Floats, one: np.intp, others: NDArray[np.intp]) -> Floats:
-    """IoU of one box with others; 0 when either has no area."""
+    """Return the IoU of one box with others; 0 when either has no area."""
     low = np.maximum(boxes[one, :2], boxes[others, :2])
     high = np.minimum(boxes[one, 2:], boxes[others, 2:])
     common = (high - low).clip(0).prod(1)

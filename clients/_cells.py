@@ -20,22 +20,22 @@ DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.ob
 WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def array_of(rows: Sequence[Row], datatype: str, missing: Sequence[bool], place: Callable[[int], str]) -> Array:
-    """Rows of one length -> [rows, cells] of that datatype; `missing` says which columns take empty cells.
+def array_of(rows: Sequence[Row], datatype: str, missing: Sequence[bool], column: Callable[[int], str]) -> Array:
+    """Return rows of one length as [rows, cells] of that datatype; `missing` says which columns take empty cells.
 
-    Raises DecodingError with the number of the row, and as its field the `place` of the cell.
+    Raise DecodingError with the number of the row, and as its field the `column` of the cell.
     """
     whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if whole is not None:
         return whole
-    parsers = [_parser(datatype, each) for each in missing]
+    parsers = [_parser(datatype, takes_empty) for takes_empty in missing]
     array = np.empty((len(rows), len(rows[0])), DTYPES[datatype])
     for number, row in enumerate(rows):
         for index, cell in enumerate(row):
             try:
                 array[number, index] = parsers[index](cell)
             except ValueError as err:
-                raise DecodingError(str(err), field=place(index), instance=number) from err
+                raise DecodingError(str(err), field=column(index), instance=number) from err
     return array
 
 
@@ -100,7 +100,7 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Digits are read exactly, for a float has no more than 16 of them; 3.0 is 3."""
+    """Read a whole number: digits exactly, because a float has no more than 16 of them; 3.0 is 3."""
     try:
         value = int(cell) if isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell) else _number(cell)
     except ValueError:
@@ -113,9 +113,9 @@ def _integer(cell: Any, datatype: str) -> int:
 
 def _boolean(cell: Any) -> bool:
     is_word = isinstance(cell, bool | int | float | str)
-    if not is_word or (found := WORDS.get(str(cell)[:10].strip().lower())) is None:
+    if not is_word or (value := WORDS.get(str(cell)[:10].strip().lower())) is None:
         raise ValueError(f"expected true or false, got {describe(cell)}")
-    return found
+    return value
 
 
 def _text(cell: Any, missing: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""A picture with its detections on it."""
+"""Draw detections on a picture."""
 
 import colorsys
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,30 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     each class."""
     picture = image.copy()
     stroke = max(round(sum(picture.size) * 0.0015), 2)
-    if any(found.get("polygons") for found in detections):
+    if any(detection.get("polygons") for detection in detections):
         _draw_masks(picture, detections)
     drawing = ImageDraw.Draw(picture)
-    for found in reversed(detections):  # the best on top
-        _draw_frame(drawing, picture.width, found, stroke)
-        for point in found.get("keypoints", ()):
+    for detection in reversed(detections):  # the best on top
+        _draw_frame(drawing, picture.width, detection, stroke)
+        for point in detection.get("keypoints", ()):
             if point.get("score", 1) >= SEEN:
-                drawing.circle((point["x"], point["y"]), 2 * stroke, class_colour(found["class_id"]), "white")
+                drawing.circle((point["x"], point["y"]), 2 * stroke, class_colour(detection["class_id"]), "white")
     return picture
 
 
 def _draw_masks(picture: Image.Image, detections: Sequence[Mapping[str, Any]]) -> None:
     drawing = ImageDraw.Draw(picture, "RGBA")
-    for found in reversed(detections):
-        for polygon in found["polygons"]:
-            drawing.polygon(polygon, fill=(*class_colour(found["class_id"]), VEIL))
+    for detection in reversed(detections):
+        for polygon in detection["polygons"]:
+            drawing.polygon(polygon, fill=(*class_colour(detection["class_id"]), VEIL))
 
 
-def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, found: Mapping[str, Any], stroke: int) -> None:
-    x, y, *_ = corners = tuple(found["box"].values())
-    colour = class_colour(found["class_id"])
+def _draw_frame(drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str, Any], stroke: int) -> None:
+    x, y, *_ = corners = tuple(detection["box"].values())
+    colour = class_colour(detection["class_id"])
     font = ImageFont.load_default(max(stroke * 6, 11))
     drawing.rectangle(corners, outline=colour, width=stroke)
-    text = f"{found['label']} {found['score']:.2f}"
+    text = f"{detection['label']} {detection['score']:.2f}"
     _, _, width, height = drawing.textbbox((0, 0), text, font)
     width, height = width + 4, height + 4
     x, y = max(min(x, right - width), 0), y - height if y >= height else y

@@ -62,9 +62,9 @@ class Candidates:
 def head_of(
     shape: Shape, others: Sequence[Shape], layout: str, labels: int, keypoints: tuple[int, int] = (0, 0)
 ) -> Head:
-    """The head of a network whose first output has this shape, without the batch dimension of Triton, and whose
-    `others` have these; `layout` and `keypoints` are the settings, `labels` how many there are, 0 where they are
-    unknown. Raises InvalidRequest."""
+    """Return the head of a network whose first output has this `shape`, without Triton's batch dimension, and whose
+    other outputs have the shapes `others`. `layout` and `keypoints` are the settings, `labels` is the number of labels,
+    0 if they are unknown. Raise InvalidRequest."""
     shape, others = without_batch(shape, 2), [without_batch(other, 3) for other in others]
     table = tuple(shape)
     masks = next((MASKS if other[0] == -1 else other[0] for other in others if len(other) == 3), 0)

@@ -20,8 +20,8 @@ MOST_PIXELS = 2**21  # of a mask or a map of classes that is as large as the ima
 def outlines(
     boxes: NDArray[np.float32], coefficients: NDArray[np.float32], prototypes: NDArray[Any], fit: Letterbox
 ) -> list[Polygons]:
-    """For each box, in the network's input, with its coefficients [n,M] of prototypes [M,height,width]: the outer edges
-    of its mask in pixels of the image, [x1, y1, x2, y2, …] each, the largest first."""
+    """Return for each box, in the network's input, with its coefficients [n,M] of prototypes [M,height,width], the
+    outer edges of its mask in pixels of the image, as lists [x1, y1, x2, y2, …], the largest first."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
@@ -32,8 +32,8 @@ def outlines(
 def runs(
     boxes: NDArray[np.float32], coefficients: NDArray[np.float32], prototypes: NDArray[Any], fit: Letterbox
 ) -> list[dict[str, Any]]:
-    """The same boxes' masks as COCO's compressed RLE, {"size": [height, width], "counts": "…"}, with their holes; as
-    large as the image, or of MOST_PIXELS where the image has more."""
+    """Return the same boxes' masks as COCO's compressed RLE, {"size": [height, width], "counts": "…"}, with
+    their holes; as large as the image, or of MOST_PIXELS if the image has more."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     size = map_size(fit.width, fit.height)
     return [
@@ -70,17 +70,17 @@ def _runs(
 
 
 def compressed(counts: NDArray[np.int64]) -> str:
-    """Run lengths as pycocotools writes them (maskApi.c, rleToString): from the fourth on the difference to the one
-    before the last, in characters of five bits, the lowest first, and one that says whether more follow."""
+    """Write run lengths as pycocotools does (maskApi.c, rleToString): from the fourth on the difference to the one
+    before the last, in characters of five bits, the lowest first, and one bit that says whether more follow."""
     values = counts.astype(np.int64)
     values[3:] -= counts[1:-2]
     characters = np.zeros((len(values), 8), np.uint8)  # 35 bits and more
     going = np.ones(len(values), bool)
-    for place in range(characters.shape[1]):
+    for index in range(characters.shape[1]):
         low = values & 31
         values >>= 5
         more = np.where(low & 16, values != -1, values != 0)
-        characters[going, place] = (48 + low + 32 * more)[going]
+        characters[going, index] = (48 + low + 32 * more)[going]
         going &= more
     return characters[characters > 0].tobytes().decode("ascii")
 
@@ -98,7 +98,7 @@ def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) 
 
 
 def _enlarged(levels: NDArray[np.float32], part: tuple[int, int, int, int], fit: Letterbox) -> NDArray[Any]:
-    """A part of the map, bilinearly enlarged to the network's input."""
+    """Enlarge a part of the map bilinearly to the network's input."""
     left, top, right, bottom = part
     step = np.array(levels.shape[::-1]) / (fit.target_width, fit.target_height)
     first = (np.array([left, top]) + 0.5) * step - 0.5
@@ -108,8 +108,8 @@ def _enlarged(levels: NDArray[np.float32], part: tuple[int, int, int, int], fit:
 def _sampled(
     levels: NDArray[np.float32], first: NDArray[np.float64], step: NDArray[np.float64], size: Sequence[int]
 ) -> NDArray[Any]:
-    """So many values [width, height], bilinearly from the place `first` (x, y) on, `step` apart."""
-    places = np.array([[step[0], 0, first[0]], [0, step[1], first[1]]])
+    """Return `size` (width, height) values, bilinearly from the point `first` (x, y) on, `step` apart."""
+    grid = np.array([[step[0], 0, first[0]], [0, step[1], first[1]]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    found: NDArray[Any] = cv2.warpAffine(levels, places, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    return found
+    values: NDArray[Any] = cv2.warpAffine(levels, grid, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    return values

@@ -176,13 +176,13 @@ class ModelClient(ABC):
 
 
 def softmax(logits: Array) -> Array:
-    """Softmax over the last axis."""
+    """Return the softmax over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(logits: Array) -> Array:
-    """1 / (1 + e^-x), without an overflow."""
+    """Return 1 / (1 + e^-x), without an overflow."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)))
 
 

@@ -48,8 +48,8 @@ class Client(ImageClient):
     outputs = (LOGITS, BOXES)
 
     def __init__(self, model: Model) -> None:
-        """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
-        `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit together, OSError
+        when the file that `labels` names is missing."""
         super().__init__(model)
         self.labels = labels_of(model, self.options["labels"])
         shapes = {spec.name: spec.shape for spec in model.outputs}
@@ -68,8 +68,8 @@ class Client(ImageClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The outputs [n, boxes, …] -> the detections of each image, highest score first. Raises InferenceFailed when
-        they are not finite or their number of classes is not that of the labels."""
+        """Return the detections of each image, highest score first. Raise InferenceFailed when the outputs
+        are not finite or their number of classes is not that of the labels."""
         logits, boxes = self.of_each(outputs, LOGITS), self.of_each(outputs, BOXES)
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
@@ -91,16 +91,16 @@ class Client(ImageClient):
         centres = boxes[rows[kept], :2]
         sides = np.array([*size, *size], np.float32)
         corners = np.clip(np.concatenate((centres - half, centres + half), 1) * sides, 0, sides)
-        found = zip(
+        detections = zip(
             classes[kept].tolist(), scores[kept].tolist(), corners.astype(np.float64).round(2).tolist(), strict=True
         )
         return {
-            "detections": [self._detection(*each) for each in found],
+            "detections": [self._detection(*detection) for detection in detections],
             "image": {"width": size[0], "height": size[1]},
         }
 
     def _ranked(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-        """Boxes, their classes and scores, highest score first."""
+        """Return boxes, their classes and scores, highest score first."""
         if self.options["scores"] == "sigmoid":
             scores = sigmoid(logits).reshape(-1)
             best = np.argsort(-scores, kind="stable")[: self.options["queries"] or len(logits)]
@@ -114,5 +114,5 @@ class Client(ImageClient):
         return {"label": label, "class_id": class_id, "score": score, "box": dict(zip(CORNERS, corners, strict=True))}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """The image with a box and a label for each detection."""
+        """Return the image with a box and a label for each detection."""
         return draw(instance, prediction["detections"])

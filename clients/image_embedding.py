@@ -17,7 +17,7 @@ class Client(ImageClient):
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 
     def __init__(self, model: Model) -> None:
-        """Raises InvalidRequest when shape and settings do not fit together."""
+        """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
         super().__init__(model)
         self.output = model.outputs[0]
         if len(self.output.shape) != 1 + (model.max_batch_size == 0):
@@ -29,7 +29,7 @@ class Client(ImageClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The output [n, dimensions] -> a vector for each image. Raises InferenceFailed when it is not finite."""
+        """Return a vector for each image. Raise InferenceFailed when the output is not finite."""
         vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
             raise InferenceFailed(f"output '{self.output.name}' {list(vectors.shape)} is no vector for each image")

@@ -42,8 +42,8 @@ class Client(ImageClient):
     )
 
     def __init__(self, model: Model) -> None:
-        """Raises InvalidRequest when shape, settings and labels do not fit together, OSError when the file that
-        `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest when shape, settings and labels do not fit together, OSError
+        when the file that `labels` names is missing."""
         super().__init__(model)
         self.output, self.labels = model.outputs[0], labels_of(model, self.options["labels"])
         shape = self.output.shape[int(model.max_batch_size == 0) :]
@@ -65,8 +65,8 @@ class Client(ImageClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The output [n, classes, height, width] -> the map of each image. Raises InferenceFailed when it is not
-        finite or its number of classes is not that of the labels."""
+        """Return the map of each image. Raise InferenceFailed when the output is not finite or its number of classes
+        is not that of the labels."""
         scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
@@ -87,18 +87,18 @@ class Client(ImageClient):
         return {"segments": segments, **({"map": _encoded(classes)} if with_map else {}), **image}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """The image under a veil of its classes' colours; InvalidRequest where the map was not asked for."""
+        """Return the image under a veil of its classes' colours. Raise InvalidRequest if the map was not asked for."""
         if "map" not in prediction:
             raise InvalidRequest("a picture is drawn from the map: leave the parameter 'map' at png")
-        found = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
-        found.putpalette([part for index in range(MOST_CLASSES) for part in class_colour(index)])
-        veil = found.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
+        classes = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
+        classes.putpalette([part for index in range(MOST_CLASSES) for part in class_colour(index)])
+        veil = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
         return Image.blend(instance, veil, VEIL / 255)
 
 
 def best_classes(scores: NDArray[np.float32], size: tuple[int, int]) -> Pixels:
-    """[classes, height, width], enlarged to `size` (width, height) -> the class of each pixel; of equal scores the
-    first class. One class at a time, so that it takes the memory of three maps."""
+    """Enlarge scores [classes, height, width] to `size` (width, height), and return the class of each pixel, of equal
+    scores the first class. One class at a time, so that it takes the memory of three maps."""
     best = np.zeros(size[::-1], np.uint8)
     highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)
     for index, plane in enumerate(scores[1:], 1):

@@ -78,15 +78,15 @@ class Client(ModelClient):
 
     def _missing(self) -> list[bool]:
         """Return for each column whether it takes empty cells."""
-        count, given = sum(self.widths), self.options["missing"]
-        if given in ((REFUSE,), (NAN,)):
-            return [given == (NAN,)] * count
-        if unknown := sorted(set(given) - set(map(str, range(count)))):
+        count, missing = sum(self.widths), self.options["missing"]
+        if missing in ((REFUSE,), (NAN,)):
+            return [missing == (NAN,)] * count
+        if unknown := sorted(set(missing) - set(map(str, range(count)))):
             raise InvalidRequest(f"missing: '{unknown[0]}' is not {REFUSE}, {NAN} or a column's number below {count}")
-        return [str(place) in given for place in range(count)]
+        return [str(column) in missing for column in range(count)]
 
     def _probabilities(self) -> str:
-        """The name of that output, "" without one."""
+        """Return the name of the output that has probabilities, "" without one."""
         names = [spec.name for spec in self.model.outputs]
         if (wanted := self.options["probabilities"]) and wanted not in names:
             raise InvalidRequest(f"there is no output '{wanted}'; there are {', '.join(names)}")
@@ -94,9 +94,9 @@ class Client(ModelClient):
 
     def _check_labels(self) -> None:
         shape = next((spec.shape for spec in self.model.outputs if spec.name == self.scores), ())
-        for what, given in (("labels", self.labels), ("classes", self.options["classes"])):
-            if given and shape and shape[-1] not in (-1, len(given)):
-                raise InvalidRequest(f"{len(given)} {what} for the {shape[-1]} columns of output '{self.scores}'")
+        for what, names in (("labels", self.labels), ("classes", self.options["classes"])):
+            if names and shape and shape[-1] not in (-1, len(names)):
+                raise InvalidRequest(f"{len(names)} {what} for the {shape[-1]} columns of output '{self.scores}'")
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
         """Return the columns if the cells name some. pandas numbers columns without names 0, 1, 2 …: three or more such
@@ -113,7 +113,7 @@ class Client(ModelClient):
         return () if words and all(spec.datatype != "BYTES" for spec in self.model.inputs) else None
 
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        """n rows -> each input [n, its columns]. Raises DecodingError that names the row and the column."""
+        """Return each input [n, its columns]. Raise DecodingError that names the row and the column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays, first = {}, 0
         for spec, width in zip(self.model.inputs, self.widths, strict=True):
@@ -123,14 +123,14 @@ class Client(ModelClient):
         return arrays
 
     def _array(self, spec: TensorSpec, rows: Sequence[Row], first: int, width: int) -> Array:
-        def place(index: int) -> str:
+        def column(index: int) -> str:
             return self.columns[first + index] if self.columns else f"column {first + index}"
 
-        array = array_of(rows, spec.datatype, self.missing[first : first + width], place)
+        array = array_of(rows, spec.datatype, self.missing[first : first + width], column)
         return array if spec.shape else array.reshape(len(rows))
 
     def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:
-        """The row's cells in the order of the columns."""
+        """Return the row's cells in the order of the columns."""
         if isinstance(instance, Mapping):
             return self._named(instance, number)
         expected = sum(self.widths)
@@ -153,7 +153,7 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """Each output's value of the row; the first output that is no probability is the prediction."""
+        """Return each output's value of each row; the first output that is not a probability is the prediction."""
         values: dict[str, list[Any]] = {}
         for spec in self.model.outputs:
             array = outputs[spec.name].reshape(len(instances), -1)
@@ -185,7 +185,7 @@ class Client(ModelClient):
 
 
 def _width(spec: TensorSpec, named: int) -> int:
-    """The columns of an input; `named` is how many there are where its shape does not say."""
+    """Return the number of columns of an input; `named` is their number if its shape does not say."""
     columns = math.prod(spec.shape)
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or (columns < 1 and not named):
         raise InvalidRequest(

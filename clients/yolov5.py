@@ -79,8 +79,8 @@ class Client(ModelClient):
     )
 
     def __init__(self, model: Model) -> None:
-        """Raises InvalidRequest when input, settings and labels do not fit together, OSError when the file
-        that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest when input, settings and labels do not fit together, OSError
+        when the file that `labels` names is missing."""
         self.input, self.output = model.inputs[0], model.outputs[0]
         maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
         if prototypes := next(maps, ""):
@@ -95,12 +95,12 @@ class Client(ModelClient):
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """As ModelClient.read_parameters; turns `classes` into class ids, InvalidRequest for an unknown class."""
+        """Read as ModelClient does, and turn `classes` into class ids. Raise InvalidRequest for an unknown class."""
         parameters = super().read_parameters(values)
         return parameters | ({"classes": self.class_ids(parameters["classes"])} if "classes" in values else {})
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Labels or numbers -> class ids; a label that is a number counts as a label."""
+        """Return the class ids of labels or numbers; a label that is a number counts as a label."""
         return tuple(self._class_id(name) for name in names)
 
     def _class_id(self, name: str) -> int:
@@ -115,7 +115,7 @@ class Client(ModelClient):
         )
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
-        """n RGB images of any sizes -> the input [n,3,height,width], 0 to 1, or 0 to 255 when it is UINT8.
+        """Return RGB images of any sizes as the input [n,3,height,width], 0 to 1, or 0 to 255 when it is UINT8.
 
         If the model's height and width are variable, they are the smallest that fit all the images.
         """
@@ -130,7 +130,7 @@ class Client(ModelClient):
         return {self.input.name: rows[:, None] if len(self.input.shape) == 4 else rows}
 
     def _target(self, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Height and width of the network's input for images of these (width, height)."""
+        """Return height and width of the network's input for images of these (width, height)."""
         longest, stride = self.options["size"], self.options["stride"]
         fits = [Letterbox.fit(*size, longest, longest) for size in sizes]
         height = math.ceil(max(fit.new_height for fit in fits) / stride) * stride
@@ -148,9 +148,9 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Image.Image], parameters: Mapping[str, Any]
     ) -> list[Any]:
-        """The output, [n,rows,5+C], [n,4+C,rows] or [n,rows,6] -> the detections of each image, highest score first.
+        """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows] or [n,rows,6].
 
-        Raises InferenceFailed when the output is not finite or its number of classes is not that of the labels.
+        Raise InferenceFailed when the output is not finite or its number of classes is not that of the labels.
         """
         output = outputs[self.output.name]
         height, width = inputs[self.input.name].shape[-2:]
@@ -181,27 +181,27 @@ class Client(ModelClient):
     ) -> dict[str, Any]:
         if head.layout == FINAL:
             self._check_final(table)
-        found = candidates(table, head, parameters["confidence"])
+        kept = candidates(table, head, parameters["confidence"])
         if parameters["classes"]:
-            found = found.take(np.isin(found.classes, parameters["classes"]))
-        found = found.take(np.argsort(-found.scores, kind="stable")[:MAX_CANDIDATES])
+            kept = kept.take(np.isin(kept.classes, parameters["classes"]))
+        kept = kept.take(np.argsort(-kept.scores, kind="stable")[:MAX_CANDIDATES])
         limit = parameters["max_detections"]
         if head.layout == FINAL:
-            found = found.take(slice(limit))
+            kept = kept.take(slice(limit))
         else:
-            found = found.take(nms(found.boxes, found.scores, found.classes, parameters["iou"], limit))
-        detections = self._detections(found, fit)
+            kept = kept.take(nms(kept.boxes, kept.scores, kept.classes, parameters["iou"], limit))
+        detections = self._detections(kept, fit)
         if prototypes is not None and parameters["masks"] != "none":
             kind = parameters["masks"]
-            made = MASKS[kind](found.boxes, found.extras[:, : head.masks], prototypes, fit)
-            detections = [one | {kind: mask} for one, mask in zip(detections, made, strict=True)]
+            masks = MASKS[kind](kept.boxes, kept.extras[:, : head.masks], prototypes, fit)
+            detections = [one | {kind: mask} for one, mask in zip(detections, masks, strict=True)]
         if head.keypoints[0]:
-            points = _points(found.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
-            detections = [one | {"keypoints": each} for one, each in zip(detections, points, strict=True)]
+            points = _points(kept.extras[:, head.masks :].reshape(-1, *head.keypoints), fit)
+            detections = [one | {"keypoints": keypoints} for one, keypoints in zip(detections, points, strict=True)]
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: NDArray[Any]) -> None:
-        """A shape of six columns is YOLOv5's of one class, too."""
+        """Raise InferenceFailed if it is YOLOv5's table of one class, which has six columns too."""
         ids, classes = table[:, 5], len(self.labels) or np.inf
         if (ids != ids.round()).any() or (ids < 0).any() or (ids >= classes).any():
             raise InferenceFailed(
@@ -210,21 +210,21 @@ class Client(ModelClient):
                 "are not its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
             )
 
-    def _detections(self, found: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
-        corners = fit.to_image(found.boxes).astype(np.float64).round(2)
-        each = zip(found.classes.tolist(), found.scores.tolist(), corners.tolist(), strict=True)
-        return [self._detection(*one) for one in each]
+    def _detections(self, kept: Candidates, fit: Letterbox) -> list[dict[str, Any]]:
+        corners = fit.to_image(kept.boxes).astype(np.float64).round(2)
+        detections = zip(kept.classes.tolist(), kept.scores.tolist(), corners.tolist(), strict=True)
+        return [self._detection(*detection) for detection in detections]
 
     def _detection(self, class_id: int, score: float, corners: Sequence[float]) -> dict[str, Any]:
         box = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
         return {"label": label_of(self.labels, class_id), "class_id": class_id, "score": score, "box": box}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
-        """The image with its masks, a box and a label for each detection, and its keypoints."""
+        """Return the image with its masks, a box and a label for each detection, and its keypoints."""
         return draw(instance, prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:
-        """That of an output with this shape; raises InvalidRequest."""
+        """Return the head of an output with this shape. Raise InvalidRequest."""
         if len(shape) >= len(self.input.shape):
             raise refused(shape, "is no table of boxes: it has as many dimensions as the image", DETECTION)
         others = [spec.shape for spec in self.model.outputs[1:]]
@@ -232,7 +232,7 @@ class Client(ModelClient):
 
 
 def _input_size(spec: TensorSpec) -> tuple[int, int]:
-    """(height, width), -1 for a variable one."""
+    """Return (height, width), -1 for a variable one."""
     if len(spec.shape) not in (3, 4) or spec.shape[-3] not in (3, -1) or spec.datatype not in DATATYPES:
         raise InvalidRequest(
             f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; a detector takes one RGB image of "
@@ -242,24 +242,25 @@ def _input_size(spec: TensorSpec) -> tuple[int, int]:
 
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
-    """Those of a segmentation head."""
+    """Return the parameters of a segmentation head."""
     limited = [replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters]
     return (*limited, Parameter("masks", "polygons", "how masks are returned", choices=(*MASKS, "none")))
 
 
-def _keypoints(given: tuple[float, ...]) -> tuple[int, int]:
-    """How many, and the values of each; 0 and 0 for none."""
-    if not given:
+def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
+    """Return the number of keypoints, and of the values of a keypoint; 0 and 0 for none."""
+    if not setting:
         return (0, 0)
-    if len(given) != 2 or any(not value.is_integer() for value in given) or given[0] < 1 or given[1] not in (2, 3):
+    whole = len(setting) == 2 and all(value.is_integer() for value in setting)
+    if not whole or setting[0] < 1 or setting[1] not in (2, 3):
         raise InvalidRequest(
-            f"parameter 'keypoints': {given} must be how many, and 2 or 3 values of each, such as 17,3"
+            f"parameter 'keypoints': {setting} must be how many, and 2 or 3 values of each, such as 17,3"
         )
-    return int(given[0]), int(given[1])
+    return int(setting[0]), int(setting[1])
 
 
 def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
-    """[n, keypoints, 2 or 3] in the network's input -> x and y in the image, and the score where there is one."""
-    places = fit.points_to_image(values[..., :2].reshape(-1, 2)).astype(np.float64).round(2)
-    each = np.concatenate((places.reshape(*values.shape[:2], 2), values[..., 2:]), 2)
-    return [[dict(zip(("x", "y", "score"), point, strict=False)) for point in points] for points in each.tolist()]
+    """Map [n, keypoints, 2 or 3] of the network's input to x and y in the image, and the score if there is one."""
+    points = fit.points_to_image(values[..., :2].reshape(-1, 2)).astype(np.float64).round(2)
+    rows = np.concatenate((points.reshape(*values.shape[:2], 2), values[..., 2:]), 2)
+    return [[dict(zip(("x", "y", "score"), point, strict=False)) for point in row] for row in rows.tolist()]

@@ -99,7 +99,8 @@ class Header:
             raise DecodingError(f"the {self.image.format} image is truncated or damaged ({reason})") from err
 
     def _decoded(self) -> Image.Image:
-        """Pillow has the last word where libjpeg finds something wrong: it decodes many a damaged file."""
+        """Decode by libjpeg if the image may be smaller. Otherwise, or if libjpeg finds a mistake, Pillow decodes:
+        it reads over many mistakes."""
         if self.side and self.image.format in JPEG and self.image.mode in ("RGB", "L"):
             with suppress(Exception):
                 if decoded := self._at_eighths():

@@ -308,10 +308,10 @@ def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_give
     for most in (50, 2000, 20000):
         for _ in range(2000):
             size = (draw.choice([*edges, *(draw.randint(1, most) for _ in range(9))]), draw.randint(1, most))
-            for given in (size, size[::-1]):
-                assert kept_ratio(*given, shorter, longer, 1) == get_size_with_aspect_ratio(given, shorter, longer)
-                yolos = get_size_with_aspect_ratio_yolos(given, shorter, longer)
-                assert kept_ratio(*given, shorter, longer, 16) == yolos
+            for sides in (size, size[::-1]):
+                assert kept_ratio(*sides, shorter, longer, 1) == get_size_with_aspect_ratio(sides, shorter, longer)
+                yolos = get_size_with_aspect_ratio_yolos(sides, shorter, longer)
+                assert kept_ratio(*sides, shorter, longer, 16) == yolos
 
 
 def test_an_image_too_narrow_for_its_proportions_is_refused_and_the_narrowest_is_not() -> None:

@@ -116,15 +116,15 @@ def test_columns_that_take_empty_cells_are_named_one_by_one() -> None:
 
 def test_predictions_and_classes_of_booleans_are_booleans() -> None:
     outputs = (TensorSpec("label", "BOOL", (1,)), TensorSpec("probabilities", "FP32", (2,)))
-    found = answers(client_of(outputs=outputs), label=[[True]], probabilities=[[0.25, 0.75]])
-    assert found == [{"prediction": True, "probabilities": {"False": 0.25, "True": 0.75}}]
+    predictions = answers(client_of(outputs=outputs), label=[[True]], probabilities=[[0.25, 0.75]])
+    assert predictions == [{"prediction": True, "probabilities": {"False": 0.25, "True": 0.75}}]
 
 
 @pytest.mark.parametrize("row", [["", 1], [None, 1], {"a": "nan", "b": 1}])
 def test_empty_cells_are_nan_if_the_model_takes_missing_numbers(row: Any, tmp_path: Path) -> None:
     client = client_of(folder=written(tmp_path, columns="a\nb\n"), missing="nan")
-    (found,) = client.preprocess([row])["X"]
-    assert np.isnan(found[0]) and found[1] == 1
+    (cells,) = client.preprocess([row])["X"]
+    assert np.isnan(cells[0]) and cells[1] == 1
 
 
 def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:

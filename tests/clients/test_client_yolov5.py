@@ -42,15 +42,15 @@ def client(labelled: Path) -> Client:
 
 
 def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
-    """A YOLOv5 output of three classes [100,8]: the rows given, the rest without objects."""
+    """A YOLOv5 output of three classes [100,8]: `rows`, the rest without objects."""
     table = np.zeros((100, 8), np.float32)
     table[10 : 10 + len(rows)] = rows
     return table
 
 
-def detect(client: Client, tables: Any, images: list[Image.Image], **given: Any) -> list[Any]:
+def detect(client: Client, tables: Any, images: list[Image.Image], **parameters: Any) -> list[Any]:
     inputs = client.preprocess(images)
-    return client.postprocess({"out": np.asarray(tables)}, inputs, images, client.read_parameters(given))
+    return client.postprocess({"out": np.asarray(tables)}, inputs, images, client.read_parameters(parameters))
 
 
 CAT = (100, 200, 40, 20, 0.9, 0.9, 0.1, 0.0)
@@ -77,7 +77,7 @@ def test_a_row_becomes_a_detection_in_pixels_of_the_image_as_sent(client: Client
 def test_detections_are_sorted_by_score_and_suppressed_within_a_class_only(client: Client) -> None:
     worse_cat = (102, 201, 40, 20, 0.7, 0.9, 0.1, 0.0)
     (prediction,) = detect(client, [rows_of(SEVEN, worse_cat, DOG, CAT)], [WIDE])
-    assert [found["label"] for found in prediction["detections"]] == ["cat", "dog", "7"]
+    assert [detection["label"] for detection in prediction["detections"]] == ["cat", "dog", "7"]
 
 
 def test_both_layouts_give_the_same_detections(labelled: Path) -> None:
@@ -95,7 +95,7 @@ def test_boxes_over_the_edge_are_clipped(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "labels"),
+    ("parameters", "labels"),
     [
         ({"confidence": 0.5}, ["cat", "dog"]),
         ({"max_detections": 1}, ["cat"]),
@@ -106,9 +106,9 @@ def test_boxes_over_the_edge_are_clipped(client: Client) -> None:
         ({"classes": []}, ["cat", "dog", "7"]),
     ],
 )
-def test_parameters_choose_detections(client: Client, given: dict[str, Any], labels: list[str]) -> None:
-    (prediction,) = detect(client, [rows_of(CAT, DOG, SEVEN)], [WIDE], **given)
-    assert [found["label"] for found in prediction["detections"]] == labels
+def test_parameters_choose_detections(client: Client, parameters: dict[str, Any], labels: list[str]) -> None:
+    (prediction,) = detect(client, [rows_of(CAT, DOG, SEVEN)], [WIDE], **parameters)
+    assert [detection["label"] for detection in prediction["detections"]] == labels
 
 
 @pytest.mark.parametrize(("iou", "count"), [(0.3, 1), (0.4, 2)])
@@ -119,24 +119,24 @@ def test_iou_sets_how_much_boxes_of_a_class_may_overlap(client: Client, iou: flo
 
 
 @pytest.mark.parametrize(
-    "given",
+    "parameters",
     [{"classes": ["cow"]}, {"classes": [True]}, {"classes": 2}, {"confidence": 1.5}, {"threshold": 0.1}],
     ids=str,
 )
-def test_a_wrong_parameter_is_named(client: Client, given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"'{next(iter(given))}'"):
-        client.read_parameters(given)
+def test_a_wrong_parameter_is_named(client: Client, parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"'{next(iter(parameters))}'"):
+        client.read_parameters(parameters)
 
 
 def test_config_sets_the_defaults(labelled: Path) -> None:
     client = client_of(labelled, confidence="0.7", classes="dog,7")
     (prediction,) = detect(client, [rows_of(CAT, DOG, SEVEN)], [WIDE])
-    assert [found["label"] for found in prediction["detections"]] == ["dog"]
+    assert [detection["label"] for detection in prediction["detections"]] == ["dog"]
 
 
 def test_without_a_label_file_class_ids_are_the_labels(tmp_path: Path) -> None:
     (prediction,) = detect(client_of(tmp_path), [rows_of(SEVEN)], [WIDE], classes=["2"])
-    assert [(found["label"], found["class_id"]) for found in prediction["detections"]] == [("2", 2)]
+    assert [(detection["label"], detection["class_id"]) for detection in prediction["detections"]] == [("2", 2)]
 
 
 @pytest.mark.parametrize(

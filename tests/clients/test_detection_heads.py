@@ -29,12 +29,12 @@ def client_of(folder: Path, *outputs: tuple[int, ...], **parameters: str) -> Cli
     return Client(Model("detector", folder, inputs, specs, 8, parameters))
 
 
-def detect(client: Client, *outputs: Any, size: tuple[int, int] = SIZE, **given: Any) -> list[dict[str, Any]]:
+def detect(client: Client, *outputs: Any, size: tuple[int, int] = SIZE, **parameters: Any) -> list[dict[str, Any]]:
     images = [Image.new("RGB", size, "white")]
     arrays = {f"output{number}": np.asarray(output, np.float32)[None] for number, output in enumerate(outputs)}
-    (answer,) = client.postprocess(arrays, client.preprocess(images), images, client.read_parameters(given))
-    found: list[dict[str, Any]] = answer["detections"]
-    return found
+    (answer,) = client.postprocess(arrays, client.preprocess(images), images, client.read_parameters(parameters))
+    detections: list[dict[str, Any]] = answer["detections"]
+    return detections
 
 
 def scene(seed: int) -> tuple[Floats, Floats]:
@@ -55,17 +55,17 @@ def of_the_operator(spans: Floats, scores: Floats) -> list[tuple[int, float, lis
         "iou": np.array([IOU], np.float32),
         "score": np.array([CONFIDENCE], np.float32),
     }
-    found = []
+    candidates = []
     for _, class_id, index in onnx_nms().run(None, feed)[0].tolist():
         corners = (feed["boxes"][0, index] - [LEFT, TOP, LEFT, TOP]) / SCALE
-        found.append((class_id, float(best[index, class_id]), np.clip(corners, 0, [*SIZE, *SIZE]).tolist()))
-    return sorted(found, key=lambda each: -each[1])
+        candidates.append((class_id, float(best[index, class_id]), np.clip(corners, 0, [*SIZE, *SIZE]).tolist()))
+    return sorted(candidates, key=lambda candidate: -candidate[1])
 
 
-def check_equal(found: list[dict[str, Any]], wanted: list[tuple[int, float, list[float]]]) -> None:
-    assert [each["class_id"] for each in found] == [each[0] for each in wanted]
-    np.testing.assert_allclose([each["score"] for each in found], [each[1] for each in wanted], rtol=1e-5)
-    corners = [list(each["box"].values()) for each in found]
+def check_equal(detections: list[dict[str, Any]], wanted: list[tuple[int, float, list[float]]]) -> None:
+    assert [one["class_id"] for one in detections] == [one[0] for one in wanted]
+    np.testing.assert_allclose([one["score"] for one in detections], [one[1] for one in wanted], rtol=1e-5)
+    corners = [list(one["box"].values()) for one in detections]
     np.testing.assert_allclose(corners, [each[2] for each in wanted], atol=0.02)
 
 
@@ -93,14 +93,14 @@ def test_an_end_to_end_head_is_taken_as_it_is(shape: tuple[int, ...], tmp_path: 
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     table = np.zeros((300, 6))
     table[:3] = [[10, 50, 74, 114, 0.5, 1], [32, 40, 96, 72, 0.9, 0], [12, 50, 74, 114, 0.4, 1]]
-    found = detect(client_of(tmp_path, shape), table)
+    detections = detect(client_of(tmp_path, shape), table)
     boxes: list[tuple[float, list[float]]] = [
         (0.9, [50, 0, 150, 50]),
         (0.5, [15.625, 15.625, 115.625, 115.625]),
         (0.4, [18.75, 15.625, 115.625, 115.625]),
     ]
-    check_equal(found, [(class_id, *box) for class_id, box in zip((0, 1, 1), boxes, strict=True)])
-    assert [each["label"] for each in found] == ["cat", "dog", "dog"]
+    check_equal(detections, [(class_id, *box) for class_id, box in zip((0, 1, 1), boxes, strict=True)])
+    assert [detection["label"] for detection in detections] == ["cat", "dog", "dog"]
     assert len(detect(client_of(tmp_path, shape), table, max_detections=1, confidence=0.45)) == 1
 
 
@@ -128,27 +128,27 @@ def test_masks_are_the_edges_of_maps_that_torch_enlarges(layout: str, tmp_path: 
         "end2end": np.concatenate((low, high, scores.max(1)[:, None], [[0], [1]], coefficients), 1),
     }[layout]
     client = client_of(tmp_path, table.shape, (32, 80, 80), layout=layout)
-    found = detect(client, table, prototypes, size=(320, 320))
+    detections = detect(client, table, prototypes, size=(320, 320))
     maps = torch.nn.functional.interpolate(torch.from_numpy(prototypes[None, :2]), (320, 320), mode="bilinear")[0] > 0
     masks: list[Any] = []
-    for each, expected, (x, y), (right, bottom) in zip(found, maps.numpy(), low, high, strict=True):
+    for detection, expected, (x, y), (right, bottom) in zip(detections, maps.numpy(), low, high, strict=True):
         wanted = np.zeros((320, 320), bool)
         inside = np.s_[int(y) : int(bottom), int(x) : int(right)]
         wanted[inside] = expected[inside]
         ours = Image.new("1", (320, 320))
-        for polygon in each["polygons"]:
+        for polygon in detection["polygons"]:
             ImageDraw.Draw(ours).polygon(np.floor(polygon).tolist(), fill=1, outline=1)
         drawn = np.asarray(ours)
         masks.append(wanted)
         assert wanted.sum() > 1500
         assert (drawn & wanted).sum() / (drawn | wanted).sum() > 0.99
-    assert len(found[0]["polygons"]) == 1 < len(found[1]["polygons"])
-    for each, wanted in zip(detect(client, table, prototypes, size=(320, 320), masks="rle"), masks, strict=True):
-        assert "polygons" not in each
-        assert (unpacked(each["rle"]) == wanted).all()  # holes too
+    assert len(detections[0]["polygons"]) == 1 < len(detections[1]["polygons"])
+    for detection, wanted in zip(detect(client, table, prototypes, size=(320, 320), masks="rle"), masks, strict=True):
+        assert "polygons" not in detection
+        assert (unpacked(detection["rle"]) == wanted).all()  # holes too
     assert not {"polygons", "rle"} & detect(client, table, prototypes, size=(320, 320), masks="none")[0].keys()
     sheet = Image.new("RGB", (320, 320), "white")
-    veiled = ImageChops.difference(client.draw(sheet, {"detections": found[:1]}), sheet)
+    veiled = ImageChops.difference(client.draw(sheet, {"detections": detections[:1]}), sheet)
     assert np.asarray(veiled)[160, 120].any()
     with pytest.raises(InvalidRequest, match="max_detections"):
         client.read_parameters({"max_detections": 301})
@@ -161,12 +161,14 @@ def test_keypoints_are_in_pixels_of_the_image(values: int, final: bool, tmp_path
     box = [0, 40, 320, 280, 0.8, 0] if final else [160, 160, 320, 240, 0.8]
     row = np.concatenate((box, points.reshape(-1)))
     table = np.tile(row, (3, 1)) if final else np.tile(row[:, None], (1, 100))
-    (found, *_) = detect(client_of(tmp_path, table.shape, keypoints=f"2,{values}"), table)
-    places = [(each["x"], each["y"]) for each in found["keypoints"]]
+    (detection, *_) = detect(client_of(tmp_path, table.shape, keypoints=f"2,{values}"), table)
+    places = [(point["x"], point["y"]) for point in detection["keypoints"]]
     np.testing.assert_allclose(places, [(50, 0), (250, 187.5)], atol=0.01)
-    assert [round(each["score"], 3) for each in found["keypoints"] if "score" in each] == [0.9, 0.2][: 2 * (values - 2)]
+    assert [round(point["score"], 3) for point in detection["keypoints"] if "score" in point] == [0.9, 0.2][
+        : 2 * (values - 2)
+    ]
     sheet = Image.new("RGB", SIZE, "white")
-    drawn = ImageChops.difference(client_of(tmp_path, (9, 100)).draw(sheet, {"detections": [found]}), sheet)
+    drawn = ImageChops.difference(client_of(tmp_path, (9, 100)).draw(sheet, {"detections": [detection]}), sheet)
     assert np.asarray(drawn)[187, 250].any() == (values == 2)  # a score below a half is not drawn
 
 
@@ -201,13 +203,13 @@ def test_run_lengths_are_as_large_as_the_image(size: tuple[int, int], tmp_path: 
     boxes = np.array([[100, 160, 60, 40], [160, 160, 600, 600], [160, 160, 0.01, 0.01]])
     table = np.concatenate((boxes, np.eye(3) * 0.9, np.eye(32)[[0, 0, 1]]), 1).T
     client = client_of(tmp_path, table.shape, (32, 80, 80), layout="yolov5u")
-    found = detect(client, table, prototypes, size=size, masks="rle")
-    assert len(found) == 3
-    for each in found:
-        mask = unpacked(each["rle"])
+    detections = detect(client, table, prototypes, size=size, masks="rle")
+    assert len(detections) == 3
+    for detection in detections:
+        mask = unpacked(detection["rle"])
         factor = mask.shape[1] / size[0]
         assert mask.shape == size[::-1] if size[0] < 1000 else mask.size <= MOST_PIXELS
-        sides = [factor * (each["box"][f"{side}max"] - each["box"][f"{side}min"]) for side in "yx"]
-        wanted = 0 if each["class_id"] == 2 else sides[0] * sides[1]
+        sides = [factor * (detection["box"][f"{side}max"] - detection["box"][f"{side}min"]) for side in "yx"]
+        wanted = 0 if detection["class_id"] == 2 else sides[0] * sides[1]
         assert mask.sum() == pytest.approx(wanted, abs=2 * sum(sides) + 4)
-    assert unpacked(found[2]["rle"]).sum() == 0
+    assert unpacked(detections[2]["rle"]).sum() == 0

@@ -19,10 +19,10 @@ OUTSIDE = ["/{tmp}/secret.txt", "../secret.txt", "sub/../../secret.txt"]
 
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize(
-    ("client", "setting", "given"), [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)]
+    ("client", "setting", "spec"), [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)]
 )
 def test_a_file_outside_the_model_s_folder_is_refused(
-    tmp_path: Path, client: str, setting: str, given: TensorSpec, name: str
+    tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str
 ) -> None:
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
@@ -30,7 +30,7 @@ def test_a_file_outside_the_model_s_folder_is_refused(
         file.write_text("\n".join(map(str, range(10))))
 
     def make(name: str) -> object:
-        return family(client)(Model("mine", folder, (given,), (CLASSES,), 8, {setting: name}))
+        return family(client)(Model("mine", folder, (spec,), (CLASSES,), 8, {setting: name}))
 
     assert make("sub/inside.txt")
     with pytest.raises(InvalidRequest, match="secret"):

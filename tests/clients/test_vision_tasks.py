@@ -44,10 +44,10 @@ def detector_of(folder: Path, classes: int = 3, boxes: int = 4, **settings: str)
     return detr.Client(Model("own", folder, (TensorSpec("input", "UINT8", (3, 8, 8)),), outputs, 8, settings))
 
 
-def detections_of(client: detr.Client, logits: Any, boxes: Any, **given: Any) -> list[dict[str, Any]]:
+def detections_of(client: detr.Client, logits: Any, boxes: Any, **parameters: Any) -> list[dict[str, Any]]:
     outputs = {"logits": np.array([logits], np.float32), "pred_boxes": np.array([boxes], np.float32)}
-    (found,) = client.postprocess(outputs, {}, [Image.new("RGB", (200, 100))], client.read_parameters(given))
-    detections: list[dict[str, Any]] = found["detections"]
+    (prediction,) = client.postprocess(outputs, {}, [Image.new("RGB", (200, 100))], client.read_parameters(parameters))
+    detections: list[dict[str, Any]] = prediction["detections"]
     return detections
 
 
@@ -55,8 +55,8 @@ def detections_of(client: detr.Client, logits: Any, boxes: Any, **given: Any) ->
 def test_a_detector_gives_the_boxes_of_transformers(name: str, tmp_path: Path) -> None:
     checkpoint, client = serve(tmp_path, name)
     whole = pipeline("object-detection", checkpoint, name)
-    for picture, found in zip(images(), predict(client, images(), confidence=0.1), strict=True):
-        assert_detections(found, picture, whole(picture, threshold=0.1))
+    for picture, prediction in zip(images(), predict(client, images(), confidence=0.1), strict=True):
+        assert_detections(prediction, picture, whole(picture, threshold=0.1))
 
 
 BOXES = [[0.5, 0.5, 0.2, 0.4], [0.1, 0.9, 0.4, 0.4]]
@@ -90,9 +90,9 @@ def test_a_large_jpeg_is_not_decoded_smaller_since_boxes_are_in_its_own_pixels(t
 
 def test_boxes_are_cut_at_the_image_and_drawn(tmp_path: Path) -> None:
     client, sheet = detector_of(tmp_path), Image.new("RGB", (200, 100))
-    (found,) = detections_of(client, [[0, 0, 9], [9, 0, 0]], BOXES)
-    assert found["box"] == {"xmin": 0.0, "ymin": 70.0, "xmax": 60.0, "ymax": 100.0}
-    assert ImageChops.difference(client.draw(sheet, {"detections": [found]}), sheet).getbbox()
+    (detection,) = detections_of(client, [[0, 0, 9], [9, 0, 0]], BOXES)
+    assert detection["box"] == {"xmin": 0.0, "ymin": 70.0, "xmax": 60.0, "ymax": 100.0}
+    assert ImageChops.difference(client.draw(sheet, {"detections": [detection]}), sheet).getbbox()
 
 
 def test_outputs_that_are_not_boxes_with_these_labels_are_refused(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_clip_s_two_towers_are_two_models_that_compare_texts_with_images(alone: 
         tower.save_pretrained(folder)
     save_tokenizer(folder, "bytes")
     texts = ["the cat sat", "a dog", "quickly the fox ran under the moon"]
-    made = export(Request("words", client="bert"), folder, tmp_path / "made")
-    vectors = np.array([each["embedding"] for each in Served(tmp_path / "made", **made.settings).predict(texts)])
+    exported = export(Request("words", client="bert"), folder, tmp_path / "made")
+    vectors = np.array([each["embedding"] for each in Served(tmp_path / "made", **exported.settings).predict(texts)])
     images_ = np.array([each["embedding"] for each in predict(client, images(), normalize=True)])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokens = tokenizer(texts, return_tensors="pt", padding=True)
@@ -194,25 +194,31 @@ def segmenter_of(folder: Path, *shape: int) -> semantic_segmentation.Client:
     return semantic_segmentation.Client(Model("own", folder, inputs, outputs, 8))
 
 
-def map_answer(client: semantic_segmentation.Client, scores: NDArray[Any], picture: Image.Image, **given: Any) -> Any:
+def map_answer(
+    client: semantic_segmentation.Client, scores: NDArray[Any], picture: Image.Image, **parameters: Any
+) -> Any:
     outputs = {"scores": scores[None].astype(np.float32)}
-    return client.postprocess(outputs, {}, [picture], client.read_parameters(given))[0]
+    return client.postprocess(outputs, {}, [picture], client.read_parameters(parameters))[0]
 
 
-def map_of(found: Any) -> NDArray[np.uint8]:
-    return np.array(Image.open(io.BytesIO(b64decode(found["map"]["b64"]))))
+def map_of(prediction: Any) -> NDArray[np.uint8]:
+    return np.array(Image.open(io.BytesIO(b64decode(prediction["map"]["b64"]))))
 
 
 def test_a_segmenter_gives_the_maps_of_transformers(tmp_path: Path) -> None:
     checkpoint, client = serve(tmp_path, "segformer")
     whole = pipeline("image-segmentation", checkpoint, "segformer")
-    for picture, found in zip(images(), predict(client, images()), strict=True):
-        classes = map_of(found)
-        assert classes.shape == (picture.height, picture.width) == (found["map"]["height"], found["map"]["width"])
+    for picture, prediction in zip(images(), predict(client, images()), strict=True):
+        classes = map_of(prediction)
+        assert (
+            classes.shape
+            == (picture.height, picture.width)
+            == (prediction["map"]["height"], prediction["map"]["width"])
+        )
         wanted = {each["label"]: np.array(each["mask"]) > 0 for each in whole(picture)}
         assert len(wanted) > 1
-        assert {each["label"] for each in found["segments"]} == set(wanted)
-        for segment in found["segments"]:
+        assert {each["label"] for each in prediction["segments"]} == set(wanted)
+        for segment in prediction["segments"]:
             assert ((classes == segment["class_id"]) != wanted[segment["label"]]).mean() < 1e-3
             assert segment["share"] == pytest.approx(wanted[segment["label"]].mean(), abs=1e-3)
     (score,) = compare(client.model, client, runner(client), runner(client), count=2)
@@ -229,33 +235,33 @@ def test_scores_are_enlarged_as_torch_does(size: tuple[int, int]) -> None:
 def test_shares_are_the_largest_first_and_of_equal_scores_the_first_class_counts(tmp_path: Path) -> None:
     scores = np.zeros((3, 2, 4))
     scores[2, :, 1:] = 1
-    found = map_answer(segmenter_of(tmp_path, 3, 2, 4), scores, Image.new("RGB", (4, 2)))
-    assert found["segments"] == [
+    prediction = map_answer(segmenter_of(tmp_path, 3, 2, 4), scores, Image.new("RGB", (4, 2)))
+    assert prediction["segments"] == [
         {"label": "2", "class_id": 2, "share": 0.75},
         {"label": "0", "class_id": 0, "share": 0.25},
     ]
-    assert map_of(found).tolist() == [[0, 2, 2, 2]] * 2
+    assert map_of(prediction).tolist() == [[0, 2, 2, 2]] * 2
 
 
 def test_a_network_with_a_batch_of_one_of_its_own_gives_a_map(tmp_path: Path) -> None:
     inputs, outputs = (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 3, 2, 4)),)
     scores = np.zeros((1, 3, 2, 4))
     scores[:, 1] = 1
-    found = map_answer(
+    prediction = map_answer(
         semantic_segmentation.Client(Model("own", tmp_path, inputs, outputs, 0)), scores, Image.new("RGB", (4, 2))
     )
-    assert map_of(found).tolist() == [[1] * 4] * 2
+    assert map_of(prediction).tolist() == [[1] * 4] * 2
 
 
 def test_a_map_is_bounded_drawn_and_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
     client, scores = segmenter_of(tmp_path, 3, 2, 4), np.random.default_rng(0).random((3, 2, 4))
     large = Image.new("RGB", (3000, 1500), "white")
-    found = map_answer(client, scores, large)
-    assert 0.99 * MOST_PIXELS < found["map"]["width"] * found["map"]["height"] <= MOST_PIXELS
-    assert found["image"] == {"width": 3000, "height": 1500}
-    assert ImageChops.difference(client.draw(large, found), large).getbbox() == (0, 0, 3000, 1500)
+    prediction = map_answer(client, scores, large)
+    assert 0.99 * MOST_PIXELS < prediction["map"]["width"] * prediction["map"]["height"] <= MOST_PIXELS
+    assert prediction["image"] == {"width": 3000, "height": 1500}
+    assert ImageChops.difference(client.draw(large, prediction), large).getbbox() == (0, 0, 3000, 1500)
     without = map_answer(client, scores, large, map="none")
-    assert without == {key: value for key, value in found.items() if key != "map"}
+    assert without == {key: value for key, value in prediction.items() if key != "map"}
     with pytest.raises(InvalidRequest, match="'map'"):
         client.draw(large, without)
 

@@ -44,8 +44,8 @@ def images() -> list[Image.Image]:
 
 def _classifier(network: str, **config: Any) -> Callable[..., Any]:
     def make(**changes: Any) -> Any:
-        given = getattr(hf, f"{network}Config")(**config, **NAMED, **changes)
-        return getattr(hf, f"{network}ForImageClassification")(given)
+        settings = getattr(hf, f"{network}Config")(**config, **NAMED, **changes)
+        return getattr(hf, f"{network}ForImageClassification")(settings)
 
     return make
 
@@ -193,22 +193,22 @@ def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
     return checkpoint, client
 
 
-def predict(client: ModelClient, pictures: list[Image.Image], **given: Any) -> list[Any]:
+def predict(client: ModelClient, pictures: list[Image.Image], **parameters: Any) -> list[Any]:
     """Return the predictions, asked for in batches of the model's largest size."""
-    run, size, found = runner(client), client.model.max_batch_size, []
+    run, size, predictions = runner(client), client.model.max_batch_size, []
     for first in range(0, len(pictures), size):
         batch = pictures[first : first + size]
         inputs = client.preprocess(batch)
-        found += client.postprocess(run(inputs), inputs, batch, client.read_parameters(given))
-    return found
+        predictions += client.postprocess(run(inputs), inputs, batch, client.read_parameters(parameters))
+    return predictions
 
 
-def assert_detections(found: Any, picture: Image.Image, wanted: list[Any]) -> None:
+def assert_detections(prediction: Any, picture: Image.Image, wanted: list[Any]) -> None:
     """Compare with the detections of transformers' pipeline, whose boxes are whole numbers."""
     assert wanted
-    assert found["image"] == {"width": picture.width, "height": picture.height}
+    assert prediction["image"] == {"width": picture.width, "height": picture.height}
     ranked = sorted(wanted, key=lambda each: -each["score"])
-    for ours, theirs in zip(found["detections"], ranked, strict=True):
+    for ours, theirs in zip(prediction["detections"], ranked, strict=True):
         assert (ours["label"], LABELS[ours["class_id"]]) == (theirs["label"], theirs["label"])
         assert ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
         sides = {"x": picture.width, "y": picture.height}

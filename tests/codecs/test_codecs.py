@@ -44,9 +44,9 @@ def paletted() -> Image.Image:
     ],
 )
 def test_an_image_of_any_mode_and_format_becomes_rgb(image: Image.Image, format: str, colour: tuple[int, ...]) -> None:
-    found = IMAGE.from_bytes(encoded(image, format, quality=95), LIMITS)
-    assert (found.mode, found.size) == ("RGB", image.size)
-    assert corner(found) == pytest.approx(colour, abs=6 if format == "JPEG" else 1)
+    decoded = IMAGE.from_bytes(encoded(image, format, quality=95), LIMITS)
+    assert (decoded.mode, decoded.size) == ("RGB", image.size)
+    assert corner(decoded) == pytest.approx(colour, abs=6 if format == "JPEG" else 1)
 
 
 def test_a_palette_s_transparent_colour_is_laid_on_white() -> None:

@@ -65,18 +65,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as process:
-        asked, told = process.stdin, process.stdout
-        assert asked and told
+        requests, answers = process.stdin, process.stdout
+        assert requests and answers
 
         def measure(data: bytes, side: int) -> tuple[int, str]:
             file.write_bytes(data)
-            asked.write(f"{PIXELS} {side} {file}\n")
-            rise, _, answer = told.readline().strip().partition(" ")
+            requests.write(f"{PIXELS} {side} {file}\n")
+            rise, _, answer = answers.readline().strip().partition(" ")
             return int(rise), answer  # else it was logged: nothing is of a caller's file
 
         yield measure
-        asked.close()
-        assert told.read() == ""
+        requests.close()
+        assert answers.read() == ""
 
 
 @pytest.mark.parametrize("name", REFUSED)
