@@ -147,9 +147,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.mark.stack
-def test_a_repository_s_client_serves_its_models_and_its_folder_is_not_a_model(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_a_repository_s_client_serves_and_its_folder_is_no_model(repository: Path, tmp_path: Path) -> None:
     server = Server(tmp_path, repository).wait_ready()
     for name in ("one", "two", "sleeper"):
         assert server.post(json={"model_name": name, "instances": [0]}).json()["predictions"] == [0.0]

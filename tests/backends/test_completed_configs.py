@@ -35,7 +35,7 @@ def what_was_told(config: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_configuration_is_completed_as_by_triton(
+def test_complete_a_config_as_triton(
     name: str, client: InferenceServerClient, repository: Path, backends: Path
 ) -> None:
     done = run(repository / name, backends)
@@ -47,9 +47,7 @@ def test_a_configuration_is_completed_as_by_triton(
 
 
 @pytest.mark.parametrize(("name", "named"), [("bad_batch", "max_batch_size 0"), ("bad_bfloat16", "'x'")])
-def test_the_last_line_says_why_a_configuration_cannot_be_completed(
-    name: str, named: str, repository: Path, backends: Path
-) -> None:
+def test_the_last_line_says_why_it_cannot_be_completed(name: str, named: str, repository: Path, backends: Path) -> None:
     done = run(repository / name, backends)
     assert done.returncode == 1
     assert named in done.stderr.strip().splitlines()[-1]

@@ -57,9 +57,7 @@ def test_a_backend_that_is_not_as_it_should_be_is_made_again(tmp_path: Path, dam
     assert not model.is_symlink()
 
 
-def test_a_python_without_a_stub_is_named_with_those_that_have_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_without_a_stub_is_named_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tritonserver, "PYTHON", "3.99")
     with pytest.raises(FileNotFoundError, match=r"3\.99"):
         install(tmp_path)

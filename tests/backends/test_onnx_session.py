@@ -96,7 +96,7 @@ LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
         (LARGE, "2", {"max_batch_size": 0}, False),
     ],
 )
-def test_rows_past_a_processors_cache_run_separately_where_as_many_as_threads_can_be_merged(
+def test_large_rows_run_separately_on_few_threads(
     dims: list[str], threads: str, changes: dict[str, Any], separate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", threads)

@@ -33,7 +33,7 @@ def test_a_request_is_answered_as_onnx_runtime_answers_it(client: Client) -> Non
     assert_equal(infer(client, "arithmetic", feed), reference(SERVED["arithmetic"][0], feed))
 
 
-def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> None:
     feeds = [{"x": floats(n, 5), "y": floats(n, 5)} for n in (1, 3, 2, 2, 1, 1, 1, 1)]
     for feed, answer in zip(feeds, answered_together(client, "arithmetic", feeds, most=6), strict=True):
         assert_equal(answer, reference(SERVED["arithmetic"][0], feed))
@@ -111,7 +111,7 @@ def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
     assert_equal(infer(client, "without_config", feed), reference(SERVED["without_config"][0], feed))
 
 
-def test_a_minimal_config_keeps_what_it_says_and_a_file_of_a_fixed_shape_is_not_batched(client: Client) -> None:
+def test_a_minimal_config_stays_and_a_fixed_shape_is_not_batched(client: Client) -> None:
     made, fixed = config(client, "minimal_config"), config(client, "fixed_shape")
     assert (made["max_batch_size"], "dynamic_batching" in made) == (16, True)
     assert (fixed.get("max_batch_size", 0), "dynamic_batching" in fixed) == (0, False)

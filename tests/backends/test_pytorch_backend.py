@@ -40,7 +40,7 @@ def test_a_request_is_answered_as_pytorch_in_process_answers_it(client: Client) 
     np.testing.assert_array_equal(answer["OUTPUT__1"], successor.numpy())
 
 
-def test_requests_that_the_dynamic_batcher_merged_are_one_run_and_each_gets_its_rows(client: Client) -> None:
+def test_merged_requests_are_one_run_and_each_gets_its_rows(client: Client) -> None:
     feeds = [{"minuend": floats(n, 4), "subtrahend": floats(n, 4)} for n in (1, 2, 1, 1, 3, 1, 2, 1)]
     for feed, answer in zip(feeds, answered_together(client, "by_argument", feeds, most=7), strict=True):
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])

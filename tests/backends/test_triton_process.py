@@ -44,9 +44,7 @@ def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) ->
     monkeypatch.setattr(tritonserver, "NVIDIA_IMAGE", folder)
 
 
-def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvidia_s_server_is_used_with_the_gpu_s_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = tmp_path / "tritonserver"
     nvidia_image(layout, monkeypatch, "2.69.0")
     settings = Settings.from_env({"SERVE_RUN_DIR": str(tmp_path)}, Machine(cpus=4.0, memory=2**34, gpu=True))
@@ -59,9 +57,7 @@ def test_nvidia_s_server_and_backends_are_used_with_the_gpu_s_configurations(
     assert (process.environment["PATH"], process.environment["LD_LIBRARY_PATH"]) == ("/bin", "/nvidia")
 
 
-def test_an_image_s_version_is_in_its_file_else_in_its_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_s_version_is_in_its_file_or_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_image(tmp_path, monkeypatch, "2.69.0")
     monkeypatch.setenv("TRITON_SERVER_VERSION", "2.68.0")
     assert tritonserver.version() == "2.69.0"

@@ -33,7 +33,7 @@ def test_a_row_with_a_failed_answer_has_no_figures() -> None:
     assert "| 0.50 " in row("peer", [good], [Round(100.0, 1.0, 2.0, 0)])
 
 
-def test_answers_are_compared_by_their_best_label_or_the_first_numbers_of_an_embedding() -> None:
+def test_answers_are_compared_by_best_label_or_first_numbers() -> None:
     assert gist({"predictions": [{"classes": [{"label": "cup"}, {"label": "mug"}]}]}) == "cup"
     assert gist({"embedding": [0.123, 0.456, 0.7, 0.8]}) == [0.12, 0.46, 0.7]
     assert gist({"predictions": []}) is None

@@ -164,9 +164,7 @@ def test_bodies_within_the_limits_are_answered() -> None:
         (JSON_TYPE, tensor("FP32", many(b"1", 1000), b"1,1000"), NUMBERS),
     ],
 )
-def test_an_answer_over_the_limit_is_413_that_names_the_setting(
-    content_type: str, data: bytes, model: ServedModel
-) -> None:
+def test_an_answer_over_the_limit_is_413_with_the_setting(content_type: str, data: bytes, model: ServedModel) -> None:
     hostile = Hostile(content_type, data, model)
     assert hostile.ask().content
     with pytest.raises(PayloadTooLarge, match="SERVE_MAX_BODY_MB"):

@@ -88,7 +88,7 @@ def test_instances_are_split_at_max_batch_size_and_keep_their_order(echo: Record
     assert echo.batches == [4, 4, 2]
 
 
-def test_a_batch_is_sent_ahead_only_where_another_is_prepared_or_waited_for_meanwhile(echo: Recorder) -> None:
+def test_a_batch_is_sent_ahead_only_if_another_follows(echo: Recorder) -> None:
     predict(echo, client_of(4), [item(n) for n in range(4)])
     assert echo.sent == []
     predict(echo, client_of(4), [item(n) for n in range(6)])
@@ -108,9 +108,7 @@ class OneOutput(Brightness):
 
 
 @pytest.mark.parametrize(("client", "asked"), [(Brightness, ()), (OneOutput, ("x",))])
-def test_triton_is_asked_for_the_outputs_that_the_client_reads(
-    client: type[ModelClient], asked: tuple[str, ...], echo: Recorder
-) -> None:
+def test_ask_only_for_outputs_of_the_client(client: type[ModelClient], asked: tuple[str, ...], echo: Recorder) -> None:
     predict(echo, client_of(4, client), [item(n) for n in range(6)])
     assert echo.asked == [asked, asked]
 

@@ -170,9 +170,7 @@ def test_an_npy_file_is_the_model_s_input(order: Any) -> None:
         (np.array([[2**62, 0]], np.uint64), "INT64", True),
     ],
 )
-def test_integers_of_an_npy_file_that_the_input_does_not_hold_are_refused(
-    array: Any, datatype: str, fits: bool
-) -> None:
+def test_integers_of_an_npy_file_that_do_not_fit_are_refused(array: Any, datatype: str, fits: bool) -> None:
     asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
     if fits:
         (tensor,) = batch(asked, model).inputs

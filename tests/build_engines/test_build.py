@@ -33,7 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_build_is_done_again_only_for_another_request_other_weights_or_a_changed_file(tmp_path: Path) -> None:
+def test_a_build_is_repeated_only_after_a_change(tmp_path: Path) -> None:
     folder, made = build(request(tmp_path))
     assert (folder, made) == (tmp_path / "models/own", True)
     assert build(request(tmp_path)) == (folder, False)

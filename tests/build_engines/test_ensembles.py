@@ -37,7 +37,7 @@ def test_the_classifier_is_efficientnet_unless_weights_are_named(tmp_path: Path)
     assert len((tmp_path / "models/image_classes/labels.txt").read_text().splitlines()) == 1000
 
 
-def test_scores_that_the_file_computes_are_not_computed_again(tmp_path: Path) -> None:
+def test_scores_of_the_file_are_not_computed_again(tmp_path: Path) -> None:
     tiny_network(tmp_path / "tiny.onnx", (3, 96, 96))
     model = onnx.load(tmp_path / "tiny.onnx")
     model.graph.node.append(helper.make_node("Softmax", ["scores"], ["shares"]))
@@ -48,9 +48,7 @@ def test_scores_that_the_file_computes_are_not_computed_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((96, 96, 3), "HWC"), ((3, 96, 96), "CHW")])
-def test_an_onnx_file_keeps_its_names_and_decides_the_layout(
-    tmp_path: Path, shape: tuple[int, ...], layout: str
-) -> None:
+def test_an_onnx_file_keeps_names_and_decides_the_layout(tmp_path: Path, shape: tuple[int, ...], layout: str) -> None:
     tiny_network(tmp_path / "tiny.onnx", shape)
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx")) == 0
     steps = read_config(tmp_path / "models/image_classes").ensemble_scheduling.step
@@ -66,9 +64,7 @@ def test_an_onnx_file_keeps_its_names_and_decides_the_layout(
 @pytest.mark.parametrize(
     ("decoder", "backends"), [("auto", ["dali", "python"]), ("dali", ["dali"]), ("python", ["python"])]
 )
-def test_the_decoder_is_dali_on_gpu_machines_unless_the_command_says_otherwise(
-    tmp_path: Path, decoder: str, backends: list[str]
-) -> None:
+def test_dali_decodes_on_gpus_unless_told_otherwise(tmp_path: Path, decoder: str, backends: list[str]) -> None:
     tiny_network(tmp_path / "tiny.onnx", (96, 96, 3))
     assert build(tmp_path, "--weights", str(tmp_path / "tiny.onnx"), "--set", f"decoder={decoder}") == 0
     folder = tmp_path / "models/image_classes_decoder"

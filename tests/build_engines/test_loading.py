@@ -70,7 +70,7 @@ def test_a_model_that_fails_on_its_example_is_not_built(tmp_path: Path, capsys: 
     assert build(tmp_path, file, *words, "--no-load") == 0
 
 
-def test_a_build_without_tritonserver_says_that_it_did_not_load(
+def test_builds_need_no_tritonserver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> Path:

@@ -64,9 +64,7 @@ def ids(prediction: Mapping[str, Any]) -> list[int]:
         for index, size in enumerate(SIZES)
     ],
 )
-def test_shortest_is_within_a_rounding_of_transformers_image_processor(
-    size: tuple[int, int], interpolation: str, side: int, crop_pct: float
-) -> None:
+def test_shortest_is_nearly_transformers(size: tuple[int, int], interpolation: str, side: int, crop_pct: float) -> None:
     """Only the cut is computed, and Pillow rounds between its two passes, whose order it takes by the size."""
     reference = ConvNextImageProcessorPil(
         size={"shortest_edge": side},
@@ -302,7 +300,7 @@ def test_top_k_is_five_unless_the_request_or_the_folder_says_otherwise() -> None
 
 
 @pytest.mark.parametrize(("shorter", "longer"), [(800, 1333), (64, 96), (1000, 1000), (900, 800)])
-def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_gives_it(shorter: int, longer: int) -> None:
+def test_an_image_that_keeps_its_proportions_has_transformers_size(shorter: int, longer: int) -> None:
     draw = random.Random(0)
     edges = (shorter, longer - 1, longer, longer + 1)
     for most in (50, 2000, 20000):
@@ -314,7 +312,7 @@ def test_an_image_that_keeps_its_proportions_has_the_size_that_transformers_give
                 assert kept_ratio(*sides, shorter, longer, 16) == yolos
 
 
-def test_an_image_too_narrow_for_its_proportions_is_refused_and_the_narrowest_is_not() -> None:
+def test_an_image_that_is_too_narrow_is_refused() -> None:
     def resized(width: int) -> Image.Image:
         return keep_ratio(Image.new("RGB", (width, 100)), 64, 96, 16, Image.Resampling.BILINEAR)
 

@@ -160,7 +160,7 @@ def test_further_outputs_keep_their_names() -> None:
         ((TensorSpec("X", "FP32", (-1,)),), {}, {}, "columns.txt"),
     ],
 )
-def test_a_folder_that_does_not_fit_its_model_is_refused(
+def test_refuse_folders_that_do_not_fit(
     inputs: Any, files: dict[str, str], options: Any, name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match=name):

@@ -151,7 +151,7 @@ def test_without_a_label_file_class_ids_are_the_labels(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_folder_that_does_not_fit_its_model_is_refused(labelled: Path, shapes: dict[str, Any]) -> None:
+def test_refuse_folders_that_do_not_fit(labelled: Path, shapes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="output" if "output_shape" in shapes else "input"):
         client_of(labelled, **shapes)
 
@@ -188,9 +188,7 @@ def test_a_model_with_its_own_batch_dimension_gets_it(labelled: Path) -> None:
         ([(1280, 720), (640, 480)], (480, 640)),
     ],
 )
-def test_where_the_size_is_free_it_is_the_smallest_multiple_of_the_stride(
-    labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]
-) -> None:
+def test_a_free_size_fits_the_stride(labelled: Path, sizes: list[tuple[int, int]], expected: tuple[int, int]) -> None:
     images = [Image.new("RGB", size) for size in sizes]
     assert client_of(labelled, (3, -1, -1)).preprocess(images)["in"].shape[2:] == expected
 

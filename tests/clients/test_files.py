@@ -21,7 +21,7 @@ OUTSIDE = ["/{tmp}/secret.txt", "../secret.txt", "sub/../../secret.txt"]
 @pytest.mark.parametrize(
     ("client", "setting", "spec"), [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)]
 )
-def test_a_file_outside_the_model_s_folder_is_refused(
+def test_refuse_files_outside_the_folder(
     tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str
 ) -> None:
     folder = tmp_path / "model"

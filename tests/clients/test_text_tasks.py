@@ -246,9 +246,7 @@ def with_tokenizer(served: Served, checkpoint: Path, changes: dict[str, Any], fo
 
 
 @pytest.mark.parametrize("changes", [*NO_TYPES, *TYPES], ids=str)
-def test_the_network_gets_token_types_if_transformers_gives_them(
-    changes: dict[str, Any], served_with: Serve, tmp_path: Path
-) -> None:
+def test_token_types_are_given_as_by_transformers(changes: dict[str, Any], served_with: Serve, tmp_path: Path) -> None:
     served, checkpoint = with_tokenizer(*served_with("text-classification", num_labels=3), changes, tmp_path)
     reference = pipeline("text-classification", checkpoint)
     for instance, prediction in zip(PAIRS, served.predict(PAIRS), strict=True):
@@ -384,7 +382,7 @@ INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_id
         {"top_k": 4, "doc_stride": 3, "max_seq_len": 20, "max_answer_len": 2},
     ],
 )
-def test_answers_are_those_of_every_span_of_every_window(
+def test_answers_are_those_of_all_spans_of_all_windows(
     family: str, parameters: dict[str, Any], served_with: Serve
 ) -> None:
     served, checkpoint = served_with("question-answering", family)
@@ -506,9 +504,7 @@ def test_only_the_part_of_a_long_text_that_the_model_can_take_is_tokenized(tmp_p
     assert [(p["tokens"], p["truncated"]) for p in spaces] == [(LIMIT + 1, True), (4, False)]
 
 
-def test_texts_that_are_tokenized_in_portions_get_the_same_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_tokenized_in_portions_get_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(tmp_path, "embedding")
     whole = served.client.preprocess(TEXTS * 3)
     monkeypatch.setattr("clients._text.tokenizer.PORTION", 20)

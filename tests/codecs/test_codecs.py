@@ -141,7 +141,7 @@ def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
         ((4000, 3000), 0, (4000, 3000)),
     ],
 )
-def test_a_large_jpeg_may_be_decoded_smaller_but_no_side_below_the_least(
+def test_a_large_jpeg_may_be_decoded_smaller_to_a_side(
     size: tuple[int, int], side: int, decoded: tuple[int, int]
 ) -> None:
     data = encoded(Image.new("RGB", size, RED), "JPEG")

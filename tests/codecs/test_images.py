@@ -155,9 +155,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "DDS"])
-def test_whatever_a_damaged_file_makes_pillow_raise_is_the_caller_s_mistake(
-    format: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_of_pillow_at_a_damaged_file_are_the_caller_s(format: str, caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(format)
     noise = Image.frombytes("RGB", (32, 24), chance.randbytes(3 * 32 * 24))  # the same in each run
     data = encoded(noise, format, exif=turned())

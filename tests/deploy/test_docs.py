@@ -80,7 +80,7 @@ LINES = re.findall(r"^\.venv/bin/python -m deploy (.*)$", TEXT.replace("\\\n", "
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_each_command_line_works_as_a_dry_run(
+def test_dry_runs_work(
     aws: Account, monkeypatch: pytest.MonkeyPatch, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)

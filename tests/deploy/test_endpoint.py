@@ -72,9 +72,7 @@ def test_somebody_elses_endpoint_is_left_alone(aws: Account) -> None:
     assert aws.inventory() == before
 
 
-def test_a_missing_repository_and_a_missing_role_name_the_remedy(
-    aws: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_repository_or_role_names_the_remedy(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
     aws.client("ecr").delete_repository(repositoryName=NAME)
     assert aws.deploy("create") == 1
     assert "'push'" in capsys.readouterr().err
@@ -122,9 +120,7 @@ def test_update_refuses_an_endpoint_that_is_changing(aws: Account) -> None:
     assert aws.described()[1]["PrimaryContainer"]["Image"] == IMAGE
 
 
-def test_a_failed_endpoint_is_an_error_with_its_reason_and_its_log(
-    aws: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_endpoint_is_an_error_with_reason_and_log(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
     states = [{"EndpointStatus": "Creating"}, {"EndpointStatus": "Failed", "FailureReason": "no /ping"}]
     absent = {"Error": {"Code": "ValidationException", "Message": "Could not find endpoint"}}
     aws.scripted["DescribeEndpoint"] = [absent, *states]
@@ -133,9 +129,7 @@ def test_a_failed_endpoint_is_an_error_with_its_reason_and_its_log(
     assert f"/aws/sagemaker/Endpoints/{NAME}" in err
 
 
-def test_a_rolled_back_update_is_an_error_and_keeps_the_old_model(
-    aws: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rolled_back_update_fails_and_keeps_the_old_model(aws: Account, capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.deploy(*CREATE) == 0
     found = aws.client("sagemaker").describe_endpoint(EndpointName=NAME)
     rolled_back = {**found, "FailureReason": "alarm"}
@@ -181,7 +175,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_dry_run_prints_the_calls_that_the_command_then_makes(
+def test_a_dry_run_prints_the_command_s_calls(
     aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws.deploy(*CREATE)
@@ -208,9 +202,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
-def test_wrong_options_are_refused_before_anything_is_written(
-    aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_options_write_nothing(aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.deploy(*CREATE, *words) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert aws.writes() == []
@@ -231,7 +223,7 @@ def test_a_variable_that_resembles_a_setting_gets_a_warning(aws: Account, capsys
         (["--instance-type", "ml.m5.large"], False),
     ],
 )
-def test_a_gpu_instance_with_an_old_driver_gets_a_warning(
+def test_old_drivers_get_a_warning(
     aws: Account, words: list[str], warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert aws.deploy(*CREATE, *words, "--dry-run") == 0
@@ -244,9 +236,7 @@ def test_a_refused_call_names_the_policy(aws: Account, capsys: pytest.CaptureFix
     assert "docs/deploy-policy.json" in capsys.readouterr().err
 
 
-def test_without_a_region_nothing_is_called(
-    aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_region_is_needed(aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from deploy.commandline import main
 
     monkeypatch.delenv("AWS_REGION")

@@ -39,9 +39,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     [("docker", f"push {URI}"), ("podman", f"push --format v2s2 {URI}"), ("buildah", f"push --format v2s2 {URI}")],
     indirect=["engine"],
 )
-def test_the_installed_engine_logs_in_tags_and_pushes(
-    aws: Account, engine: Path, push: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_engine_tags_and_pushes(aws: Account, engine: Path, push: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert aws.deploy("push", "--tag", "v1") == 0
     seen = capsys.readouterr()
     assert seen.out == f"{URI}\n"
@@ -67,7 +65,7 @@ def test_a_missing_repository_is_made_and_a_dry_run_only_says_so(aws: Account, e
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("oci.image", True), ("docker.distribution", False)])
-def test_an_oci_manifest_gets_a_warning(
+def test_warn_of_oci_manifests(
     aws: Account, engine: Path, kind: str, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     detail = {"imageDetails": [{"imageManifestMediaType": f"application/vnd.{kind}.manifest.v1+json"}]}
@@ -76,7 +74,7 @@ def test_an_oci_manifest_gets_a_warning(
     assert ("warning" in capsys.readouterr().err) == warned
 
 
-def test_a_failed_push_is_an_error(
+def test_pushes_fail(
     aws: Account, engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PUSH_EXIT", "3")
@@ -84,9 +82,7 @@ def test_a_failed_push_is_an_error(
     assert "exit code 3" in capsys.readouterr().err
 
 
-def test_without_an_engine_nothing_is_called(
-    aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_is_needed(aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert aws.deploy("push", "--tag", "v1") == 1
     assert "podman" in capsys.readouterr().err

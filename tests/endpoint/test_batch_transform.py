@@ -111,7 +111,7 @@ def picture(colour: str) -> dict[str, str]:
     return b64(encoded(Image.new("RGB", (40, 30), colour)))
 
 
-def test_each_line_gives_a_line_in_the_same_order_in_batches_of_the_model_s_largest_size(server: Server) -> None:
+def test_each_line_gives_a_line_in_batches_of_the_largest_size(server: Server) -> None:
     found = lines(send(server, [[n, 1] for n in range(100)]))
     assert [line["sum"] for line in found] == [n + 1 for n in range(100)]
     assert [line["together"] for line in found] == [BATCH] * 96 + [4] * 4
@@ -218,14 +218,14 @@ def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
         ([[1, 2]] * 8 + [[104, 0]], "summer", 504, "triton_timeout"),
     ],
 )
-def test_an_error_of_all_lines_is_an_http_error(
+def test_a_wrong_request_is_an_error(
     server: Server, records: list[Any] | bytes, model: str, status: int, code: str
 ) -> None:
     reply = send(server, records, model)
     assert (reply.status_code, reply.json()["code"]) == (status, code)
 
 
-def test_lines_that_take_longer_together_than_a_request_may_are_a_504_that_names_the_payload(server: Server) -> None:
+def test_lines_that_take_too_long_together_are_a_504(server: Server) -> None:
     """Each group ends in time, all of them do not: our own 504 comes before nginx's."""
     reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
     assert (reply.status_code, reply.json()["code"]) == (504, "triton_timeout")

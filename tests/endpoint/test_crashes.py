@@ -129,7 +129,7 @@ def test_a_part_of_an_ensemble_s_part_is_started_again(running: Server) -> None:
     wait_until(lambda: all(serves(running, name) for name in ("outer", "chain", "ends")), "all are served again")
 
 
-def test_one_that_dies_again_and_again_is_refused_alone_with_its_reason_and_tried_later(running: Server) -> None:
+def test_a_model_that_keeps_dying_is_refused_alone_and_tried_later(running: Server) -> None:
     with Load(lambda _: ask(running, "scale"), callers=2) as load:
         wait_until(lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused")
         # It is loaded once more before; callers that ask Triton itself are answered then.

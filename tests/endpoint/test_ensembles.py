@@ -63,7 +63,7 @@ def by_parts(triton: InferenceServerClient, texts: NDArray[np.object_]) -> NDArr
     return infer(triton, "text_embedding_pooling", pooled)["finaloutput"]
 
 
-def test_texts_through_the_ensemble_equal_its_parts_called_one_by_one(triton: InferenceServerClient) -> None:
+def test_texts_through_the_ensemble_equal_its_parts(triton: InferenceServerClient) -> None:
     whole = infer(triton, "text_embedding", {"INPUT0": strings(*TEXTS)})["finaloutput"]
     assert whole.shape == (len(TEXTS), 384)
     np.testing.assert_array_equal(whole, by_parts(triton, strings(*TEXTS)))
@@ -111,9 +111,7 @@ def as_input(*images: bytes) -> NDArray[np.uint8]:
     return np.stack([np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in images])
 
 
-def test_images_through_the_ensemble_equal_its_parts_called_one_by_one(
-    triton: InferenceServerClient, pages: list[Image.Image]
-) -> None:
+def test_images_through_the_ensemble_equal_its_parts(triton: InferenceServerClient, pages: list[Image.Image]) -> None:
     images = as_input(*(encoded(page, "JPEG") for page in pages))
     whole = infer(triton, "image_classes", {"INPUT": images})["OUTPUT"]
     pixels = infer(triton, "image_classes_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
@@ -137,16 +135,12 @@ def test_an_image_goes_to_it_raw_and_the_likeliest_classes_come_back(server: Ser
 
 
 @pytest.mark.parametrize("cut", [3000, 9])
-def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
-    server: Server, pages: list[Image.Image], cut: int
-) -> None:
+def test_an_undecodable_image_is_the_callers_fault(server: Server, pages: list[Image.Image], cut: int) -> None:
     reply = server.post("/invocations?model_name=image_classes", data=encoded(pages[0], "JPEG")[:cut])
     assert reply.status_code == 400
 
 
-def test_an_archive_of_an_ensemble_and_its_parts_is_loaded_by_a_multi_model_endpoint(
-    server: Server, built: Path, tmp_path: Path
-) -> None:
+def test_a_multi_model_endpoint_loads_an_ensemble_s_archive(server: Server, built: Path, tmp_path: Path) -> None:
     arguments = ["archive", "text_embedding", "--repository", str(built), "--out", str(tmp_path), "--copies", "1"]
     assert main(arguments) == 0
     root, target = tmp_path / "models", "text_embedding-0.tar.gz"

@@ -155,9 +155,7 @@ def test_more_tokens_than_the_model_has_positions_are_400(server: Server) -> Non
 
 
 @pytest.mark.parametrize(("model", "line"), [("scale", b"{}\n"), ("sleeper", b"0\n"), ("scale", b"\n")])
-def test_millions_of_lines_are_an_error_by_the_deadline_and_take_little_memory(
-    server: Server, worker: tuple[int, int], model: str, line: bytes
-) -> None:
+def test_millions_of_lines_take_little_memory(server: Server, worker: tuple[int, int], model: str, line: bytes) -> None:
     """orjson keeps 4 kB for each small document that is held."""
     body = {"model": model, "data": gzip.compress(line * 2_000_000), "kind": LINES, "encoding": "gzip"}
     megabytes, seconds = cost(server, worker, 400, 413, 504, **body)

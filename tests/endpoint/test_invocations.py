@@ -49,9 +49,7 @@ def test_resnet_reads_held_out_digits_sent_raw(server: Server) -> None:
     assert np.mean(read) >= 0.97
 
 
-def test_the_same_image_in_every_shape_gives_the_same_prediction(
-    server: Server, digits: list[tuple[bytes, str]]
-) -> None:
+def test_an_image_in_every_shape_gives_the_same_prediction(server: Server, digits: list[tuple[bytes, str]]) -> None:
     data, name = digits[0][0], {"model_name": "resnet"}
     (raw,) = predictions(server.post(params=name, data=data, headers=PNG))
     encoded = base64.b64encode(data).decode()
@@ -189,9 +187,7 @@ def test_models_are_listed_with_their_inputs_and_parameters(server: Server) -> N
     assert "top_k" in {p["name"] for p in listed["resnet"]["parameters"]}
 
 
-def test_64_callers_over_three_models_get_only_200s_and_ping_too(
-    server: Server, digits: list[tuple[bytes, str]]
-) -> None:
+def test_64_callers_of_three_models_and_ping_get_only_200s(server: Server, digits: list[tuple[bytes, str]]) -> None:
     page = (REPOSITORY / "yolov5").glob("example.*").__next__().read_bytes()
 
     def call(number: int) -> requests.Response:

@@ -51,9 +51,7 @@ def test_sigint_while_starting_stops_everything(small: Path, tmp_path: Path) -> 
     server.wait_gone()
 
 
-def test_sigterm_finishes_every_accepted_request_and_nothing_is_written_but_in_the_run_folder(
-    small: Path, tmp_path: Path
-) -> None:
+def test_sigterm_finishes_accepted_requests_and_leaves_no_file(small: Path, tmp_path: Path) -> None:
     before, awaited = time.time(), tmp_path / "go-on"
     link_model(ROOT / "model_repository/resnet", small)
     make_teller(small)

@@ -144,7 +144,7 @@ def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answere
     ],
     ids=["model", "body", "route", "size", "failure"],
 )
-def test_a_refused_request_has_the_code_that_its_caller_got(
+def test_refusals_are_logged(
     server: Server, path: str, request_: dict[str, Any], expected: tuple[str, int, str, str]
 ) -> None:
     reply, request_id = send(server, path, **request_)

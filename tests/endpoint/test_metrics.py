@@ -208,7 +208,7 @@ def test_the_cloudwatch_agent_is_started_with_its_configuration(server: Server) 
     assert server.ping() == 200
 
 
-def test_models_of_every_repository_are_served_by_name_and_other_folders_do_no_harm(server: Server) -> None:
+def test_models_of_every_repository_are_served_by_name(server: Server) -> None:
     assert server.post(json=TENSORS).json()["outputs"][0]["data"] == [3, 6]
     assert call(server, 0.5).json()["predictions"] == [0.5], "its client.py was found in the second repository"
     assert server.post(json=TENSORS | {"model_name": "code"}).status_code == 404

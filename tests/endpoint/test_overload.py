@@ -114,7 +114,7 @@ def by_path(server: Server, model: str, body: dict[str, object]) -> requests.Res
 
 
 @pytest.mark.parametrize("ask", [by_body, by_path])
-def test_models_that_hang_leave_slots_for_the_others(
+def test_hanging_models_leave_slots(
     several: Server, ask: Callable[[Server, str, dict[str, object]], requests.Response]
 ) -> None:
     go, hang, sound = several.run_dir.parent / "go", tensors("seconds", [1], 1), tensors("x", [1, 2], 1)

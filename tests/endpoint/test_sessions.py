@@ -77,7 +77,7 @@ def test_an_unknown_id_is_an_error_and_opens_nothing(server: Server, model: str,
         assert_is_gone(call(server, model, session, tensors(1)), session)
 
 
-def test_a_session_opened_and_ended_at_once_has_both_headers_with_the_model_s_idle_time(server: Server) -> None:
+def test_a_session_opened_and_ended_at_once_has_both_headers(server: Server) -> None:
     before = datetime.now(UTC)
     reply = call(server, "summer", "NEW_SESSION", tensors(1, sequence_end=True))
     found = re.fullmatch(r"\d+; Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", reply.headers[SESSION])

@@ -180,9 +180,7 @@ WRONG: dict[str, tuple[Any, int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "status", "words"), WRONG.values(), ids=WRONG)
-def test_an_error_before_the_first_response_is_an_ordinary_reply(
-    server: Server, body: Any, status: int, words: str
-) -> None:
+def test_an_error_before_a_response_is_an_ordinary_reply(server: Server, body: Any, status: int, words: str) -> None:
     reply = ask(server, "teller", body, **EVENTS)
     assert reply.status_code == status
     assert reply.headers["Content-Type"] == "application/json"
@@ -196,9 +194,7 @@ def test_a_decoupled_model_asked_for_one_answer_says_how_to_ask(server: Server) 
         assert "text/event-stream" in reply.json()["error"]
 
 
-def test_a_caller_who_leaves_before_the_first_response_cancels_the_request_in_the_model(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_caller_who_leaves_before_a_response_cancels_the_request(server: Server, tmp_path: Path) -> None:
     before, begun = cancelled(server), tmp_path / "begun"
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     body = json.dumps({"text_input": f">{begun} {tmp_path / 'never'}"})
@@ -208,7 +204,7 @@ def test_a_caller_who_leaves_before_the_first_response_cancels_the_request_in_th
     wait_cancelled(server, before + 1)
 
 
-def test_a_caller_who_leaves_in_the_middle_cancels_the_request_in_the_model(server: Server, tmp_path: Path) -> None:
+def test_a_caller_who_leaves_in_the_middle_cancels_the_request(server: Server, tmp_path: Path) -> None:
     before = cancelled(server)
     endless(server, tmp_path).close()
     wait_cancelled(server, before + 1)

@@ -66,9 +66,7 @@ def text_of(rows: pd.DataFrame, header: bool = False) -> str:
 
 
 @pytest.mark.parametrize("model", ["mixed", "forest", "xgb", "odd", "letters"])
-def test_classes_and_probabilities_are_those_of_the_model_itself(
-    model: str, server: Server, models: Mapping[str, Trained]
-) -> None:
+def test_classes_and_probabilities_are_the_model_s(model: str, server: Server, models: Mapping[str, Trained]) -> None:
     trained_model, rows = models[model].model, models[model].rows
     wanted = models[model].own_rows
     for body in (text_of(rows), {"instances": models[model].lists}):
@@ -94,9 +92,7 @@ def test_columns_by_name_come_in_any_order(server: Server, models: Mapping[str, 
     assert predictions(ask(server, "mixed", "\ufeff" + text_of(rows, header=True).replace("\n", "\r\n"))) == wanted
 
 
-def test_a_header_of_names_that_the_model_does_not_know_is_passed_over(
-    server: Server, models: Mapping[str, Trained]
-) -> None:
+def test_a_header_of_names_unknown_to_the_model_is_ignored(server: Server, models: Mapping[str, Trained]) -> None:
     rows = text_of(models["odd"].rows[:3])
     wanted = predictions(ask(server, "odd", rows))
     assert predictions(ask(server, "odd", "a,b,c,d\n" + rows)) == wanted
@@ -106,9 +102,7 @@ def test_a_header_of_names_that_the_model_does_not_know_is_passed_over(
     assert len(predictions(ask(server, "odd", "0,1,2,3"))) == 1
 
 
-def test_a_row_may_be_the_whole_body_and_csv_a_text_or_a_file_of_a_form(
-    server: Server, models: Mapping[str, Trained]
-) -> None:
+def test_a_row_may_be_the_body_and_csv_a_text_or_a_form_s_file(server: Server, models: Mapping[str, Trained]) -> None:
     rows = models["mixed"].rows[:3]
     wanted = predictions(ask(server, "mixed", text_of(rows)))
     assert predictions(ask(server, "mixed", rows.to_dict("records")[0])) == wanted[:1]
@@ -136,9 +130,7 @@ def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) ->
     ]
 
 
-def test_in_batch_transform_each_row_has_its_line_and_a_wrong_one_spoils_no_other(
-    server: Server, models: Mapping[str, Trained]
-) -> None:
+def test_a_wrong_row_of_a_batch_transform_spoils_no_other(server: Server, models: Mapping[str, Trained]) -> None:
     rows = text_of(models["mixed"].rows[:8]).splitlines()
     wanted = predictions(ask(server, "mixed", "\n".join(rows)))
     rows[3] = rows[3].replace(rows[3].split(",")[0], "old", 1)
@@ -178,9 +170,7 @@ def test_in_batch_transform_each_row_has_its_line_and_a_wrong_one_spoils_no_othe
         ("mixed", {"instances": [[None, "cook", 3, "Bern", 1]]}, ("'age'",)),
     ],
 )
-def test_the_error_of_a_cell_names_its_row_and_column(
-    model: str, body: Any, names: tuple[str, ...], server: Server
-) -> None:
+def test_errors_of_cells_name_row_and_column(model: str, body: Any, names: tuple[str, ...], server: Server) -> None:
     reply = ask(server, model, body)
     assert reply.status_code == 400
     assert not [name for name in names if name not in reply.json()["error"]], reply.text

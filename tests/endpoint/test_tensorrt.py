@@ -45,18 +45,14 @@ def on_gpu(tmp_path: Path) -> dict[str, str]:
     return {"SERVE_DEVICE": "gpu", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--backend-directory={backends}"}
 
 
-def test_a_start_with_a_plan_for_another_gpu_ends_with_both_remedies(
-    models: Path, on_gpu: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_start_with_another_gpu_s_plan_names_remedies(models: Path, on_gpu: dict[str, str], tmp_path: Path) -> None:
     server = start(tmp_path / "serve", models, **on_gpu)
     assert server.wait_ended() == 1
     last = str(server.entries("serve")[-1]["message"])
     assert all(word in last for word in ("scale", *REMEDIES))
 
 
-def test_an_archive_with_a_plan_for_another_gpu_is_refused_with_both_remedies(
-    on_gpu: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_archive_with_another_gpu_s_plan_is_refused(on_gpu: dict[str, str], tmp_path: Path) -> None:
     make_foreign(tmp_path / "archives/id", "model")
     variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(tmp_path / "archives")}
     server = start(tmp_path / "serve", tmp_path / "unused", **on_gpu, **variables).wait_ready()
@@ -67,9 +63,7 @@ def test_an_archive_with_a_plan_for_another_gpu_is_refused_with_both_remedies(
     assert all(word in refused.json()["error"] for word in REMEDIES)
 
 
-def test_without_a_gpu_configs_cpu_pbtxt_serves_the_onnx_file_and_without_it_the_start_ends(
-    models: Path, tmp_path: Path
-) -> None:
+def test_without_a_gpu_the_onnx_file_is_served_if_cpu_pbtxt_says_so(models: Path, tmp_path: Path) -> None:
     """The folder as `build --for tensorrt` writes it."""
     (models / "scale/configs").mkdir()
     (models / "scale/configs/cpu.pbtxt").write_text(CONFIG.replace("tensorrt_plan", "onnxruntime_onnx"))

@@ -69,9 +69,7 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.parametrize("is_attribute", [False, True])
-def test_triton_s_spans_are_part_of_the_caller_s_trace(
-    server: Server, collector: Collector, is_attribute: bool
-) -> None:
+def test_triton_s_spans_are_in_the_caller_s_trace(server: Server, collector: Collector, is_attribute: bool) -> None:
     trace, parent = uuid.uuid4().hex, uuid.uuid4().hex[:16]
     given = f"00-{trace}-{parent}-01"
     header = {"X-Amzn-SageMaker-Custom-Attributes": f"traceparent={given}"} if is_attribute else {"traceparent": given}

@@ -50,9 +50,7 @@ def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch:
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["above", "ensemble", "part"])))
-def test_ping_names_the_refused_part_and_not_the_ensembles_that_call_it(
-    monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
-) -> None:
+def test_ping_names_the_refused_part_not_its_ensembles(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> None:
     calls = {"above": ("ensemble",), "ensemble": ("part",), "part": ()}
     entries = (Entry(name, name, "", "", 0, FAILED, parts=calls[name], reason=f"{name} failed") for name in names)
     with pytest.raises(ModelFailed, match="'part'"):

@@ -11,7 +11,7 @@ from tests.support.harness import PATIENCE
 pytestmark = pytest.mark.unit
 
 
-def test_a_stream_is_closed_once_when_its_last_part_is_made_before_its_end_is_sent() -> None:
+def test_a_stream_is_closed_once_before_its_end_is_sent() -> None:
     closed: list[str] = []
     response = Ending(iter([b"one", b"two"]))
     response.call_on_close(lambda: closed.append("closed"))

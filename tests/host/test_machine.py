@@ -67,9 +67,7 @@ GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # files -> processor
 
 
 @pytest.mark.parametrize(("files", "cpus", "gibibytes"), GROUPS.values(), ids=GROUPS)
-def test_the_limits_are_those_of_the_control_groups(
-    files: dict[str, str], cpus: float, gibibytes: float, tmp_path: Path
-) -> None:
+def test_limits_are_the_control_groups_s(files: dict[str, str], cpus: float, gibibytes: float, tmp_path: Path) -> None:
     write(tmp_path, files)
     assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (cpus, gibibytes * GIB)
 
@@ -98,8 +96,6 @@ def test_a_gpu_is_its_device_and_shared_memory_a_file_system(tmp_path: Path) -> 
         ("5:memory:/docker\n", "memory/docker/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2),
     ],
 )
-def test_both_versions_tell_who_was_killed_for_memory(
-    tmp_path: Path, group: str, file: str, text: str, kills: int | None
-) -> None:
+def test_kills_for_memory_are_counted(tmp_path: Path, group: str, file: str, text: str, kills: int | None) -> None:
     write(tmp_path, {"proc/self/cgroup": group, f"sys/fs/cgroup/{file}": text})
     assert oom_kills(tmp_path) == kills

@@ -122,7 +122,7 @@ def test_its_user_may_write_nothing_of_it(contents: Any) -> None:
     assert contents["writable"] == []
 
 
-def test_modules_are_compiled_and_stay_valid_whatever_time_a_builder_gives_their_source(contents: Any) -> None:
+def test_compiled_modules_stay_valid_whatever_their_source_s_time(contents: Any) -> None:
     assert contents["compiled"] > 1000
     assert contents["by time"] == []
 
@@ -348,9 +348,7 @@ def test_a_call_beyond_the_memory_limit_is_a_503_and_the_next_one_is_served(star
     assert container.stop() == 0
 
 
-def test_a_small_dev_shm_is_told_at_the_start_and_a_batch_beyond_it_is_a_507_that_says_what_to_set(
-    start: Start,
-) -> None:
+def test_a_small_dev_shm_gets_a_warning_and_a_batch_beyond_it_a_507(start: Start) -> None:
     container = start("--shm-size", "10m", memory="3g").wait_ready()
     assert "/dev/shm has 10 MB" in container.output()
     assert "--shm-size=1g" in container.output()
@@ -368,9 +366,7 @@ def load(container: Container, number: int) -> requests.Response:
     return container.post("/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": f"hog-{number}.tar.gz"})
 
 
-def test_in_multi_model_mode_a_load_beyond_the_memory_limit_is_a_507_until_another_is_unloaded(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_load_beyond_the_memory_limit_is_a_507_until_an_unload(start: Start, tmp_path: Path) -> None:
     root, archives = tmp_path / "archives", 6
     for number in range(archives):
         make_hog(root / f"h{number}/model", weight=60 * 2**20)

@@ -74,7 +74,7 @@ def test_a_refused_archive_is_served_again_once_it_is_loaded_anew(running: Conta
     reloads(running, "bad")
 
 
-def test_calls_that_meet_the_end_of_tritonserver_are_told_to_come_again_and_then_answered(running: Container) -> None:
+def test_calls_that_meet_the_end_of_tritonserver_can_be_repeated(running: Container) -> None:
     with Load(lambda _: running.invoke("sound", json={"inputs": [tensor(1)]}), callers=8) as load:
         wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
         running.server.replace("tritonserver")

@@ -442,9 +442,7 @@ def test_after_a_death_of_tritonserver_everything_is_loaded_again(running: Conta
 
 
 @pytest.mark.parametrize("stopped", [signal.SIGKILL, signal.SIGSTOP])
-def test_while_the_manager_is_gone_loaded_models_answer_and_then_it_takes_up_the_table(
-    running: Container, stopped: signal.Signals
-) -> None:
+def test_loaded_models_answer_while_the_manager_is_gone(running: Container, stopped: signal.Signals) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
     killed = running.server.pid("manager")
     with Load(lambda _: running.invoke("first", 1), callers=2) as load:

@@ -149,7 +149,7 @@ def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World
     assert "no such weights" in world.reason()
 
 
-def test_when_triton_does_not_load_it_in_time_a_restart_of_this_start_is_asked_for(world: World) -> None:
+def test_a_load_that_is_too_late_asks_for_a_restart(world: World) -> None:
     world.runs_as(7)
     world.triton.error = TritonTimeout("late")
     world.recovery.report(Report(["m"], DIED, NOW))
@@ -157,7 +157,7 @@ def test_when_triton_does_not_load_it_in_time_a_restart_of_this_start_is_asked_f
     assert world.request.read_text().startswith("7 model 'm' ")
 
 
-def test_after_many_reloads_tritonserver_is_restarted_for_what_it_keeps_of_the_dead(world: World) -> None:
+def test_tritonserver_is_restarted_after_many_reloads(world: World) -> None:
     for number in range(MOST_RELOADS):
         world.die(f"m{number}")
     assert not world.request.exists()

@@ -70,9 +70,7 @@ def write(table: Table, *entries: Entry) -> None:
     table.write(Models({entry.name: entry for entry in entries}))
 
 
-def test_a_call_of_a_warm_model_does_not_wait_while_another_model_s_client_is_made(
-    tmp_path: Path, registry: Registry
-) -> None:
+def test_a_warm_model_s_call_does_not_wait_for_another_client(tmp_path: Path, registry: Registry) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "slow/client.py").write_text(OWN + SLOW.format(fifo=fifo))
@@ -101,9 +99,7 @@ def test_a_new_load_brings_a_new_client_and_the_code_of_the_old_one_goes(tmp_pat
     assert old not in sys.modules.values()
 
 
-def test_a_call_that_meets_a_dead_process_reports_it_with_the_time_at_which_it_began(
-    tmp_path: Path, registry: Registry
-) -> None:
+def test_a_call_that_meets_a_dead_process_reports_it_and_its_begin(tmp_path: Path, registry: Registry) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "deaths"))
         began = time.monotonic()

@@ -57,9 +57,7 @@ def test_an_archive_is_found_by_its_target_and_by_its_name_until_it_is_unloaded(
     ("state", "error"),
     [(LOADING, ModelNotReady), (RESTARTING, ModelRestarting), (REFUSED, ModelRefused), (FAILED, ModelFailed)],
 )
-def test_an_ensemble_does_not_answer_while_a_part_does_not_and_has_its_reason(
-    state: str, error: type[Exception]
-) -> None:
+def test_an_ensemble_does_not_answer_while_a_part_does_not(state: str, error: type[Exception]) -> None:
     broken = replace(PART, state=state, reason="its reason", until=time.monotonic() + 60)
     table = models(broken, WHOLE, ARCHIVE)
     found = table.error(WHOLE)
@@ -102,7 +100,7 @@ def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> N
     assert all(next(actor, "ended") == "ended" for actor in actors)
 
 
-def test_in_no_order_of_two_workers_and_the_manager_is_a_model_unloaded_that_a_call_uses(tmp_path: Path) -> None:
+def test_no_order_of_steps_unloads_a_model_that_a_call_uses(tmp_path: Path) -> None:
     steps = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
     orders = list(_distinct(steps))
     assert len(orders) == 3150

@@ -71,9 +71,7 @@ def picture_of(page: Page) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_a_stranger_has_boxes_at_the_right_places_of_her_own_picture(
-    browser: Browser, server: Server, own: Path, width: int
-) -> None:
+def test_an_own_picture_has_boxes_at_the_right_places(browser: Browser, server: Server, own: Path, width: int) -> None:
     expected = asked(server, own)
     assert len(expected["detections"]) > 4
     with opened(browser, server.url, width) as page:
@@ -148,9 +146,7 @@ BAR = "bar => getComputedStyle(bar).backgroundImage.match(/rgb\\((\\d+), (\\d+),
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_several_pictures_give_a_matrix_of_their_similarity(
-    browser: Browser, server: Server, own: Path, width: int
-) -> None:
+def test_pictures_give_a_matrix_of_their_similarity(browser: Browser, server: Server, own: Path, width: int) -> None:
     files = [EXAMPLE, DIGIT, own]
     with opened(browser, server.url, width) as page:
         choose(page, "looks")
@@ -267,9 +263,7 @@ def test_a_picture_can_be_dropped_and_pasted(page: Page) -> None:
 
 
 @pytest.mark.parametrize("names", [["it's mine.png"], ["it's mine.png", 'a "b".png']])
-def test_the_code_to_copy_gives_the_same_predictions(
-    page: Page, server: Server, tmp_path: Path, names: list[str]
-) -> None:
+def test_copied_code_gives_the_same_predictions(page: Page, server: Server, tmp_path: Path, names: list[str]) -> None:
     files = [tmp_path / name for name in names]
     for file in files:
         file.write_bytes(DIGIT.read_bytes())

@@ -154,9 +154,7 @@ def test_archives_of_multi_model_mode_are_not_checked() -> None:
         ("sleeper/client.py", "import numpy", "import a_library_that_is_missing"),
     ],
 )
-def test_a_start_ends_with_the_name_of_a_model_that_cannot_be_loaded(
-    tmp_path: Path, file: str, old: str, new: str
-) -> None:
+def test_a_start_names_a_model_that_cannot_be_loaded(tmp_path: Path, file: str, old: str, new: str) -> None:
     make_scale(tmp_path / "models")
     make_ensemble(tmp_path / "models")
     make_sleeper(tmp_path / "models")

@@ -54,7 +54,7 @@ def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path
     assert (entry.name, entry.folder, entry.state) == ("plain", str(tmp_path / "models/plain"), LOADING)
 
 
-def test_a_start_whose_folders_are_watched_goes_on_without_a_model_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_start_that_watches_folders_skips_an_unreadable_model(tmp_path: Path) -> None:
     write(tmp_path / "models/net", f"{ONNX} {X} {Y}")
     write(tmp_path / "models/bad", "no protobuf")
     (tmp_path / "run").mkdir()

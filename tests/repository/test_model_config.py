@@ -41,7 +41,7 @@ def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: 
 
 @pytest.mark.parametrize("file", ["config.pbtxt", "configs/cpu.pbtxt"])
 @pytest.mark.parametrize(("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")])
-def test_a_configuration_that_cannot_be_read_is_named_with_line_and_column(
+def test_an_unreadable_configuration_is_named_with_its_line(
     file: str, text: bytes, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / "configs").mkdir()
@@ -82,9 +82,7 @@ def complete_on(model: Path, device: str = "cpu") -> bool:
         (f"ensemble_scheduling {{ step {{ }} }} {X} {Y}", False),
     ],
 )
-def test_a_configuration_is_complete_with_a_backend_inputs_and_outputs(
-    config: str | None, complete: bool, tmp_path: Path
-) -> None:
+def test_complete_is_a_backend_with_inputs_and_outputs(config: str | None, complete: bool, tmp_path: Path) -> None:
     assert complete_on(write(tmp_path / "net", config)) == complete
 
 
@@ -116,9 +114,7 @@ MERGED = [
 
 
 @pytest.mark.parametrize(("base", "own", "expected"), MERGED)
-def test_what_the_second_file_names_stands_in_place_of_the_first_s(
-    base: str, own: str, expected: str | None, tmp_path: Path
-) -> None:
+def test_the_second_file_overrides_the_first(base: str, own: str, expected: str | None, tmp_path: Path) -> None:
     """`expected` is what is there beside backend, input and output; None: `own`."""
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {base}")
     (model / "configs").mkdir()

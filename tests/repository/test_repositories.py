@@ -160,7 +160,7 @@ def test_what_was_meant_for_triton_is_not_passed_over_for_the_built_in_models(tm
     assert final_folders([AUTO], tmp_path) == (tmp_path,)
 
 
-def test_what_was_not_meant_for_triton_is_passed_over_and_a_named_repository_is_taken(tmp_path: Path) -> None:
+def test_other_files_are_ignored_and_a_named_repository_is_used(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/inference.py").touch()
     assert not holds_models(tmp_path)

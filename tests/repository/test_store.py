@@ -29,9 +29,7 @@ def store(folder: Path, **variables: str) -> Store:
 @pytest.mark.parametrize(
     ("engine", "backend"), [("openvino", ("", "openvino")), ("onnxruntime", ("onnxruntime_onnx", ""))]
 )
-def test_a_model_is_shown_with_the_engine_for_this_machine(
-    engine: str, backend: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_model_is_staged_with_this_machine_s_engine(engine: str, backend: tuple[str, str], tmp_path: Path) -> None:
     made = store(tmp_path, SERVE_CPU_ENGINE=engine)
     choice = made.stage(RESNET, "net")
     assert choice and choice.engine == engine and "SERVE_CPU_ENGINE" in choice.reason
@@ -106,9 +104,7 @@ def test_what_no_model_reads_is_no_change_and_a_link_to_its_own_folder_is_no_end
     assert signature(tmp_path / "nowhere") == ""
 
 
-def test_a_copy_stays_as_it_was_and_a_large_file_of_it_is_no_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_stays_and_a_large_file_of_it_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LARGEST_COPY", 20)
     model = make(tmp_path / "model")
     (model / "1/large").write_text("x" * 21)
@@ -222,9 +218,7 @@ def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None
     assert here.features
 
 
-def test_without_the_backend_or_its_package_there_is_an_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_backend_or_package_is_an_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "openvino" in this_processor(tmp_path).obstacle
     monkeypatch.setattr("sys.path", [])
     monkeypatch.delitem(sys.modules, "openvino", raising=False)  # of another test

@@ -24,7 +24,7 @@ def recipe(*arguments: str, **variables: str) -> str:
     ("arguments", "variables", "host"),
     [((), {}, "127.0.0.1"), (("HOST=0.0.0.0",), {}, "0.0.0.0"), ((), {"SERVE_HOST": "::1"}, "::1")],
 )
-def test_it_serves_this_machine_alone_unless_told(
+def test_it_serves_only_this_machine_by_default(
     arguments: tuple[str, ...], variables: dict[str, str], host: str
 ) -> None:
     assert f" SERVE_HOST={host} " in recipe("run", *arguments, **variables)

@@ -65,7 +65,7 @@ def empty_the_changelog(clone: Path) -> None:
         ("0.3.0", empty_the_changelog, "[Unreleased]"),
     ],
 )
-def test_what_cannot_be_released_is_named_and_nothing_is_changed(
+def test_refused_releases_change_nothing(
     version: str, spoil: Callable[[Path], object] | None, named: str, clone: Path
 ) -> None:
     if spoil:
@@ -96,9 +96,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.05-py3"
     ("given", "known", "base", "digest"),
     [("", KNOWN, TRITON, KNOWN), ("", "", TRITON, ""), (f"triton@{GIVEN}", KNOWN, "triton", GIVEN)],
 )
-def test_labels_say_what_it_is_made_from_with_the_digest_where_that_is_known(
-    tmp_path: Path, given: str, known: str, base: str, digest: str
-) -> None:
+def test_labels_name_the_base_and_its_digest(tmp_path: Path, given: str, known: str, base: str, digest: str) -> None:
     engine = tmp_path / "podman"
     engine.write_text(ENGINE)
     engine.chmod(0o755)

@@ -187,9 +187,7 @@ def test_a_relative_repository_is_made_absolute() -> None:
         ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "25", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "4"}, 4, "MULTI_RECORD", 25),
     ],
 )
-def test_what_is_left_open_follows_the_machine_and_the_other_limits(
-    variables: dict[str, str], concurrency: int, strategy: str, payload: int
-) -> None:
+def test_defaults_follow_other_limits(variables: dict[str, str], concurrency: int, strategy: str, payload: int) -> None:
     settings = Settings.from_env(variables, Machine(cpus=4.0, memory=16 * 1024**3, gpu=False))
     told = settings.execution_parameters
     assert told == {"MaxConcurrentTransforms": concurrency, "BatchStrategy": strategy, "MaxPayloadInMB": payload}

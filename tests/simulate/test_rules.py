@@ -239,9 +239,7 @@ def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(store: Path, na
         assert not list(simulation.endpoint.launch.folder.rglob("escaped"))
 
 
-def test_a_load_whose_container_ends_is_an_internal_failure_and_no_fault_of_the_archive(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_whose_container_ends_is_an_internal_failure(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, removed = threading.Event(), threading.Event()
 
     def unpack_too_late(archive: Path, _: Path) -> None:
@@ -271,9 +269,7 @@ def test_a_load_whose_container_ends_is_an_internal_failure_and_no_fault_of_the_
         ("load-time", 0.4, 0),
     ],
 )
-def test_a_call_whose_answer_breaks_a_rule_is_a_model_error(
-    rule: str, limit: float | None, status: int, store: Path
-) -> None:
+def test_an_answer_that_breaks_a_rule_is_an_error(rule: str, limit: float | None, status: int, store: Path) -> None:
     models = store if rule.startswith("load") else None
     with Simulation(models=models, limits={rule: limit} if limit else {}, BREAKS=rule) as simulation:
         arguments = {"TargetModel": "a.tar.gz"} if models else {}
@@ -363,9 +359,7 @@ def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(simulation
         ({"EndpointName": "any", "TargetModel": "a"}, "any"),
     ],
 )
-def test_mistakes_of_the_caller_are_validation_errors(
-    simulation: Simulation, arguments: dict[str, str], named: str
-) -> None:
+def test_callers_mistakes_are_validation_errors(simulation: Simulation, arguments: dict[str, str], named: str) -> None:
     with pytest.raises(ClientError) as caught:
         simulation.client.invoke_endpoint(**{"EndpointName": "any", "Body": b"", **arguments})
     assert caught.value.response["Error"]["Code"] == "ValidationError"

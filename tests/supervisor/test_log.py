@@ -78,9 +78,7 @@ def messages(data: bytes) -> list[str]:
         ('{"two": 1} {"objects": 2}', ("info", '{"two": 1} {"objects": 2}', None)),
     ],
 )
-def test_a_line_becomes_an_object_with_time_process_level_and_message(
-    line: str, expected: tuple[str, str, str | None]
-) -> None:
+def test_a_line_becomes_an_object_with_level_and_message(line: str, expected: tuple[str, str, str | None]) -> None:
     [found] = objects(f"{line}\n".encode())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
     assert found["process"] == "triton"
@@ -97,7 +95,7 @@ def test_each_line_is_an_entry_with_or_without_a_carriage_return() -> None:
     assert messages(b"one\ntwo\r\nthree") == ["one", "two", "three"]
 
 
-def test_control_characters_are_escaped_so_that_a_caller_cannot_write_into_a_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     sent = "request: \x1b[31mred\r{\x00\x7f\x9b\u2028serve | ready\tü"
     written = pump(f"{sent}\n".encode())[0]
     assert r"request: \u001b[31mred\r{\u0000\u007f\u009b\u2028serve | ready\t" in written
@@ -198,7 +196,7 @@ def test_a_reader_that_went_away_does_not_stop_the_pump() -> None:
     os.close(writing)
 
 
-def test_a_reader_that_stops_reading_stops_nobody_and_is_told_later_how_much_it_missed() -> None:
+def test_a_reader_that_stops_reading_learns_how_much_it_missed() -> None:
     reading, writing = os.pipe()
     output = Output(writing)
     line = "x" * 1000

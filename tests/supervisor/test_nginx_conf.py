@@ -227,9 +227,7 @@ def test_an_id_that_is_none_is_replaced(edge: Edge, given: str) -> None:
 
 @pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
 @pytest.mark.parametrize("path", ["/invocations", "/invocations?0", "/models/a%2Fb/invoke", "/v2/models/x/infer"])
-def test_gunicorn_is_told_when_it_was_handed_the_request_by_nobody_but_nginx(
-    edge: Edge, path: str, accept: str
-) -> None:
+def test_only_nginx_tells_gunicorn_when_a_request_started(edge: Edge, path: str, accept: str) -> None:
     headers, begun = {"X-Request-Start": "99999999999", "Accept": accept}, time.time()
     seen = requests.post(edge.url + path, headers=headers, timeout=PATIENCE).json()
     assert begun - 1 < float(seen["headers"]["X-Request-Start"]) < time.time() + 1
@@ -309,7 +307,7 @@ def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: py
     assert edge.stop() == 0
 
 
-def test_more_requests_than_nginx_holds_are_refused_and_health_is_answered(
+def test_requests_beyond_nginx_s_limit_are_refused(
     upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FEWEST_REQUESTS", 8)

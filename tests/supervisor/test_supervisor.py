@@ -201,9 +201,7 @@ def test_the_pause_is_short_again_after_a_minute_of_peace(supervisor: Supervisor
     assert "0.25 s" in system.said[-4]
 
 
-def test_the_sixth_death_in_a_minute_ends_everything_with_the_reason(
-    supervisor: Supervisor, system: FakeSystem
-) -> None:
+def test_the_sixth_death_in_a_minute_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
     for when in (10, 15, 20, 25, 30, 35):
         system.at(when, system.die("tritonserver", -SIGKILL))
     assert supervisor.run() == 1
@@ -236,9 +234,7 @@ def ask(file: Path, start: int, reason: str = "a backend died") -> Callable[[], 
     return lambda: (file.write_text(f"{start} {reason}"), None)[1]
 
 
-def test_a_restart_that_is_asked_for_comes_within_about_a_second(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
+def test_a_restart_comes_within_a_second(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
     system.at(100.25, ask(restart_request, 1))
     run_until(110, supervisor, system)
     assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
@@ -255,7 +251,7 @@ def test_requests_at_once_get_one_restart(supervisor: Supervisor, system: FakeSy
     assert not restart_request.exists(), "those that came too late are removed"
 
 
-def test_a_request_that_is_half_written_is_read_later(
+def test_a_half_written_request_is_read_later(
     supervisor: Supervisor, system: FakeSystem, restart_request: Path
 ) -> None:
     system.at(10, lambda: restart_request.touch())
@@ -277,18 +273,14 @@ def test_requested_restarts_are_no_deaths(supervisor: Supervisor, system: FakeSy
     assert len(system.starts("tritonserver")) == 11
 
 
-def test_too_many_restarts_in_a_minute_end_everything(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
+def test_too_many_restarts_end_everything(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
     for start in range(1, 201):
         system.at(100 + start / 2, lambda: ask(restart_request, len(system.starts("tritonserver")))())
     assert supervisor.run() == 1
     assert system.told_last("tritonserver", "11 times", "a backend died")
 
 
-def test_restarts_for_lack_of_memory_do_not_count(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
+def test_restarts_for_memory_do_not_count(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
     """The kernel killed one of tritonserver's children."""
 
     def kill_a_child() -> None:
@@ -340,9 +332,7 @@ def test_deaths_while_starting_do_not_extend_the_time_of_the_start(supervisor: S
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGQUIT])
 @pytest.mark.parametrize("stage", ["starting", "ready"])
-def test_a_stop_signal_stops_nginx_then_gunicorn_then_triton(
-    supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str
-) -> None:
+def test_a_signal_stops_all_in_order(supervisor: Supervisor, system: FakeSystem, number: Signals, stage: str) -> None:
     system.down = lambda: "/ping: 503" if stage == "starting" else ""
     system.at(5, system.send(number))
     assert supervisor.run() == 0
@@ -418,9 +408,7 @@ def test_the_status_file_tells_every_stage(supervisor: Supervisor, system: FakeS
     assert triton[0]["pid"] == 101 and triton[2]["pid"] is None
 
 
-def test_a_status_file_that_cannot_be_written_is_ignored(
-    supervisor: Supervisor, system: FakeSystem, status_file: Path
-) -> None:
+def test_an_unwritable_status_file_is_ignored(supervisor: Supervisor, system: FakeSystem, status_file: Path) -> None:
     status_file.mkdir()
     run_until(5, supervisor, system)
     assert system.stops() == IN_ORDER
@@ -438,9 +426,7 @@ def test_exit_codes_are_told_in_words(code: int, words: str) -> None:
 @pytest.mark.parametrize(
     ("kills", "words"), [(4, "out of memory"), (3, "not for want of memory"), (None, "perhaps out of memory")]
 )
-def test_memory_is_blamed_for_a_sigkill_as_far_as_the_kernel_says_so(
-    supervisor: Supervisor, system: FakeSystem, kills: int | None, words: str
-) -> None:
+def test_blame_memory_for_a_sigkill(supervisor: Supervisor, system: FakeSystem, kills: int | None, words: str) -> None:
     def killed() -> int:
         system.killed_for_memory = kills
         return system.die("gunicorn", -SIGKILL)()
@@ -480,9 +466,7 @@ def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
     return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
 
 
-def test_an_optional_process_that_dies_too_often_is_given_up(
-    with_agent: Supervisor, system: FakeSystem, status_file: Path
-) -> None:
+def test_an_optional_process_is_given_up(with_agent: Supervisor, system: FakeSystem, status_file: Path) -> None:
     seen: list[str] = []
 
     def look() -> int:

@@ -156,9 +156,7 @@ def test_a_killed_process_comes_back_and_the_rest_of_its_group_is_gone(supervise
     assert running.stop() == 0
 
 
-def test_what_a_killed_process_left_behind_is_removed_but_no_folder_that_is_older(
-    supervise: Start, tmp_path: Path
-) -> None:
+def test_what_a_killed_process_left_is_removed_but_no_older_folder(supervise: Start, tmp_path: Path) -> None:
     (tmp_path / "made-before").mkdir()
     os.utime(tmp_path / "made-before", (0, 0))
     running = supervise({"one": "touch left-$$; mkdir made-$$; touch made-$$/file; exec sleep 100"})

@@ -82,7 +82,7 @@ def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(said: str
     assert type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {said}\n"))) is InferenceFailed
 
 
-def test_an_invalid_argument_of_nvidias_onnxruntime_backend_is_the_callers_mistake() -> None:
+def test_nvidia_s_invalid_argument_is_the_callers_mistake() -> None:
     text = "onnx runtime error 2: Non-zero status code returned while running Conv node. Invalid input shape: {1,1}"
     assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
 

@@ -82,9 +82,7 @@ def test_beyond_the_limit_arrays_are_left_to_grpc(made: Made) -> None:
     assert made.memory.write([Tensor.of("x", numbers(9))]) == {}
 
 
-def test_where_dev_shm_is_full_arrays_are_left_to_grpc_and_no_file_is_left(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_full_dev_shm_arrays_go_by_grpc(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

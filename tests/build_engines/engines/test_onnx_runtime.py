@@ -57,7 +57,7 @@ def size(stored: StoredModel) -> int:
 @pytest.mark.parametrize(
     ("name", "samples", "megabytes"), [("resnet", "digits", 1), ("yolov5", "pages", 4), ("bert", "", 25)]
 )
-def test_each_bundled_model_answers_as_fp32_does(
+def test_bundled_models_answer_alike(
     name: str, samples: str, megabytes: int, repository: Path, references: None
 ) -> None:
     found = scores(repository, f"{name}_int8", repository.parent / samples if samples else None)
@@ -152,7 +152,7 @@ def test_an_own_classifier_is_calibrated_on_own_images(tmp_path: Path) -> None:
     assert found[0].value == 1.0
 
 
-def test_int8_that_answers_otherwise_on_samples_that_did_not_calibrate_it_is_not_built(tmp_path: Path) -> None:
+def test_int8_that_differs_on_other_samples_is_not_built(tmp_path: Path) -> None:
     """Each fourth image is bright, and the others are so dark that bright values are cut off."""
     images, models = tmp_path / "images", tmp_path / "models"
     images.mkdir()
@@ -172,9 +172,7 @@ def test_int8_that_answers_otherwise_on_samples_that_did_not_calibrate_it_is_not
     assert score.passed
 
 
-def test_a_detector_that_finds_nothing_to_compare_is_built_with_no_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_detector_that_finds_nothing_needs_no_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = tmp_path / "images"
     images.mkdir()
     for number in range(8):

@@ -20,9 +20,7 @@ CALIBRATION = {"resnet": save_digits, "bert": save_texts}
 
 
 @pytest.mark.parametrize(("name", "kind", "count"), [("resnet", "Conv", 200), ("bert", "MatMul", 16)])
-def test_what_products_take_is_rounded_and_not_what_they_make_and_the_answers_stay(
-    name: str, kind: str, count: int, tmp_path: Path
-) -> None:
+def test_round_the_inputs_of_products_and_keep_the_answers(name: str, kind: str, count: int, tmp_path: Path) -> None:
     samples = CALIBRATION[name](tmp_path)
     words = ["--for", "openvino", "--precision", "int8", "--calibration", str(samples), "--out", str(tmp_path)]
     assert main(["build", name, *words]) == 0

@@ -78,7 +78,7 @@ def test_the_folder_has_the_plan_the_onnx_file_and_both_configurations(tmp_path:
     }
 
 
-def test_for_gpu_the_onnx_file_is_served_through_the_tensorrt_provider_with_its_engine_cache(tmp_path: Path) -> None:
+def test_for_gpu_the_tensorrt_provider_serves_the_onnx_file(tmp_path: Path) -> None:
     assert main(["build", "resnet", "--for", "gpu", "--precision", "fp16", "--out", str(tmp_path / "models")]) == 0
     folder = tmp_path / "models/resnet"
     assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
@@ -105,9 +105,7 @@ def test_a_build_is_up_to_date_on_its_own_gpu_only(tmp_path: Path, nvidia: Nvidi
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_verify_runs_what_this_machine_serves(
-    tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool
-) -> None:
+def test_verify_runs_what_is_served(tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
     """The plan where there is a GPU, the ONNX file where there is none."""
     assert build(tmp_path / "models", nvidia.environ, "resnet").returncode == 0
     for name, value in nvidia.environ.items() if gpu else ():
@@ -171,9 +169,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     assert not (tmp_path / "models").exists()
 
 
-def test_the_options_are_those_of_the_build_and_names_with_colons_are_quoted(
-    tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_with_colons_are_quoted(tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in nvidia.environ.items():
         monkeypatch.setenv(name, value)
     model = parsed("g (float[n] a) => (float[n] y) { y = Identity (a) }")
@@ -211,7 +207,7 @@ def is_dead(pid: int) -> bool:
         return True
 
 
-def test_the_real_trtexec_builds_where_it_exists_and_else_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_the_real_trtexec_builds_or_its_absence_is_explained(tmp_path: Path) -> None:
     done = build(tmp_path / "models", {}, "resnet", "--precision", "fp16")
     program = find_trtexec()
     if program and this_gpu():

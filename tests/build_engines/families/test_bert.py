@@ -147,9 +147,7 @@ def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
         ({"modules.json": [{"type": "sentence_transformers.models.Normalize"}]}, {}),
     ],
 )
-def test_what_follows_a_sentence_encoders_pooling_is_the_clients(
-    files: dict[str, Any], settings: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_client_does_what_follows_pooling(files: dict[str, Any], settings: dict[str, str], tmp_path: Path) -> None:
     random_model().save_pretrained(tmp_path / "checkpoint")
     for name, content in files.items():
         (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)

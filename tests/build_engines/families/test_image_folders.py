@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [  # fol
 
 
 @pytest.mark.parametrize(("name", "change", "options", "named"), REFUSED)
-def test_a_folder_that_is_not_served_as_it_is_is_refused(
+def test_refuse_other_folders(
     name: str, change: Callable[[Path], Any], options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)

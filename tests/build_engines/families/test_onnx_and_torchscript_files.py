@@ -141,7 +141,7 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
 
 
 @pytest.mark.parametrize(("outputs", "names", "told"), HEADS)
-def test_a_head_that_the_detector_s_client_does_not_serve_is_named(
+def test_a_head_of_no_client_is_named(
     outputs: dict[str, tuple[int, ...]], names: str, told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BuildError, match=told):
@@ -160,7 +160,7 @@ def test_a_head_that_the_detector_s_client_does_not_serve_is_named(
         ({"output0": (300, 38), "output1": (32, 160, 160)}, COCO, 80),
     ],
 )
-def test_a_detection_head_is_served_with_the_labels_of_its_file(
+def test_a_head_gets_its_file_s_labels(
     outputs: dict[str, tuple[int, ...]], names: str, classes: int, tmp_path: Path
 ) -> None:
     stored = made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
@@ -170,9 +170,7 @@ def test_a_detection_head_is_served_with_the_labels_of_its_file(
 
 @pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
 @pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
-def test_boxes_that_are_not_in_pixels_are_refused(
-    shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path
-) -> None:
+def test_refuse_boxes_not_in_pixels(shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path) -> None:
     file = save_constants(
         tmp_path / "net.onnx", {"output0": np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)}
     )
@@ -248,9 +246,7 @@ def scores_of(stored: StoredModel) -> dict[int, float]:
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("behind", [(), ("Identity",), ("Reshape",), ("Identity", "Reshape", "Flatten")])
-def test_scores_that_the_file_computes_are_not_computed_again(
-    function: str, behind: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_scores_of_the_file_are_not_computed_again(function: str, behind: tuple[str, ...], tmp_path: Path) -> None:
     file = save_with_ending(tmp_path / "c.onnx", function.capitalize(), *behind)
     stored = made(tmp_path, file, client="resnet")
     client = stored.client()
@@ -321,9 +317,7 @@ def test_two_outputs_of_which_either_may_have_the_scores_are_refused(tmp_path: P
         ("float[a, 4] x) => (float[b, 4] y) { two = Constant <value = int64[2] {2, 1}> () y = Tile (x, two)", False),
     ],
 )
-def test_a_first_dimension_that_varies_and_is_no_batch_is_not_batched(
-    text: str, is_batch: bool, tmp_path: Path
-) -> None:
+def test_a_first_dimension_that_is_no_batch_is_not_batched(text: str, is_batch: bool, tmp_path: Path) -> None:
     file = save(parsed(f"net ({text} }}").graph, tmp_path / "net.onnx")
     assert made(tmp_path, file).model.max_batch_size == (8 if is_batch else 0)
     if not is_batch:
@@ -374,9 +368,7 @@ class Summed(torch.nn.Module):
 @pytest.mark.parametrize(
     ("last", "activation"), [(torch.nn.Softmax(1), "none"), (torch.nn.Sigmoid(), "none"), (torch.nn.Identity(), None)]
 )
-def test_scores_that_a_torchscript_file_computes_are_not_computed_again(
-    last: torch.nn.Module, activation: str | None, tmp_path: Path
-) -> None:
+def test_torchscript_s_own_scores_are_kept(last: torch.nn.Module, activation: str | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4), last)
     torch.jit.script(network).save(str(tmp_path / "c.pt"))

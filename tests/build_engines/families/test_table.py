@@ -55,7 +55,7 @@ def columns(stored: StoredModel) -> tuple[str, ...]:
     return client.columns
 
 
-def test_a_pipeline_of_numbers_and_texts_has_an_input_for_each_column_that_it_uses(tmp_path: Path) -> None:
+def test_a_pipeline_has_an_input_for_each_column_that_it_uses(tmp_path: Path) -> None:
     stored = made(tmp_path, trained.mixed(tmp_path).file)
     assert [(spec.datatype, spec.shape) for spec in stored.model.inputs] == [
         ("FP32", (1,)),
@@ -301,9 +301,7 @@ def test_a_classifier_without_probabilities_answers_as_scikit_learn_does(model: 
     ids=["outputs", "forest", "network", "unknown", "function", "operator", "zeros", "near 1e9", "indicator", "texts"],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_what_cannot_be_converted_is_refused_in_one_short_line(
-    model: Any, rows: Any, answers: Any, name: str, tmp_path: Path
-) -> None:
+def test_refuse_other_models_in_a_short_line(model: Any, rows: Any, answers: Any, name: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=name) as caught:
         made(tmp_path, dumped(tmp_path, model.fit(rows, answers)))
     assert len(str(caught.value)) < 300

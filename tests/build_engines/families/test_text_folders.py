@@ -46,7 +46,7 @@ def built(checkpoint: Path, folder: Path, **given: Any) -> ModelSpec:
         ("text-ranking", "bert", {"num_labels": 1}, "text-ranking", {"task": "text-ranking"}),
     ],
 )
-def test_config_json_or_the_flag_decides_the_task(
+def test_config_or_flag_decides(
     task: str, family: str, changes: dict[str, Any], asked: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, family, **changes)
@@ -130,7 +130,7 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
         ("embedding", lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED), "", "weightedmean_tokens"),
     ],
 )
-def test_a_folder_that_is_not_all_of_what_it_says_is_refused(
+def test_refuse_incomplete_folders(
     task: str, spoil: Callable[[Path], Any], asked: str, message: str, tmp_path: Path
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, "roberta")

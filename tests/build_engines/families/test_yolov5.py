@@ -90,7 +90,7 @@ def test_code_in_a_checkpoint_does_not_run(function: Any, tmp_path: Path) -> Non
     assert made.exists()  # so it would
 
 
-def test_a_structure_that_does_not_fit_is_refused_with_the_command_that_exports_it(tmp_path: Path) -> None:
+def test_another_structure_is_refused_with_the_export_command(tmp_path: Path) -> None:
     model = random_release(2)
     model.model[9].cv1 = C3(256, 256, 1)
     with pytest.raises(BuildError) as refused:

@@ -43,9 +43,7 @@ def test_a_file_or_folder_of_another_kind_has_a_remedy(name: str, remedy: str, t
         sources.kind(tmp_path / "folder" if name.startswith("folder/") else tmp_path / name)
 
 
-def test_a_checkpoint_that_does_not_say_what_it_takes_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_does_not_say_its_inputs_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert main(["build", "own", "--weights", str(tmp_path), "--out", str(tmp_path / "models")]) == 2
     assert "gpt2" in capsys.readouterr().err
