@@ -209,7 +209,7 @@ def load_with_transformers(folder: Path) -> Any:
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
         if (file == "tokenizer_config.json" and isinstance(code, list)) or "AutoTokenizer" in code:
-            reason = f"its {file} names code of its own for the tokenizer (auto_map), which is not run"
+            reason = f"has a tokenizer with code of its own (auto_map in {file}), which is never run"
             raise ConfigError(folder, reason, REMEDY)
     for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):  # read by the import
         os.environ.setdefault(name, value)
@@ -220,7 +220,7 @@ def load_with_transformers(folder: Path) -> Any:
     except Exception as err:  # every kind of tokenizer raises its own
         raise ConfigError(folder, _why_not(folder, err), REMEDY) from err
     if getattr(loaded, "backend_tokenizer", None) is None:
-        raise ConfigError(folder, f"its {type(loaded).__name__} is not one of the package tokenizers", REMEDY)
+        raise ConfigError(folder, f"has a {type(loaded).__name__}, which is written in Python only", REMEDY)
     # Without its vocabulary, transformers returns a tokenizer of special tokens alone.
     files = {name for key, name in loaded.vocab_files_names.items() if key != "tokenizer_file"}
     if absent := sorted(name for name in files if not (folder / name).is_file()):
@@ -232,7 +232,7 @@ def _why_not(folder: Path, error: Exception) -> str:
     """Say why transformers cannot read a folder. It says that tiktoken is missing where sentencepiece is."""
     for files, package in PACKAGES.items():
         if any(folder.glob(files)) and importlib.util.find_spec(package) is None:
-            return f"its tokenizer needs the package '{package}', which is not installed"
+            return f"needs the package '{package}' for its tokenizer, which is not installed"
     text = next(iter(str(error).splitlines()), "")
     return f"has no tokenizer.json, and transformers cannot make a tokenizer of its files ({text})"
 
