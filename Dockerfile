@@ -41,6 +41,7 @@ COPY model_repository built
 FROM tools AS backends
 COPY serving/__init__.py serving/
 COPY serving/host/__init__.py serving/host/tritonserver.py serving/host/
+COPY serving/triton/__init__.py serving/triton/quirks.py serving/triton/
 COPY backends backends
 RUN .venv/bin/python -m backends.install .venv/triton/backends && \
     tcc -shared -fPIC -nostdlib -Wall -Werror -o .venv/triton/stub_wait.so backends/stub_wait.c
