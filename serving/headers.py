@@ -24,6 +24,7 @@ def preferred(accept: str, *others: str) -> str:
     return parse_accept_header(accept, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
 
 
+@lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
     """Return the type of the stream that Accept asks for, "" if it prefers a reply in one piece or does not care."""
     best = preferred(accept, EVENT_STREAM, JSON_LINES)

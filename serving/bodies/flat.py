@@ -29,8 +29,8 @@ from serving.budget import Deadline
 from serving.codecs import ROW
 from serving.decoding import Item
 from serving.errors import InvalidRequest, NotAcceptable
-from serving.job import Batch, Job, Reply, Results
-from serving.request import RESERVED, Request, ServedModel, Target
+from serving.models.served_model import ServedModel
+from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Target
 from serving.sessions import SEQUENCE_END
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, Tensor, to_raw

@@ -12,8 +12,8 @@ from serving.codecs import ROW
 from serving.decoding import Item
 from serving.errors import InvalidRequest
 from serving.headers import JSON_TYPE
-from serving.job import Job
-from serving.request import UNNAMED, Request, ServedModel, Target
+from serving.models.served_model import ServedModel
+from serving.request import UNNAMED, Job, Request, Target
 
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # a form, or what curl says of any body

@@ -26,8 +26,8 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.headers import JSON_TYPE, preferred
-from serving.job import Batch, Job, Reply
-from serving.request import UNNAMED, Request, ServedModel, Target
+from serving.models.served_model import ServedModel
+from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
@@ -48,7 +48,7 @@ class Instances:
     named: Target = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        client = served.require_client()
+        client = served.client or served.require_client()
         check_media_type(client, self.media_type)
         self._check_not_json(client)
         return InstancesJob(served, request, self.items, self.parameters, self.sample_shape)
@@ -89,7 +89,7 @@ class InstancesJob(Job):
     ) -> None:
         """Raise InvalidRequest or NotAcceptable."""
         super().__init__(served, request, parameters)
-        self.client, self.items, self.sample_shape = served.require_client(), items, sample_shape
+        self.client, self.items, self.sample_shape = served.client or served.require_client(), items, sample_shape
         self.parameters = client_parameters(self.client, request, parameters)
         best = preferred(request.accept, *PICTURES)
         self.picture = best if best in PICTURES else ""

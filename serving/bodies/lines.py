@@ -24,8 +24,8 @@ from serving.budget import in_time, read_json
 from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
 from serving.headers import JSON_LINES, JSON_TYPE
-from serving.job import Job, Reply
-from serving.request import PATH, UNNAMED, Request, ServedModel, Target
+from serving.models.served_model import ServedModel
+from serving.request import PATH, UNNAMED, Job, Reply, Request, Target
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)

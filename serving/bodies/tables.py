@@ -19,8 +19,8 @@ from serving.codecs import Limits, read_cells
 from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest
 from serving.headers import preferred
-from serving.job import Job, Reply
-from serving.request import UNNAMED, Request, ServedModel, Target
+from serving.models.served_model import ServedModel
+from serving.request import UNNAMED, Job, Reply, Request, Target
 
 CSV = "text/csv"
 HEADER = {"present": True, "absent": False}  # RFC 4180's parameter of the media type

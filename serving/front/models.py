@@ -30,8 +30,8 @@ from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
 from serving.models.registry import Registry
+from serving.models.served_model import ServedModel
 from serving.models.table import READY, Entry
-from serving.request import ServedModel
 from serving.triton.connection import IndexEntry
 
 PAGE, LARGEST_PAGE = 100, 1000

@@ -14,7 +14,7 @@ from flask import Response
 from serving.errors import ServingError
 from serving.front.incoming import Incoming, services
 from serving.headers import EVENT_STREAM, JSON_LINES
-from serving.job import Job, Line
+from serving.request import Job, Line
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import Responses, TritonGateway
 

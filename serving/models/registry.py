@@ -18,9 +18,8 @@ from serving.errors import (
     ServingError,
     VersionNotFound,
 )
-from serving.models.served_model import ServedModels
+from serving.models.served_model import ServedModel, ServedModels
 from serving.models.table import Entry, Models, Table
-from serving.request import ServedModel
 from serving.triton.connection import IndexEntry
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway

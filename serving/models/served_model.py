@@ -1,13 +1,15 @@
-"""Make the ServedModel of a model that Triton has loaded, at the first request that uses it, and keep it."""
+"""A model that Triton has loaded, and its client: made at the first request that uses it, and kept."""
 
 import logging
 import threading
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clients.base import Model, TensorSpec, leads_out
+from clients.base import Model, ModelClient, TensorSpec, leads_out
 from serving.clients import forget, make_client
+from serving.errors import InvalidRequest, ModelFailed
 from serving.models.table import Models, Table
 from serving.repository.model_config import (
     ENGINE_REASON,
@@ -17,11 +19,61 @@ from serving.repository.model_config import (
     datatype_name,
     sequence_idle_seconds,
 )
-from serving.request import ServedModel
 from serving.sessions import Sequencing
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that Triton has loaded, and its client; without a client it serves tensors only.
+
+    `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
+    requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
+    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). `labels` has the
+    class names of the outputs whose label_filename in config.pbtxt names a file. `batched_parts` says that a part of
+    an ensemble has a batch dimension.
+    """
+
+    model: Model
+    client: ModelClient | None = None
+    client_error: str = ""
+    sequencing: Sequencing | None = None
+    parts: tuple[str, ...] = ()
+    engine: str = ""
+    engine_reason: str = ""
+    labels: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    batched_parts: bool = False
+    name: str = field(init=False)  # Triton's
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.model.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return Triton's name and those of the parts."""
+        return (self.name, *self.parts)
+
+    def require_client(self) -> ModelClient:
+        """Return the client. Raise ModelFailed, or InvalidRequest that says what to send instead."""
+        if self.client_error:
+            raise ModelFailed(self.name, self.client_error)
+        if self.client is None:
+            raise InvalidRequest(
+                f"model '{self.name}' has no client, so it takes tensors: send KServe v2 JSON "
+                '{"inputs": [{"name", "shape", "datatype", "data"}]}, its binary form, or application/x-npy'
+            )
+        return self.client
+
+    def example(self) -> bytes:
+        """Return one instance as a caller would post it: the folder's example.*, else the client's own."""
+        own = self.example_file()
+        return own.read_bytes() if own else self.require_client().example
+
+    def example_file(self) -> Path | None:
+        """Return the folder's example.*, None if it has none."""
+        return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):

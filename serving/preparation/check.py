@@ -31,11 +31,10 @@ from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made
-from serving.models.served_model import describe_model, served_model
+from serving.models.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
 from serving.repository.store import Store
-from serving.request import ServedModel
 from serving.settings.run_folder import GRPC_PORT, TritonSockets
 from serving.settings.table import SECRETS, Settings
 from serving.triton.gateway import TritonGateway

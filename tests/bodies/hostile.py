@@ -15,8 +15,8 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Codec
-from serving.job import Reply
-from serving.request import Request, ServedModel
+from serving.models.served_model import ServedModel
+from serving.request import Reply, Request
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
 

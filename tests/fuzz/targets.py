@@ -23,10 +23,10 @@ from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.services import Services
 from serving.model_manager.on_post import triton_name
-from serving.models.served_model import describe_model
+from serving.models.served_model import ServedModel, describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
-from serving.request import Request, ServedModel, Target
+from serving.request import Request, Target
 from serving.sessions import Sequencing, Session
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
