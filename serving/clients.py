@@ -13,7 +13,8 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from importlib.machinery import ModuleSpec
+from collections.abc import Sequence
+from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -90,10 +91,31 @@ def _client_module(model: Model) -> ModuleType | None:
     return importlib.import_module(f"clients.{family_name(named)}")
 
 
+class _Source(SourceFileLoader):
+    """Compile the source each time: another archive's file may have the path, second and size of cached bytecode."""
+
+    def path_stats(self, path: str) -> dict[str, object]:
+        """Say that the file has no time, so that Python neither reads nor writes bytecode."""
+        raise OSError(path)
+
+
+class _Finder:
+    """Find the modules of clients from model repositories, without a cache of their folders."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Return None for all other modules."""
+        if not (path and name.startswith(OWN_PACKAGE)):
+            return None
+        return FileFinder(path[0], (_Source, [".py"])).find_spec(name)
+
+
+sys.meta_path.insert(0, _Finder)
+
+
 def _import_file(file: Path) -> ModuleType:
     """Import `file` in a package of its own, in which it finds its neighbours: `from ._neighbour import x`."""
     spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
     spec.submodule_search_locations = [str(file.parent)]
     sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    importlib.invalidate_caches()  # another archive may have been in this folder
     return importlib.import_module(f"{spec.name}.{file.stem}")

@@ -1,5 +1,6 @@
 """How a model gets its client: its folder's, one in its repository's clients/, or one of this project's."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -123,13 +124,17 @@ def test_a_client_of_a_repository_replaces_one_of_this_project_and_a_model_s_own
 
 @pytest.mark.unit
 def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
-    write_client(tmp_path / "clients/mine.py", "old")
+    file = tmp_path / "clients/mine.py"
+    write_client(file, "old")
+    os.utime(file, (0, 0))
     before = set(sys.modules)
     client = make_client(model(tmp_path / "mine"))
     assert client and len(set(sys.modules) - before) == 2, "a package and its module"
     forget(client)
     assert set(sys.modules) <= before
-    write_client(tmp_path / "clients/mine.py", "new")
+    write_client(file, "new")  # of the same size and second, which is what Python compares of bytecode
+    os.utime(file, (0, 0))
+    assert not list(tmp_path.rglob("*.pyc"))
     assert (answer(client), answer(make_client(model(tmp_path / "mine")))) == ("old", "new")
 
 
