@@ -37,8 +37,8 @@ TABLE = {
     "session_not_found": Row(410, 0, "the session has ended, was idle too long, or never began", "begin a new session"),
     "payload_too_large": Row(413, 0, "the body, what it unpacks to, what is in it, or the answer is over a limit; or "
         "the route or the method takes no body", "send less at a time; [Limits](#limits) has what can be raised"),
-    "unsupported_media_type": Row(415, 0, "the model does not take this Content-Type, or nobody knows this "
-        "Content-Encoding", "send one that the text lists"),
+    "unsupported_media_type": Row(415, 0, "the model does not take this Content-Type, or this Content-Encoding "
+        "is unknown", "send one that the text lists"),
     "internal_error": Row(500, 0, "this program failed, or the disk (`/tmp`, `SERVE_RUN_DIR`) is full",
         "see the log under the request id"),
     "inference_failed": Row(500, 0, "Triton or the model's client failed on a request that looked right",

@@ -43,7 +43,7 @@ page_routes = Blueprint("page", __name__)
 @openapi_routes.get("/openapi.json")
 @managed
 def openapi() -> Response:
-    """The API of this server as OpenAPI 3.1."""
+    """Return the API of this server as OpenAPI 3.1."""
     paths: dict[str, Json] = {}
     for rule in current_app.url_map.iter_rules():
         if rule.rule.startswith(PAGES) or rule.endpoint == FOR_THE_MANAGER:
@@ -74,8 +74,8 @@ def _operation(path: str, method: str, text: str) -> Json:
     }
     if more.strip():
         operation["description"] = more.strip()
-    if given := list(_parameters(path, method)):
-        operation["parameters"] = given
+    if parameters := list(_parameters(path, method)):
+        operation["parameters"] = parameters
     if method == "POST" and path != "/ping":
         operation["requestBody"] = {"required": True, "content": _body(path)}
     return operation
@@ -123,10 +123,10 @@ def _reply(path: str, method: str) -> Json:
         return {PROMETHEUS: {"schema": TEXT}}
     if path.startswith("/examples/") or path == "/docs":
         return {"*/*": {"schema": {}}}
-    found: Json = {JSON_TYPE: {"schema": OBJECT}}
+    content: Json = {JSON_TYPE: {"schema": OBJECT}}
     if method == "POST" and path != "/models":
-        found["text/event-stream"] = {"schema": TEXT}
-    return found
+        content["text/event-stream"] = {"schema": TEXT}
+    return content
 
 
 @cache
@@ -151,8 +151,8 @@ def _schemas() -> dict[str, Json]:
 def _request(client: Any) -> Json:
     """Return the schema of a JSON body for a model of this client."""
     parameters = {
-        each.name: each.schema() | {"description": each.help, "default": plain(each.default)}
-        for each in client.parameters
+        parameter.name: parameter.schema() | {"description": parameter.help, "default": plain(parameter.default)}
+        for parameter in client.parameters
     }
     instances = {"type": "array", "minItems": 1, "description": f"each is {client.codec.expected}"}
     fields = {
@@ -198,7 +198,7 @@ SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 @page_routes.get("/examples/<name>")
 def example(name: str) -> Response:
-    """The model's example as it would be posted."""
+    """Return the model's example as it would be posted."""
     served = services().registry.get(name)
     file = served.example_file()
     content, called = (file.read_bytes(), file.name) if file else (served.example(), "example")
@@ -210,7 +210,7 @@ def example(name: str) -> Response:
 
 @page_routes.get("/docs/<name>")
 def swagger_ui(name: str) -> Response:
-    """A file of Swagger UI, which /docs is made of."""
+    """Return a file of Swagger UI, of which /docs is made."""
     package = find_spec("flask_swagger_ui")
     if name not in SWAGGER_UI or not package or not package.origin:
         raise NotFound(f"there is no /docs/{name}; /docs needs the Python package flask-swagger-ui")

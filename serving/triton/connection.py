@@ -1,4 +1,4 @@
-"""The connection to Triton, and calls about the server and its models. No inference comes this way."""
+"""Connects to Triton, and asks about the server and its models. No inference comes this way."""
 
 import contextlib
 from collections.abc import Callable

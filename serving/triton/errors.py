@@ -22,8 +22,8 @@ from serving.triton import quirks
 
 
 class BackendDied(Exception):
-    """A process of the model has died, which Triton does not mend. `details` is what Triton said of it. A caller sees
-    the ModelRestarting that Registry.report makes of it."""
+    """Signals that a process of the model has died. `details` is Triton's text about it. A caller sees the
+    ModelRestarting that Registry.report makes of it."""
 
     def __init__(self, details: str) -> None:
         super().__init__(details)
@@ -31,7 +31,7 @@ class BackendDied(Exception):
 
 
 class RegionUnknown(Exception):
-    """Triton was restarted, so it does not know the shared memory that holds an input. The gateway sends it again."""
+    """Signals that Triton was restarted and does not know the memory of an input. The gateway sends it again."""
 
 
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {
@@ -57,7 +57,7 @@ ONLY_STREAMS = (
     "Accept: text/event-stream or Accept: application/jsonlines"
 )
 OUT_OF_MEMORY = re.compile("|".join(quirks.OUT_OF_MEMORY))
-NOT_ANSWERING = "tritonserver is not answering; it is being started (again): try again shortly"
+NOT_ANSWERING = "tritonserver does not answer: it is starting or restarting; try again shortly"
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
 
 
@@ -107,7 +107,7 @@ def _of_kind(kind: type[ServingError], message: str) -> ServingError:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Whether an error's text says that memory, or another resource that unloading frees, was short."""
+    """Return whether an error's text says that memory, or another resource that unloading frees, was short."""
     return bool(OUT_OF_MEMORY.search(message))
 
 

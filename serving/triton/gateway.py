@@ -1,4 +1,4 @@
-"""Inferences and streams of responses: what a worker asks Triton for a request."""
+"""Sends a request's inferences to Triton, and reads its replies and streams of responses."""
 
 import contextlib
 from collections import deque
@@ -88,7 +88,7 @@ class Call:
         return InferReply.of(message)
 
     def cancel(self) -> None:
-        """Cancel the call in Triton: nobody waits for it any more."""
+        """Cancel the call in Triton, because its caller no longer waits."""
         if self._future:
             self._future.cancel()
         self._release(self._gateway.shared_memory.give_up)
@@ -148,7 +148,7 @@ class Responses:
         return next(self._call)
 
     def cancel(self) -> None:
-        """Cancel the call in Triton: nobody waits for it any more."""
+        """Cancel the call in Triton, because its caller no longer waits."""
         if not self._has_failed:
             self._call.cancel()
 

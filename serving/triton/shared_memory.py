@@ -1,4 +1,4 @@
-"""Large inputs in /dev/shm: Triton reads them where a worker wrote them, and not from gRPC.
+"""Writes large inputs into /dev/shm, so Triton reads them from there and not from gRPC.
 
     free --write--> lent --give_back--> free --trim--> free, its pages back with the system
 
@@ -59,10 +59,10 @@ class SharedMemory:
     def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
         """Write each input into a region, as far as there is room. Return the regions by the inputs' names."""
         written = {}
-        for each in inputs:
-            if region := self._lend(len(each.data)):
-                region.write(each.data)
-                written[each.name] = region
+        for tensor in inputs:
+            if region := self._lend(len(tensor.data)):
+                region.write(tensor.data)
+                written[tensor.name] = region
         return written
 
     def give_back(self, regions: Iterable[Region]) -> None:
@@ -71,14 +71,14 @@ class SharedMemory:
             self._free += self._known.intersection(regions)
 
     def give_up(self, regions: Iterable[Region]) -> None:
-        """Free the regions for other calls, without an answer: nobody gets what Triton still makes of them. Their pages
+        """Free the regions of an abandoned call, whose answer Triton may still make, for other calls. Their pages
         stay, because Triton would die if it read on without them and /dev/shm were full."""
         for region in regions:
             region.late = True
         self.give_back(regions)
 
     def forget(self, regions: Iterable[Region]) -> None:
-        """Drop all regions. Triton does not know the given ones, so it was restarted."""
+        """Drop all regions. Triton does not know these `regions`, so it was restarted."""
         with self._lock:
             if not self._known.isdisjoint(regions):
                 self._known.clear()
@@ -140,7 +140,7 @@ class SharedMemory:
         """Reserve pages for `size` bytes. Writing without them could end the process (SIGBUS)."""
         if size <= region.backed:
             return
-        if sum(each.backed for each in self._known) - region.backed + size > self._limit:
+        if sum(known.backed for known in self._known) - region.backed + size > self._limit:
             raise OSError(errno.ENOSPC, "regions have as many pages as they may")
         with (FOLDER / region.name).open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)

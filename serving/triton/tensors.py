@@ -1,4 +1,4 @@
-"""Tensors as gRPC carries them: raw bytes with a name, a datatype and a shape."""
+"""Converts arrays to tensors as gRPC carries them: raw bytes with a name, a datatype and a shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

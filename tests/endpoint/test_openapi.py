@@ -28,19 +28,19 @@ class Unreachable:
         raise AssertionError(f"the gateway's {name} was used")
 
 
-def app(folder: Path, **variables: str) -> Flask:
-    made = create_app(Settings.from_env({"SERVE_RUN_DIR": str(folder), **variables}))
-    services = made.extensions["serving"]
+def make_app(folder: Path, **variables: str) -> Flask:
+    app = create_app(Settings.from_env({"SERVE_RUN_DIR": str(folder), **variables}))
+    services = app.extensions["serving"]
     services.gateway = services.registry.gateway = Unreachable()
-    return made
+    return app
 
 
-def document(made: Flask) -> Any:
-    reply = made.test_client().get("/openapi.json")
+def document(app: Flask) -> Any:
+    reply = app.test_client().get("/openapi.json")
     assert reply.status_code == 200
-    found: Any = reply.json
-    validate(found)
-    return found
+    shown: Any = reply.json
+    validate(shown)
+    return shown
 
 
 @pytest.fixture
@@ -48,21 +48,21 @@ def described(tmp_path: Path) -> Any:
     for name in MODELS:
         (tmp_path / "models" / name / "1").mkdir(parents=True)
     variables = {"SERVE_MODEL_REPOSITORY": str(tmp_path / "models"), "SERVE_LOAD_MODELS": ",".join(MODELS)}
-    return document(app(tmp_path, **variables))
+    return document(make_app(tmp_path, **variables))
 
 
 @pytest.mark.parametrize("variables", [{}, {"SAGEMAKER_MULTI_MODEL": "true"}, {"SERVE_PAGE": "true"}])
 def test_it_has_every_route(tmp_path: Path, variables: dict[str, str]) -> None:
-    made = app(tmp_path, **variables)
-    paths = document(made)["paths"]
-    found = {(path, method.upper()) for path, methods in paths.items() for method in methods}
+    app = make_app(tmp_path, **variables)
+    paths = document(app)["paths"]
+    documented = {(path, method.upper()) for path, methods in paths.items() for method in methods}
     wanted = {
         (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method)
-        for rule in made.url_map.iter_rules()
+        for rule in app.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if not rule.rule.startswith("/docs/") and rule.endpoint != "answer_example"
     }
-    assert found == wanted
+    assert documented == wanted
 
 
 def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothing(described: Any) -> None:
@@ -70,7 +70,7 @@ def test_with_140_models_it_has_each_client_with_its_parameters_and_calls_nothin
     assert schemas.keys() == {*families(), "Error", "Tensors"}
     assert schemas["resnet"]["properties"]["parameters"]["properties"]["top_k"]["type"] == "integer"
     of_texts = schemas["bert"]["properties"]["parameters"]["properties"]
-    assert of_texts.keys() == {each.name for task in TASKS.values() for each in task.parameters}
+    assert of_texts.keys() == {parameter.name for task in TASKS.values() for parameter in task.parameters}
     content = described["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]
     assert {"bert", "resnet", "yolov5"} <= content["examples"].keys()
     for name, example in content["examples"].items():

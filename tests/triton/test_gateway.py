@@ -40,13 +40,13 @@ def test_every_grpc_code_has_an_error(code: grpc.StatusCode) -> None:
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND", "INVALID_ARGUMENT"])
 def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code: str) -> None:
-    said = "[request id: a] Request for unknown model: 'm' is not found"
-    assert isinstance(translated(Failure(grpc.StatusCode[code], said)), ModelNotReady)
-    assert isinstance(translated_text(said), ModelNotReady)
+    message = "[request id: a] Request for unknown model: 'm' is not found"
+    assert isinstance(translated(Failure(grpc.StatusCode[code], message)), ModelNotReady)
+    assert isinstance(translated_text(message), ModelNotReady)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Add node. Name:'Add_5' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/math/element_wise_ops"
         ".h:583 void onnxruntime::BroadcastIterator::Append(ptrdiff_t, ptrdiff_t) axis == largest was false. "
@@ -56,14 +56,14 @@ def test_an_unknown_model_is_neither_a_dead_server_nor_the_caller_s_mistake(code
     ],
 )
 @pytest.mark.parametrize("before", ["onnx runtime error 1: ", "[ONNXRuntimeError] : 1 : FAIL : "])
-def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str, said: str) -> None:
-    text = f"{before}Non-zero status code returned while running {said}"
+def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str, message: str) -> None:
+    text = f"{before}Non-zero status code returned while running {message}"
     assert type(translated(Failure(grpc.StatusCode.INTERNAL, text))) is InvalidRequest
     assert type(translated_text(text)) is InvalidRequest
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "The size of tensor a (6) must match the size of tensor b (5) at non-singleton dimension 0",
         "index out of range in self",
@@ -73,13 +73,13 @@ def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str
         "Given groups=1, weight of size [2, 3, 3, 3], expected input[1, 4, 9, 9] to have 3 channels, but got 4",
     ],
 )
-def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(said: str) -> None:
+def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(message: str) -> None:
     torch = (
         "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript\n    x.view(-1, 7)\n"
     )
-    error = translated(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {said}\n"))
+    error = translated(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {message}\n"))
     assert type(error) is InvalidRequest
-    assert type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {said}\n"))) is InferenceFailed
+    assert type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {message}\n"))) is InferenceFailed
 
 
 def test_nvidia_s_invalid_argument_is_the_callers_mistake() -> None:
@@ -104,33 +104,33 @@ def test_a_dead_process_of_a_backend_is_told_with_its_name(before: str) -> None:
     assert error.details == "Stub process 'scale_0_0' is not healthy"
 
 
-@pytest.mark.parametrize("said", ["Stub process is not healthy.", "Failed to obtain the health mutex."])
-def test_a_process_that_died_with_a_lock_is_dead_too(said: str) -> None:
-    error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {said}"))
+@pytest.mark.parametrize("message", ["Stub process is not healthy.", "Failed to obtain the health mutex."])
+def test_a_process_that_died_with_a_lock_is_dead_too(message: str) -> None:
+    error = translated(Failure(grpc.StatusCode.INTERNAL, f"in ensemble 'chain', {message}"))
     assert isinstance(error, BackendDied)
-    assert error.details == said.removesuffix(".")
+    assert error.details == message.removesuffix(".")
 
 
 @pytest.mark.parametrize(
-    "said", ["Server not ready", "Server is stopping, scheduler for model has stopped accepting new inference requests"]
+    "text", ["Server not ready", "Server is stopping, scheduler for model has stopped accepting new inference requests"]
 )
-def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(said: str) -> None:
-    for text in (said, f"[request id: 7] in ensemble 'chain', {said}"):
-        assert type(translated_text(text)) is TritonUnavailable
+def test_a_stream_that_meets_a_server_that_is_stopped_may_come_again(text: str) -> None:
+    for whole in (text, f"[request id: 7] in ensemble 'chain', {text}"):
+        assert type(translated_text(whole)) is TritonUnavailable
 
 
-@pytest.mark.parametrize("said", ["Exceeds maximum queue size", "Request timeout expired"])
-def test_a_queue_that_takes_no_more_is_no_dead_server(said: str) -> None:
-    failure = Failure(grpc.StatusCode.UNAVAILABLE, f"[request id: 7] in ensemble 'chain', {said}")
-    for error in (translated(failure), translated_text(said)):
+@pytest.mark.parametrize("message", ["Exceeds maximum queue size", "Request timeout expired"])
+def test_a_queue_that_takes_no_more_is_no_dead_server(message: str) -> None:
+    failure = Failure(grpc.StatusCode.UNAVAILABLE, f"[request id: 7] in ensemble 'chain', {message}")
+    for error in (translated(failure), translated_text(message)):
         assert type(error) is Overloaded
-        assert said in str(error)
+        assert message in str(error)
 
 
 def test_a_caller_s_words_make_no_backend_dead() -> None:
-    said = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
-    assert type(translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, said))) is InvalidRequest
-    assert type(translated_text(said)) is InvalidRequest
+    message = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
+    assert type(translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, message))) is InvalidRequest
+    assert type(translated_text(message)) is InvalidRequest
 
 
 def test_a_traceback_and_the_request_s_id_are_cut_off() -> None:

@@ -24,8 +24,8 @@ def numbers(megabytes: int, value: int = 1) -> NDArray[np.float32]:
     return np.full(megabytes * MEGABYTE // 4, value, np.float32)
 
 
-class Made:
-    """A SharedMemory, its files, and what Triton was told of."""
+class Regions:
+    """Has a SharedMemory, its files, and the regions that were registered with Triton."""
 
     def __init__(self, limit: int) -> None:
         self.prefix = f"test-{secrets.token_hex(6)}"
@@ -40,55 +40,55 @@ class Made:
 
 
 @pytest.fixture
-def made() -> Iterator[Made]:
-    fresh = Made(limit=8 * MEGABYTE)
+def regions() -> Iterator[Regions]:
+    fresh = Regions(limit=8 * MEGABYTE)
     yield fresh
     fresh.memory.remove_files()
     assert fresh.files() == []
 
 
-def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(made: Made) -> None:
+def test_a_large_array_lies_in_a_registered_file_that_only_we_can_read(regions: Regions) -> None:
     array = np.arange(3 * MEGABYTE // 4, dtype=np.int32).reshape(3, -1)
-    written = made.memory.write([Tensor.of("x", array)])
-    (file,) = made.files()
-    assert made.registered == [(file.name, 4 * MEGABYTE)]
+    written = regions.memory.write([Tensor.of("x", array)])
+    (file,) = regions.files()
+    assert regions.registered == [(file.name, 4 * MEGABYTE)]
     assert written["x"].name == file.name
     assert file.read_bytes()[: array.nbytes] == array.tobytes()
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_small_arrays_are_left_to_grpc(made: Made) -> None:
+def test_small_arrays_are_left_to_grpc(regions: Regions) -> None:
     gateway = TritonGateway("unix:/nonexistent", timeout=1.0)
-    gateway.shared_memory = made.memory
+    gateway.shared_memory = regions.memory
     for array, files in ((np.zeros(100, np.float32), 0), (numbers(1), 1)):
         request = InferRequest("model", "", (Tensor.of("x", array),))
         gateway.infer(request)
-        assert len(made.files()) == files
+        assert len(regions.files()) == files
 
 
-def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(made: Made) -> None:
-    first = made.memory.write([Tensor.of("x", numbers(2))])
-    second = made.memory.write([Tensor.of("x", numbers(2))])
+def test_a_region_that_was_given_back_is_lent_again_and_one_that_is_lent_is_not(regions: Regions) -> None:
+    first = regions.memory.write([Tensor.of("x", numbers(2))])
+    second = regions.memory.write([Tensor.of("x", numbers(2))])
     assert first["x"] is not second["x"]
-    made.memory.give_back(first.values())
-    assert made.memory.write([Tensor.of("x", numbers(1))])["x"] is first["x"]
-    assert len(made.registered) == 2
+    regions.memory.give_back(first.values())
+    assert regions.memory.write([Tensor.of("x", numbers(1))])["x"] is first["x"]
+    assert len(regions.registered) == 2
 
 
-def test_beyond_the_limit_arrays_are_left_to_grpc(made: Made) -> None:
-    written = [made.memory.write([Tensor.of("x", numbers(3))]) for _ in range(3)]
+def test_beyond_the_limit_arrays_are_left_to_grpc(regions: Regions) -> None:
+    written = [regions.memory.write([Tensor.of("x", numbers(3))]) for _ in range(3)]
     assert [len(each) for each in written] == [1, 1, 0]
-    assert len(made.files()) == 2
-    assert made.memory.write([Tensor.of("x", numbers(9))]) == {}
+    assert len(regions.files()) == 2
+    assert regions.memory.write([Tensor.of("x", numbers(9))]) == {}
 
 
-def test_with_a_full_dev_shm_arrays_go_by_grpc(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_full_dev_shm_arrays_go_by_grpc(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert made.memory.write([Tensor.of("x", numbers(2))]) == {}
-    assert made.files() == []
+    assert regions.memory.write([Tensor.of("x", numbers(2))]) == {}
+    assert regions.files() == []
 
 
 def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
@@ -100,40 +100,40 @@ def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
     assert list(FOLDER.glob(f"{prefix}-*")) == []
 
 
-def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(made: Made) -> None:
-    answered, given_up, lent = (made.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3))
-    made.memory.give_back(answered.values())
-    made.memory.give_up(given_up.values())
-    made.memory.trim()
-    assert made.bytes_taken() == 4 * MEGABYTE
+def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(regions: Regions) -> None:
+    answered, given_up, lent = (regions.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3))
+    regions.memory.give_back(answered.values())
+    regions.memory.give_up(given_up.values())
+    regions.memory.trim()
+    assert regions.bytes_taken() == 4 * MEGABYTE
     assert (FOLDER / lent["x"].name).read_bytes() == numbers(2).tobytes()
-    again = made.memory.write([Tensor.of("x", numbers(1, 5))])["x"]
+    again = regions.memory.write([Tensor.of("x", numbers(1, 5))])["x"]
     assert (FOLDER / again.name).read_bytes()[:MEGABYTE] == numbers(1, 5).tobytes()
 
 
-def test_regions_of_a_triton_that_is_gone_are_never_lent_again(made: Made) -> None:
-    free, lent, other = (made.memory.write([Tensor.of("x", numbers(1))]) for _ in range(3))
-    made.memory.give_back(free.values())
-    made.memory.forget(lent.values())
-    fresh = made.memory.write([Tensor.of("x", numbers(1))])
-    made.memory.forget(other.values())  # another call that finds out later
-    made.memory.give_back([*lent.values(), *fresh.values()])
-    assert made.memory.write([Tensor.of("x", numbers(1))])["x"] is fresh["x"]
-    made.memory.write([Tensor.of("x", numbers(1))])
-    assert len({name for name, _ in made.registered}) == 5
+def test_regions_of_a_triton_that_is_gone_are_never_lent_again(regions: Regions) -> None:
+    free, lent, other = (regions.memory.write([Tensor.of("x", numbers(1))]) for _ in range(3))
+    regions.memory.give_back(free.values())
+    regions.memory.forget(lent.values())
+    fresh = regions.memory.write([Tensor.of("x", numbers(1))])
+    regions.memory.forget(other.values())  # another call that finds out later
+    regions.memory.give_back([*lent.values(), *fresh.values()])
+    assert regions.memory.write([Tensor.of("x", numbers(1))])["x"] is fresh["x"]
+    regions.memory.write([Tensor.of("x", numbers(1))])
+    assert len({name for name, _ in regions.registered}) == 5
 
 
-def test_emptied_regions_whose_files_are_gone_are_replaced(made: Made) -> None:
-    made.memory.give_back(made.memory.write([Tensor.of("x", numbers(2))]).values())
-    made.memory.trim()
-    made.files()[0].unlink()
-    assert made.memory.write([Tensor.of("x", numbers(2))]) == {}
-    assert len(made.memory.write([Tensor.of("x", numbers(2))])) == 1
+def test_emptied_regions_whose_files_are_gone_are_replaced(regions: Regions) -> None:
+    regions.memory.give_back(regions.memory.write([Tensor.of("x", numbers(2))]).values())
+    regions.memory.trim()
+    regions.files()[0].unlink()
+    assert regions.memory.write([Tensor.of("x", numbers(2))]) == {}
+    assert len(regions.memory.write([Tensor.of("x", numbers(2))])) == 1
 
 
-def test_what_a_worker_left_is_removed_and_nothing_of_others(made: Made) -> None:
-    made.memory.write([Tensor.of("x", numbers(2))])
-    other = FOLDER / f"{made.prefix}-1-other"
+def test_what_a_worker_left_is_removed_and_nothing_of_others(regions: Regions) -> None:
+    regions.memory.write([Tensor.of("x", numbers(2))])
+    other = FOLDER / f"{regions.prefix}-1-other"
     other.touch()
-    made.memory.remove_files(os.getpid())
-    assert made.files() == [other]
+    regions.memory.remove_files(os.getpid())
+    assert regions.files() == [other]
