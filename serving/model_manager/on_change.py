@@ -14,10 +14,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from serving.model_manager.manager import AtStart, Manager
 from serving.models.table import READY, UNLOADING, Entry, Rejection
 from serving.repository.layout import CLIENTS, Facts, folders_in, is_model
 from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
-from serving.repository.store import copy, signature
+from serving.repository.store import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
@@ -50,8 +49,8 @@ class Found:
 
     folder: Path
     signature: str
-    parts: tuple[str, ...] = ()
-    clients: Path | None = None
+    parts: tuple[str, ...]
+    clients: Path | None
 
 
 class Folders:
@@ -60,6 +59,7 @@ class Folders:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._configs: dict[tuple[Path, str], Any] = {}
+        self._since: dict[str, tuple[str, float]] = {}  # the last change of each: its signature, when it was seen
 
     def look(self) -> dict[str, Found]:
         """Return the models by name. Raise OSError: a repository that cannot be read has not lost its models."""
@@ -70,9 +70,19 @@ class Folders:
                 if is_model(path):
                     state = signature(path)
                     config = self._config(path, state)
-                    parts, clients = tuple(parts_of(config)), shared_clients(path, config)
-                    found[path.name] = Found(path, state + (signature(clients) if clients else ""), parts, clients)
+                    clients = shared_clients(path, config)
+                    state = signature(path, clients) if clients else state
+                    found[path.name] = Found(path, state, tuple(parts_of(config)), clients)
+        for name in found.keys() | self._since.keys():
+            state = found[name].signature if name in found else ""
+            if self._since.get(name, ("?", 0.0))[0] != state:
+                self._since[name] = (state, time.monotonic())
         return found
+
+    def is_settled(self, names: Collection[str]) -> bool:
+        """Return whether none of these models has changed just now."""
+        seen = (self._since[name][1] for name in names if name in self._since)
+        return time.monotonic() >= max(seen, default=0.0) + SETTLED
 
     def _config(self, folder: Path, state: str) -> Any:
         if (folder, state) not in self._configs:
@@ -89,7 +99,6 @@ class OnChange(AtStart):
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
         self._folders = Folders(self.settings)
-        self._since: dict[str, tuple[str, float]] = {}
         self._old: list[tuple[float, Path]] = []
 
     def failed(self, entry: Entry, reason: str) -> None:
@@ -101,20 +110,15 @@ class OnChange(AtStart):
 
     def step(self, asked: bool) -> None:
         """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
-        seen, now = self._folders.look(), time.monotonic()
-        self._remove_old(now)
-        kept = () if asked else tuple(filter(partial(_is_as_it_was, seen), self.manager.models().rejected))
-        self.manager.write(lambda models: replace(models, rejected=kept))
-        for name in seen.keys() | self._since.keys():
-            found = seen[name].signature if name in seen else ""
-            if self._since.get(name, ("?", 0.0))[0] != found:
-                self._since[name] = (found, now)
+        seen = self._folders.look()
+        while self._old and self._old[0][0] < time.monotonic() - KEPT:
+            _remove(self._old.pop(0)[1])
+        self._keep_rejected(lambda each: not asked and each.folders == _states(seen, each.folders))
         wanted = _wanted(self.settings, seen)
         for unit in _units(wanted, seen, self.manager.models().entries):
-            state = {name: seen[name].signature if name in seen else "" for name in sorted(unit)}
-            if any(rejection.folders == state for rejection in self.manager.models().rejected):
-                continue
-            if not asked and any(now < self._since[name][1] + SETTLED for name in unit if name in self._since):
+            state = _states(seen, unit)
+            is_rejected = any(each.folders == state for each in self.manager.models().rejected)
+            if is_rejected or not (asked or self._folders.is_settled(unit)):
                 continue
             try:
                 self._change(unit, {name: seen[name] for name in unit & wanted})
@@ -134,9 +138,7 @@ class OnChange(AtStart):
             log.info("%s: changed or new; looking at it", ", ".join(order))
             try:
                 for name in order:
-                    copy(found[name].folder, copies[name])
-                    if (clients := found[name].clients) and not (target := copies[name].parent / CLIENTS).exists():
-                        copy(clients, target)
+                    copy_model(found[name].folder, copies[name], found[name].clients)
             except OSError as err:
                 raise Rejected([f"{', '.join(order)}: the folder cannot be copied: {err}"]) from err
             try:
@@ -181,12 +183,10 @@ class OnChange(AtStart):
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                if isinstance(err, TritonUnavailable):
-                    what = "tritonserver ended while it was loaded; correct it, or send serve a SIGHUP to try it again"
-                    raise Rejected([f"{name}: {what}"]) from err
-                raise Rejected([f"{name}: {err}"]) from err
-            others = tuple(each for each in manager.models().rejected if name not in each.folders)
-            manager.write(lambda models: replace(models, entries={**models.entries, name: entry}, rejected=others))
+                ended = "tritonserver ended while it was loaded; correct it, or send serve a SIGHUP to try it again"
+                raise Rejected([f"{name}: {ended if isinstance(err, TritonUnavailable) else err}"]) from err
+            manager.put(entry)
+            self._keep_rejected(lambda each: name not in each.folders)
         if old:
             self._old.append((time.monotonic(), Path(old.folder)))
         log.info("%s: the model that lies in %s now is served", name, found.folder)
@@ -194,12 +194,16 @@ class OnChange(AtStart):
     def _reject(self, state: dict[str, str], reasons: Sequence[str], what: str) -> None:
         for reason in reasons:
             log.error("%s; %s", reason, what)
-        others = tuple(each for each in self.manager.models().rejected if not state.keys() & each.folders.keys())
-        self.manager.write(lambda models: replace(models, rejected=(*others, Rejection(state, list(reasons)))))
+        self._keep_rejected(lambda each: not state.keys() & each.folders.keys(), Rejection(state, list(reasons)))
 
-    def _remove_old(self, now: float) -> None:
-        while self._old and self._old[0][0] < now - KEPT:
-            _remove(self._old.pop(0)[1])
+    def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
+        """Write what of the rejected changes is kept, and new ones."""
+        self.manager.write(lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new)))
+
+
+def _states(seen: Mapping[str, Found], names: Iterable[str]) -> dict[str, str]:
+    """Return the signature of each model, "" of one whose folder is gone."""
+    return {name: seen[name].signature if name in seen else "" for name in sorted(names)}
 
 
 def _remove(copied: Path) -> None:
@@ -234,10 +238,6 @@ def _wanted(settings: Settings, seen: Mapping[str, Found]) -> set[str]:
         found.add(name)
         left |= set(seen[name].parts) & seen.keys() - found
     return found
-
-
-def _is_as_it_was(seen: Mapping[str, Found], rejection: Rejection) -> bool:
-    return all(state == (seen[name].signature if name in seen else "") for name, state in rejection.folders.items())
 
 
 def _is_served(found: Found, entry: Entry | None) -> bool:

@@ -64,21 +64,13 @@ class OnPost(AtStart):
 
     def load(self, name: str, url: str, target: str) -> None:
         """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
-        if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
-            expected = f"1 to {LONGEST_NAME} printable characters, the first one no slash"
-            raise InvalidRequest(f"'model_name' must be {expected}")
-        try:
-            archive = locate(url, self.settings.models_root)
-        except Unreadable as err:
-            raise LoadFailed(str(err)) from err
-        except ConfigError as err:
-            raise InvalidRequest(str(err)) from err
+        archive = _located(name, url, self.settings.models_root)
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
                 if loaded.state != UNLOADING:
                     raise ModelAlreadyLoaded(f"the model '{name}' is loaded already, from {loaded.url}")
                 self.manager.unload(loaded)  # an unload that has given up: calls get 404 already
-            names = self._names(target, archive)
+            names = triton_names(archive, target, self.settings.namespaces)
             entry = self._admit(name, url, target, archive, names)
             try:
                 self._load(entry, names)
@@ -101,13 +93,6 @@ class OnPost(AtStart):
                 raise ModelNotLoaded(name)
             self.manager.unload(entry)
         log.info("unloaded %s (%s)", entry.target, name)
-
-    def _names(self, target: str, archive: Archive) -> dict[Path, str]:
-        """Return Triton's name of each of the archive's folders, its own first."""
-        own = triton_name(target)
-        before = f"{own}__" if self.settings.namespaces else ""
-        inner = {part: f"{before}{part.name}" for part in archive.parts if part != archive.folder}
-        return {archive.folder: own, **inner}
 
     def _admit(self, name: str, url: str, target: str, archive: Archive, names: Mapping[Path, str]) -> Entry:
         """Write the load into the table, so that others count its memory. Raise OutOfMemory, ModelAlreadyLoaded."""
@@ -158,6 +143,25 @@ class OnPost(AtStart):
         except ServingError as err:
             text = f"'{entry.target}' cannot be loaded: {self.manager.in_words(entry, str(err))}"
             raise (OutOfMemory if is_out_of_memory(str(err)) else LoadFailed)(text) from err
+
+
+def _located(name: str, url: str, root: Path) -> Archive:
+    if not name or len(name) > LONGEST_NAME or name.startswith("/") or not name.isprintable():
+        expected = f"1 to {LONGEST_NAME} printable characters, the first one no slash"
+        raise InvalidRequest(f"'model_name' must be {expected}")
+    try:
+        return locate(url, root)
+    except Unreadable as err:
+        raise LoadFailed(str(err)) from err
+    except ConfigError as err:
+        raise InvalidRequest(str(err)) from err
+
+
+def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, str]:
+    """Return Triton's name of each of the archive's folders, its own first. Parts keep theirs without `namespaces`."""
+    own = triton_name(target)
+    inner = {part: f"{own}__{part.name}" if namespaces else part.name for part in archive.parts}
+    return {archive.folder: own} | {part: name for part, name in inner.items() if part != archive.folder}
 
 
 def triton_name(target: str) -> str:

@@ -15,7 +15,7 @@ from serving.host.tritonserver import backend_directory
 from serving.models.table import Entry, Models, Rejection, Table
 from serving.repository.layout import Facts
 from serving.repository.model_config import shared_clients
-from serving.repository.store import Store, copy, signature
+from serving.repository.store import Store, copy_model, signature
 from serving.settings.table import Settings
 
 
@@ -33,14 +33,11 @@ def stage(
     for column, (name, folder) in enumerate(folders.items()):
         load, served, config = secrets.token_hex(8), folder, configs[name]
         if settings.reloads:
-            clients = shared_clients(folder, config)
-            signatures[name] = signature(folder) + (signature(clients) if clients else "")
+            signatures[name] = signature(folder, clients := shared_clients(folder, config))
         if name in refused:
             continue
         if settings.reloads:
-            copy(folder, served := settings.copies_folder / load / name)
-            if clients:
-                copy(clients, served.parent / clients.name)
+            copy_model(folder, served := settings.copies_folder / load / name, clients)
             config = None  # the copy's is read: the folder may have changed
         try:
             store.stage(served, name, config=config)

@@ -107,18 +107,26 @@ class Store:
         return done.stdout
 
 
-def signature(folder: Path) -> str:
-    """Return a fingerprint that changes whenever a file in the folder changes; "" if there is no folder."""
-    try:
-        rows = [_row(folder, path) for path in _entries(folder)]
-    except FileNotFoundError:  # removed while we looked
-        rows = []
+def signature(*folders: Path | None) -> str:
+    """Return a fingerprint that changes whenever a file in the folders changes; "" if the first is not there."""
+    rows: list[str] = []
+    for folder in filter(None, folders):
+        try:
+            rows += [_row(folder, path) for path in _entries(folder)]
+        except FileNotFoundError:  # removed while we looked
+            break
     return digest("\n".join(rows)) if rows else ""
 
 
-def copy(folder: Path, target: Path) -> None:
-    """Copy `folder` to `target`. A file larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on
-    another file system. Raise OSError."""
+def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
+    """Copy a model's folder, and beside it the folder of clients that it shares with others. Raise OSError."""
+    _copy(folder, target)
+    if clients and not (beside := target.with_name(clients.name)).exists():
+        _copy(clients, beside)
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """A file larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on another file system."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)

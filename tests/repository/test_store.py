@@ -12,7 +12,7 @@ from serving.host.tritonserver import backend_directory
 from serving.repository import store as store_module
 from serving.repository.engines import Engines, Processor, choice_lines, choose, this_processor
 from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
-from serving.repository.store import Store, copy, signature
+from serving.repository.store import Store, copy_model, signature
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 from tests.support.harness import ROOT
@@ -109,7 +109,7 @@ def test_a_copy_stays_and_a_large_file_of_it_is_a_link(tmp_path: Path, monkeypat
     model = make(tmp_path / "model")
     (model / "1/large").write_text("x" * 21)
     (model / "2").symlink_to(model / "1")
-    copy(model, tmp_path / "copy")
+    copy_model(model, tmp_path / "copy", None)
     assert (tmp_path / "copy/1/large").samefile(model / "1/large")
     (model / "config.pbtxt").write_text("changed")
     (model / "new").write_text("another large one")
