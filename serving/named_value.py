@@ -1,9 +1,8 @@
-"""A named value with a default, and bounds or choices: how it is read, checked and described; and names that nobody
-knows. Standard library only.
-
-The settings (serving/settings) and the parameters of clients (clients/base.py) are made of it.
+"""NamedValue: a value with a name, a default, and bounds or choices. The settings (serving/settings) and the parameters
+of clients (clients/base.py) are made of it. Standard library only.
 """
 
+import contextlib
 import math
 import reprlib
 from collections.abc import Callable, Iterable
@@ -16,18 +15,17 @@ ALIKE = 0.75  # of difflib: names that are less alike are no typing mistake
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """That of the known names which was probably meant; "" where none is like it."""
+    """Return the known name that was probably meant, "" if none is like it."""
     import difflib  # takes time, and few names are wrong
 
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=ALIKE)), "")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The text for a name that is none of the known ones: "unknown `what` 'name'", and which there are."""
-    names = sorted(known)
-    near = nearest(name[:100], names)
-    meant = f"; did you mean '{near}'?" if near else ""
-    return f"unknown {what} '{name[:100]}'{meant}{'' if meant else ';'} known: {', '.join(names) or 'none'}"
+    """Return the message for a name that is not a known one: "unknown `what` 'name'", and which there are."""
+    name, names = name[:100], sorted(known)
+    meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
+    return f"unknown {what} '{name}'; {meant}known: {', '.join(names) or 'none'}"
 
 
 _QUOTED = reprlib.Repr()
@@ -35,7 +33,7 @@ _QUOTED.maxstring = _QUOTED.maxother = 100
 
 
 def quoted(value: Any) -> str:
-    """A caller's value in an error message, cut where it is long, has many items or is nested deeply."""
+    """Return a caller's value for an error message, cut if it is long, has many items or is nested deeply."""
     return _QUOTED.repr(value)
 
 
@@ -64,17 +62,15 @@ class NamedValue:
     form: str = ""
 
     def parse(self, value: Any) -> Any:
-        """The checked value; raises ValueError that says what is allowed."""
-        try:
+        """Return the checked value. Raise ValueError that says what is allowed."""
+        with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
-        except (TypeError, ValueError, KeyError, OverflowError):
-            raise self._mistake(value) from None
-        if not all(map(self._allows, parsed if isinstance(parsed, tuple) else (parsed,))):
-            raise self._mistake(value)
-        return parsed
+            if all(map(self._allows, parsed if isinstance(parsed, tuple) else (parsed,))):
+                return parsed
+        raise ValueError(f"{quoted(value)} is not {self.expected()}")
 
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """Return what a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
@@ -84,25 +80,18 @@ class NamedValue:
         return words + (f" at least {low}" if low else "") + (f" at most {high}" if high else "")
 
     def schema(self) -> dict[str, Any]:
-        """What a value must be, as JSON Schema."""
-        bounds = {"minimum": self.minimum, "maximum": self.maximum}
-        found = {name: value for name, value in bounds.items() if value is not None}
-        of_one: dict[str, Any] = found | ({"enum": list(self.choices)} if self.choices else {})
-        kind = type(self.default)
-        if issubclass(kind, tuple):
-            return {"type": "array", "items": {"type": ["string", "integer"] if kind is Names else "number"} | of_one}
-        return {"type": _JSON_TYPES.get(kind, "string")} | of_one
+        """Return what a value must be, as JSON Schema."""
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "enum": list(self.choices) or None}
+        item: dict[str, Any] = {"type": _TYPES[type(self.default)][2]}
+        item |= {name: bound for name, bound in bounds.items() if bound is not None}
+        return {"type": "array", "items": item} if isinstance(self.default, tuple) else item
 
     def _allows(self, value: Any) -> bool:
         low, high = self.minimum, self.maximum
-        chosen = not self.choices or value in self.choices
-        return chosen and (low is None or value >= low) and (high is None or value <= high)
-
-    def _mistake(self, value: Any) -> ValueError:
-        return ValueError(f"{quoted(value)} is not {self.expected()}")
+        is_choice = not self.choices or value in self.choices
+        return is_choice and (low is None or value >= low) and (high is None or value <= high)
 
 
-_JSON_TYPES = {bool: "boolean", int: "integer", float: "number"}
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -145,12 +134,13 @@ def _parse_names(value: Any) -> Names:
     return Names(name for name in names if name)
 
 
-_TYPES: dict[type, tuple[Callable[[Any], Any], str]] = {
-    bool: (_parse_bool, "true or false"),
-    int: (_parse_int, "a whole number"),
-    float: (_parse_float, "a number"),
-    str: (_parse_str, "a string"),
-    tuple: (_parse_numbers, "a list of numbers"),
-    Names: (_parse_names, "a list of strings"),
-    type(Path()): (Path, "a path"),
+# For each type of the default how a value is read, its words, and its type in JSON Schema (of an item of a list).
+_TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
+    bool: (_parse_bool, "true or false", "boolean"),
+    int: (_parse_int, "a whole number", "integer"),
+    float: (_parse_float, "a number", "number"),
+    str: (_parse_str, "a string", "string"),
+    tuple: (_parse_numbers, "a list of numbers", "number"),
+    Names: (_parse_names, "a list of strings", ["string", "integer"]),
+    type(Path()): (Path, "a path", "string"),
 }

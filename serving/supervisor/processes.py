@@ -25,17 +25,7 @@ from serving.supervisor.system import Process
 HERE = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"
 AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
-DECLARATION = ("source_labels", "label_matcher", "dimensions", "metric_selectors")
-# CloudWatch stores no other series than these.
-DECLARATIONS = (
-    (["code"], ".+", [["model", "version", "code"], ["code"]], ["^serve_requests_total$"]),
-    (["stage"], ".+", [["model", "stage"]], ["^serve_stage_seconds_(sum|count)$"]),
-    (["result"], ".+", [["result"]], ["^serve_model_(loads|unloads)_total$"]),
-    (["process"], ".+", [["process"]], ["^serve_process_starts_total$"]),
-    (["gpu_uuid"], ".+", [["gpu_uuid"]], ["^nv_gpu_"]),
-    (["model"], ".+", [["model", "version"], ["model"]], ["^nv_inference_", "^serve_request_seconds_(sum|count)$"]),
-    (["job"], "^triton$", [["job"]], ["^serve_(in_flight|triton_up)$", "^nv_(cpu|energy|pinned)_"]),
-)
+AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 
 
 def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()) -> list[Process]:
@@ -99,28 +89,23 @@ def find_agent(environ: Mapping[str, str]) -> str | None:
 def agent_environment(settings: Settings, address: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the agent's variables, and write prometheus.yaml and cloudwatch.json into the run folder.
 
-    The agent scrapes /metrics at `address`, "host:port", and writes CloudWatch's embedded metric format. In a container
-    (RUN_IN_CONTAINER) it reads its configuration from CW_CONFIG_CONTENT, so nothing has to be written below /etc.
+    The agent scrapes /metrics at `address`, "host:port", and writes CloudWatch's embedded metric format, of the series
+    that cloudwatch.json declares. In a container (RUN_IN_CONTAINER) it reads its configuration from CW_CONFIG_CONTENT,
+    so nothing has to be written below /etc.
     """
     scrape_file = settings.run_dir / "prometheus.yaml"
     job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": [{"targets": [address]}]}
     scrape = {"global": {"scrape_interval": "60s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
-    processor = {
-        "metric_declaration_dedup": True,
-        "metric_namespace": settings.cloudwatch_namespace,
-        "metric_declaration": [dict(zip(DECLARATION, each, strict=True)) for each in DECLARATIONS],
-    }
-    prometheus = {
-        "log_group_name": settings.cloudwatch_log_group,
-        "prometheus_config_path": str(scrape_file),
-        "emf_processor": processor,
-    }
-    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")  # else the agent asks the machine for it
-    agent = {"region": region} if region else {}
-    configuration = json.dumps({"agent": agent, "logs": {"metrics_collected": {"prometheus": prometheus}}}, indent=2)
-    (settings.run_dir / "cloudwatch.json").write_text(configuration, encoding="utf-8")
-    return {"RUN_IN_CONTAINER": "True", "CW_CONFIG_CONTENT": configuration}
+    configuration = json.loads(AGENT_TEMPLATE.read_text(encoding="utf-8"))
+    if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):  # else the agent asks the machine
+        configuration["agent"]["region"] = region
+    prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
+    prometheus |= {"log_group_name": settings.cloudwatch_log_group, "prometheus_config_path": str(scrape_file)}
+    prometheus["emf_processor"]["metric_namespace"] = settings.cloudwatch_namespace
+    content = json.dumps(configuration, indent=2)
+    (settings.run_dir / "cloudwatch.json").write_text(content, encoding="utf-8")
+    return {"RUN_IN_CONTAINER": "True", "CW_CONFIG_CONTENT": content}
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
