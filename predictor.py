@@ -15,12 +15,13 @@ from serving.bodies.reading import Body
 from serving.budget import MOST_PARTS, Deadline
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, services, target_model
 from serving.front.kserve import kserve_routes
+from serving.front.metrics import CONTENT_TYPE
 from serving.front.models import describing_routes, example_routes, managing_routes
 from serving.front.openapi import openapi_routes, page_routes
 from serving.front.replies import error_reply
-from serving.front.scrape import metrics
 from serving.front.services import Services
 from serving.front.streams import stream_reply
+from serving.models.shared_files import TOTAL
 from serving.request import PATH, Target
 from serving.settings.table import Settings
 
@@ -61,12 +62,19 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 
 def ping() -> Response:
     """200 with an empty body when everything works, else 503 with the stage."""
-    health = services().health
+    monitoring = services().monitoring
     if services().settings.ping_mode == "live":
-        health.check_live()
+        monitoring.check_live()
     else:
-        health.check()
+        monitoring.check()
     return Response(status=HTTPStatus.OK, mimetype="text/plain")
+
+
+def metrics() -> Response:
+    """Prometheus' text: our metrics, then Triton's."""
+    app = services()
+    text = app.monitoring.scrape(app.metrics.registry, app.admission.leases.requests(TOTAL))
+    return Response(text, content_type=CONTENT_TYPE)
 
 
 def invocations() -> Response:

@@ -1,4 +1,4 @@
-"""Count the requests, in Prometheus' series (GET /metrics is in scrape.py).
+"""Count the requests, in Prometheus' series (monitoring.py writes them).
 
 Where the environment names a folder in PROMETHEUS_MULTIPROC_DIR (as `serve` does) every worker keeps its numbers
 in files there, which prometheus_client opens after the fork, at the first use in a new process; without one (a
@@ -13,7 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 RESERVED = 64 * 1024  # bytes of each file, enough for some ten models
 OTHER = "(other)"

@@ -21,9 +21,9 @@ from flask import Blueprint, Response, current_app, send_from_directory
 from serving import VERSION
 from serving.errors import TABLE, NotFound
 from serving.front.incoming import services
+from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
 from serving.front.models import managed, plain
 from serving.front.replies import json_reply
-from serving.front.scrape import CONTENT_TYPE as PROMETHEUS
 from serving.headers import JSON_TYPE, TARGET_MODEL
 
 Json = dict[str, Any]

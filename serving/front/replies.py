@@ -34,7 +34,7 @@ def error_reply(error: Exception) -> Response:
 
 def _reply(error: ServingError) -> Response:
     facts = error.facts()
-    if isinstance(error, TritonUnavailable) and (state := services().health.describe_triton()):
+    if isinstance(error, TritonUnavailable) and (state := services().monitoring.describe_triton()):
         facts["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error(facts["error"], exc_info=error)

@@ -2,19 +2,17 @@
 
 import ctypes
 import time
-from collections.abc import Iterable
 
 from serving.budget import Budget
 from serving.codecs import Limits
 from serving.decoding import Decoder
-from serving.errors import ModelNotFound, ModelNotLoaded
 from serving.front.admission import Admission
-from serving.front.health import Health
 from serving.front.metrics import Metrics
+from serving.front.monitoring import Monitoring
 from serving.front.streams import HangUps
 from serving.host.machine import memory_limit, shm_size
 from serving.models.registry import Registry
-from serving.models.table import Table
+from serving.models.shared_files import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 
@@ -45,13 +43,12 @@ class Services:
         self.admission = Admission(
             settings.max_concurrency, most_bytes, settings.several_models, settings.most_workers, leases
         )
-        missing = _not_loaded if settings.multi_model else ModelNotFound
-        self.registry = Registry(self.gateway, table, settings.default_model, settings.deaths_socket, missing)
+        self.registry = Registry(self.gateway, table, settings.default_model, settings.deaths_socket)
         turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
         limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
         self.decoder = Decoder(limits, turns, threads)
-        self.health = Health(self.registry, settings.status_file)
+        self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()
         self.metrics = Metrics()
 
@@ -67,8 +64,3 @@ class Services:
                 libc.malloc_trim(0)
                 self.gateway.shared_memory.trim()
                 trimmed = active
-
-
-def _not_loaded(name: str, _served: Iterable[str]) -> ModelNotLoaded:
-    """Answer a call of a model that the platform loads when it gets this error."""
-    return ModelNotLoaded(name)

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -13,13 +12,14 @@ from serving.errors import (
     InvalidRequest,
     ModelFailed,
     ModelNotFound,
+    ModelNotLoaded,
     ModelNotReady,
     ModelRestarting,
-    ServingError,
     VersionNotFound,
 )
 from serving.models.served_model import ServedModel, ServedModels
-from serving.models.table import Entry, Models, Table
+from serving.models.shared_files import Table
+from serving.models.table import Entry, Models
 from serving.triton.connection import IndexEntry
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway
@@ -38,20 +38,11 @@ class Registry:
     """Looks models up by name; safe to share between threads.
 
     `table` says what is served. `default` answers requests that name no model. A death of a model's process is reported
-    to the datagram socket `deaths`. `missing` makes the error for a name that the table does not have, from it and the
-    names that it has.
+    to the datagram socket `deaths`.
     """
 
-    def __init__(
-        self,
-        gateway: TritonGateway,
-        table: Table,
-        default: str = "",
-        deaths: Path | None = None,
-        missing: Callable[[str, Iterable[str]], ServingError] = ModelNotFound,
-    ) -> None:
-        self.gateway, self.table, self.default = gateway, table, default
-        self._deaths, self._missing = deaths, missing
+    def __init__(self, gateway: TritonGateway, table: Table, default: str = "", deaths: Path | None = None) -> None:
+        self.gateway, self.table, self.default, self._deaths = gateway, table, default, deaths
         self._served = ServedModels(gateway, table)
 
     def use(self, slot: Slot, name: str | None, version: str | None = None) -> "Use":
@@ -113,8 +104,9 @@ class Registry:
             return entry
         if (entry := models.by_target.get(name)) and (error := models.error(entry)):
             raise error
-        reasons = [reason for each in models.rejected if name in each.folders for reason in each.reasons]
-        raise ModelFailed(name, "; ".join(reasons)) if reasons else self._missing(name, models.current)
+        if reasons := [reason for each in models.rejected if name in each.folders for reason in each.reasons]:
+            raise ModelFailed(name, "; ".join(reasons))
+        raise ModelNotLoaded(name) if models.on_demand else ModelNotFound(name, models.current)
 
     def _check_version(self, entry: Entry, served: ServedModel, version: str) -> None:
         if self.gateway.is_model_ready(served.name, version):
@@ -125,10 +117,10 @@ class Registry:
         raise VersionNotFound(served.name, version, [each.version for each in entries if each.state == "READY"])
 
     def _only_name(self) -> str:
-        """Return the name of the only model. An archive is always named."""
-        served = self.table.look().current
-        names = sorted(served)
-        if len(names) != 1 or served[names[0]].target:
+        """Return the name of the only model, unless models come and go on demand."""
+        models = self.table.look()
+        names = sorted(models.current)
+        if len(names) != 1 or models.on_demand:
             raise InvalidRequest(
                 "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the body's model_name, in "
                 "X-Amzn-SageMaker-Custom-Attributes: model_name=…, as ?model_name=… or, of archives, by POST "

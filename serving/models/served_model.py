@@ -10,7 +10,7 @@ from typing import Any
 from clients.base import Model, ModelClient, TensorSpec, leads_out
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
-from serving.models.table import Models, Table
+from serving.models.shared_files import Table
 from serving.repository.model_config import (
     ENGINE_REASON,
     backend_of,
@@ -82,9 +82,7 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
         self._gateway, self._table = gateway, table
-        self._known = Models()
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
-        self._lock = threading.Lock()
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
         """Raise a ServingError."""
@@ -96,16 +94,12 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
 
     def _forget_replaced(self) -> None:
         """Forget the models of loads that the table has no more, with the code of their own clients."""
-        models = self._table.look()
-        if models is self._known:
-            return
-        with self._lock:
-            self._known = models
-            for key in self._locks.keys() - {entry.key for entry in models.entries.values()}:
-                self._locks.pop(key, None)
-                served = self.pop(key, None)
-                if served and served.client:
-                    forget(served.client)
+        keys = {entry.key for entry in self._table.look().entries.values()}
+        for key in [key for key in list(self._locks) if key not in keys]:
+            self._locks.pop(key, None)
+            served = self.pop(key, None)
+            if served and served.client:
+                forget(served.client)
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:

@@ -10,12 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from prometheus_client import Metric
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from predictor import create_app
 from serving.front.metrics import MOST_MODELS, OTHER, Metrics
-from serving.front.scrape import render
 from serving.request import STAGES
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper, wait_until
@@ -241,7 +240,7 @@ def test_models_beyond_the_most_that_are_shown_share_a_name() -> None:
     metrics = Metrics()
     for number in range(MOST_MODELS + 50):
         count(metrics, f"model-{number}")
-    shown = parse(render(metrics.registry).decode())
+    shown = parse(generate_latest(metrics.registry).decode())
     models = {sample.labels["model"] for sample in shown["serve_requests"].samples}
     assert len(models) == MOST_MODELS + 1
     assert value(shown, "serve_requests_total", model=OTHER, version="", code="200") == 50
@@ -252,4 +251,4 @@ def test_any_model_name_gives_valid_metrics() -> None:
     metrics = Metrics()
     for name in ('quo"te', "back\\slash", "new\nline", "Zürich", "{}=,"):
         count(metrics, name)
-        assert value(parse(render(metrics.registry).decode()), "serve_requests_total", model=name) == 1
+        assert value(parse(generate_latest(metrics.registry).decode()), "serve_requests_total", model=name) == 1

@@ -13,7 +13,8 @@ from serving.host.files import ProcessStatus, write_status
 from serving.model_manager.manager import Manager
 from serving.model_manager.on_post import OnPost
 from serving.model_manager.recovery import CRASHES_ALLOWED, Recovery, Report
-from serving.models.table import READY, REFUSED, RESTARTING, UNLOADING, Entry, Table
+from serving.models.shared_files import Table
+from serving.models.table import READY, REFUSED, RESTARTING, UNLOADING, Entry
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway

@@ -16,7 +16,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.errors import ModelNotLoaded, ModelNotReady, ModelRestarting
 from serving.front.admission import Admission, Slot
 from serving.models.registry import Registry
-from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models, Table
+from serving.models.shared_files import Table
+from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
@@ -66,8 +67,8 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(Loaded(), table, deaths=tmp_path / "deaths")
 
 
-def write(table: Table, *entries: Entry) -> None:
-    table.write(Models({entry.name: entry for entry in entries}))
+def write(table: Table, *entries: Entry, on_demand: bool = False) -> None:
+    table.write(Models({entry.name: entry for entry in entries}, on_demand=on_demand))
 
 
 def test_a_warm_model_s_call_does_not_wait_for_another_client(tmp_path: Path, registry: Registry) -> None:
@@ -134,9 +135,9 @@ def test_a_call_that_waited_while_its_model_was_replaced_gets_the_new_one(tmp_pa
 def test_of_archives_one_that_is_not_loaded_is_a_404_that_has_it_loaded(tmp_path: Path) -> None:
     table = Table(tmp_path / "table")
     loading = Entry("n", "t", str(tmp_path), "load", 0, LOADING, target="t")
-    registry = Registry(Loaded(), table, missing=lambda name, _: ModelNotLoaded(name))
+    registry = Registry(Loaded(), table)
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
-        write(table, *entries)
+        write(table, *entries, on_demand=True)
         for name in ("n", "t"):
             with pytest.raises(ModelNotLoaded), ADMISSION.enter(0) as slot, registry.use(slot, name):
                 pass

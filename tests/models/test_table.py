@@ -9,19 +9,8 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
-from serving.models.table import (
-    FAILED,
-    LOADING,
-    READY,
-    REFUSED,
-    RESTARTING,
-    UNLOADING,
-    Entry,
-    Leases,
-    Models,
-    Rejection,
-    Table,
-)
+from serving.models.shared_files import Leases, Table
+from serving.models.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Rejection
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ import pytest
 import serving.budget
 from serving.budget import Deadline
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ServingError, TritonUnavailable
-from serving.front.health import Health
+from serving.front.monitoring import Monitoring
 from serving.models.table import FAILED, LOADING, READY, REFUSED, Entry, Models
 from serving.triton.connection import PROBE_SECONDS
 
@@ -36,17 +36,17 @@ class Served:
         return True
 
 
-def health(registry: Served) -> Health:
-    return Health(registry, Path("status.json"))  # type: ignore[arg-type]
+def monitoring(registry: Served) -> Monitoring:
+    return Monitoring(registry, Path("status.json"))  # type: ignore[arg-type]
 
 
 def test_a_slow_answer_comes_before_nginx_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    health(Served(monkeypatch, Entry("m", "m", "", "", 0, READY, answered=True), seconds=PROBE_SECONDS)).check()
+    monitoring(Served(monkeypatch, Entry("m", "m", "", "", 0, READY, answered=True), seconds=PROBE_SECONDS)).check()
 
 
 def test_an_answer_that_comes_too_late_says_that_tritonserver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TritonUnavailable):
-        health(Served(monkeypatch, seconds=NGINX_WAITS)).check()
+        monitoring(Served(monkeypatch, seconds=NGINX_WAITS)).check()
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["above", "ensemble", "part"])))
@@ -54,7 +54,7 @@ def test_ping_names_the_refused_part_not_its_ensembles(monkeypatch: pytest.Monke
     calls = {"above": ("ensemble",), "ensemble": ("part",), "part": ()}
     entries = (Entry(name, name, "", "", 0, FAILED, parts=calls[name], reason=f"{name} failed") for name in names)
     with pytest.raises(ModelFailed, match="'part'"):
-        health(Served(monkeypatch, *entries)).check()
+        monitoring(Served(monkeypatch, *entries)).check()
 
 
 WELL = Entry("well", "well", "", "", 0, READY, answered=True)

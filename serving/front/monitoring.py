@@ -1,0 +1,83 @@
+"""What /ping and /metrics say: whether the container works, and what all workers have counted."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from serving.budget import NEVER, Deadline
+from serving.errors import TooLate, TritonTimeout, TritonUnavailable
+from serving.front.metrics import MOST_MODELS, MULTIPROCESS
+from serving.host.files import read_status, read_tritonserver
+from serving.models.registry import Registry
+
+ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
+
+
+class Monitoring:
+    """Answers /ping, and writes /metrics. The supervisor writes `status_file`."""
+
+    def __init__(self, registry: Registry, status_file: Path) -> None:
+        self.registry, self.status_file = registry, status_file
+
+    def check(self) -> None:
+        """Raise TritonUnavailable, or why a model does not serve. Never wait long."""
+        try:
+            self.check_live(Deadline.after(ANSWER_SECONDS))
+        except (TritonTimeout, TooLate) as err:
+            raise TritonUnavailable("tritonserver is running but does not answer: it hangs or is overloaded") from err
+        if error := self.registry.models().unready():
+            raise error
+
+    def check_live(self, deadline: Deadline = NEVER) -> None:
+        """Raise TritonUnavailable if Triton is not live."""
+        if not self.registry.gateway.is_live(deadline):
+            raise TritonUnavailable("tritonserver answers but is not live")
+
+    def describe_triton(self) -> str:
+        """Return what the supervisor says of tritonserver, in words; "" if it says nothing."""
+        process = read_tritonserver(self.status_file)
+        if process.state == "unknown":
+            return ""
+        last = f", after it {process.last_exit}" if process.last_exit else ""
+        return f"tritonserver is {process.state} (start {process.starts}{last})"
+
+    def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
+        """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it answers."""
+        try:
+            triton, is_up = self.registry.gateway.metrics(), True
+        except (TritonUnavailable, TritonTimeout):
+            triton, is_up = b"", False
+        processes, deaths = read_status(self.status_file), sorted(self.registry.models().deaths.items())
+        starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
+        up = GaugeMetricFamily("serve_process_up", "Whether each process runs", labels=["process"])
+        for name, process in processes.items():
+            starts.add_metric([name], process.starts)
+            up.add_metric([name], process.pid is not None)
+        crashes = CounterMetricFamily("serve_model_crashes", "Deaths of processes of a model", labels=["model"])
+        for name, times in deaths[:MOST_MODELS]:
+            crashes.add_metric([name], times)
+        state = CollectorRegistry()
+        state.register(
+            _Families(
+                GaugeMetricFamily("serve_in_flight", "Requests in flight in the Flask app", value=in_flight),
+                GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=is_up),
+                *(starts, up, crashes),
+            )
+        )
+        if MULTIPROCESS in os.environ:
+            MultiProcessCollector(ours := CollectorRegistry())
+        return generate_latest(ours) + generate_latest(state) + triton
+
+
+class _Families(Collector):
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

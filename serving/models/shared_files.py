@@ -1,0 +1,120 @@
+"""What all processes share about the models: the table, a JSON file which the model manager replaces and each worker
+reads, and the leases, counters of the requests in flight in a file that all of them map. Standard library only.
+
+serve --the first table--> manager --every change--> models.json --stat, parse once--> each worker
+
+A request counts itself and then looks at the table again. To unload a model, the manager marks it in the table and then
+waits until its counter is zero. So a request that still found the model is waited for, and no other begins to use it.
+"""
+
+import json
+import mmap
+import os
+import threading
+import time
+from array import array
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from serving.models.table import Entry, Models, Rejection
+
+MODELS = 4096  # columns of models
+ALL_MODELS = MODELS  # the column of the requests whose model is known
+TOTAL = MODELS + 1  # the column of all requests
+WIDTH = MODELS + 2
+SIZE = array("q").itemsize
+
+
+class Table:
+    """The file. Only one process writes it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._read: tuple[int, Models] = (0, Models())
+
+    def look(self) -> Models:
+        """Return the table as it is now: one stat, and the parsed table of the last look if nothing has changed."""
+        try:
+            version = self.file.stat().st_mtime_ns
+        except FileNotFoundError:  # nothing is known yet
+            return Models()
+        if self._read[0] != version:
+            with self.file.open("rb") as opened:
+                self._read = os.fstat(opened.fileno()).st_mtime_ns, _parsed(json.load(opened))
+        return self._read[1]
+
+    def write(self, models: Models) -> None:
+        """Replace the file in one step. Its time is its version: a number that no other version has. Raise OSError."""
+        temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
+        document = {
+            "models": [asdict(entry) for entry in models.entries.values()],
+            "rejected": [asdict(each) for each in models.rejected],
+            "deaths": dict(models.deaths),
+            "server": models.server,
+            "was_ready": models.was_ready,
+            "on_demand": models.on_demand,
+        }
+        temporary.write_text(json.dumps(document), encoding="utf-8")
+        version = time.monotonic_ns()
+        os.utime(temporary, ns=(version, version))
+        temporary.replace(self.file)
+
+
+def _parsed(document: Any) -> Models:
+    entries = [Entry(**each | {"parts": tuple(each["parts"])}) for each in document["models"]]
+    return Models(
+        {entry.name: entry for entry in entries},
+        tuple(Rejection(**each) for each in document["rejected"]),
+        document["deaths"],
+        document["server"],
+        document["was_ready"],
+        document["on_demand"],
+    )
+
+
+class Leases:
+    """The counters: a row for each of the workers that may live at the same time, a column for each model, two for all.
+    A counter has two numbers: requests, and the bytes of their bodies. Without a file they are this process's own."""
+
+    def __init__(self, file: Path | None, rows: int = 1) -> None:
+        self.rows, cells = rows, rows * WIDTH
+        length = (2 * cells + MODELS) * SIZE
+        if file is None:
+            mapped = mmap.mmap(-1, length)
+        else:
+            with file.open("a+b") as opened:
+                if opened.seek(0, 2) < length:
+                    opened.truncate(length)
+                mapped = mmap.mmap(opened.fileno(), length)
+        numbers = memoryview(mapped).cast("q")
+        self._requests, self._bytes, self._last_use = numbers[:cells], numbers[cells : 2 * cells], numbers[2 * cells :]
+
+    def add(self, row: int, column: int, requests: int, size: int) -> None:
+        """Add requests, and the bytes of their bodies."""
+        index = row * WIDTH + column
+        self._requests[index] += requests
+        self._bytes[index] += size
+
+    def requests(self, column: int) -> int:
+        """Return the requests of all workers."""
+        return sum(self._requests[column::WIDTH])
+
+    def bytes(self, column: int) -> int:
+        """Return the bytes of the bodies of all workers' requests."""
+        return sum(self._bytes[column::WIDTH])
+
+    def touch(self, column: int) -> None:
+        """Note that a request ends now which used the model."""
+        self._last_use[column] = time.monotonic_ns()
+
+    def last_use(self, column: int) -> float:
+        """Return when the last request ended (time.monotonic). If that was before the model's load began, it was a
+        request to the model that had this column before."""
+        return self._last_use[column] / 1e9
+
+    def clear(self, row: int) -> None:
+        """Forget the requests of a worker that has ended."""
+        nothing = memoryview(array("q", bytes(WIDTH * SIZE)))
+        for numbers in (self._requests, self._bytes):
+            numbers[row * WIDTH : (row + 1) * WIDTH] = nothing
