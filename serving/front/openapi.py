@@ -29,7 +29,7 @@ from serving.headers import JSON_TYPE, TARGET_MODEL
 Json = dict[str, Any]
 UNSAID = {"HEAD", "OPTIONS"}
 PAGES = "/docs/"  # the page's files are not part of the API
-FOR_THE_MANAGER = "answer_example"
+FOR_THE_MANAGER = "examples.answer_example"
 TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary"}
 OBJECT: Json = {"type": "object"}
