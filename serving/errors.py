@@ -151,7 +151,7 @@ class ModelNotLoaded(ServingError, code="model_not_loaded"):
 
 
 class ModelFailed(ServingError, code="model_failed"):
-    """Ends a start of the container (serving/supervisor/system.py)."""
+    """Ends a start of the container (serving/pid1/system.py)."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"model '{name}' cannot be served; retrying will not help: {reason}")

@@ -23,7 +23,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "codecs": ("serving/codecs/*.py",),
     "settings": ("serving/settings/*.py",),
     "repository": ("serving/repository/*.py",),
-    "supervisor": ("serving/supervisor/*.py", "serve"),
+    "pid1": ("serving/pid1/*.py", "serve"),
     "triton": ("serving/triton/*.py",),
     "clients": ("clients/*.py", "clients/_text/*.py"),
     "models": ("serving/clients.py", "serving/models/*.py"),
@@ -87,14 +87,14 @@ def test_no_package_imports_one_above_it() -> None:
     assert [pair for pair in imports_between() if order.index(pair[1]) > order.index(pair[0])] == []
 
 
-def test_the_supervisor_and_the_front_do_not_import_each_other() -> None:
-    known = {other for package, other in imports_between() if package == "supervisor"}
+def test_pid1_and_the_front_do_not_import_each_other() -> None:
+    known = {other for package, other in imports_between() if package == "pid1"}
     assert known <= {"host", "shared", "settings", "repository"}
-    assert [package for package, other in imports_between() if other == "supervisor"] == []
+    assert [package for package, other in imports_between() if other == "pid1"] == []
 
 
-@pytest.mark.parametrize("path", files_of("host", "settings", "supervisor"), ids=str)
-def test_the_supervisor_needs_the_standard_library_only(path: Path) -> None:
+@pytest.mark.parametrize("path", files_of("host", "settings", "pid1"), ids=str)
+def test_pid1_needs_the_standard_library_only(path: Path) -> None:
     assert tops(path) - STANDARD <= {"serving"}
 
 

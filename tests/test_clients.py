@@ -9,8 +9,8 @@ import pytest
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import TASKS, families, forget, make_client, source_of
 from serving.errors import ConfigError
+from tests.pid1.test_serve import run
 from tests.preparation.test_check import findings
-from tests.supervisor.test_serve import run
 from tests.support.harness import ROOT, SLEEPER, SLEEPER_CLIENT, Server, make_python_model, make_sleeper
 
 OWN = """

@@ -1,6 +1,6 @@
 """The log lines of gunicorn and of the Flask app: JSON, with the request's id and without payloads.
 
-`serve` reads them (serving/supervisor/log.py). All workers write to one pipe, which keeps a line whole up to 4,096
+`serve` reads them (serving/pid1/log.py). All workers write to one pipe, which keeps a line whole up to 4,096
 bytes, so longer lines are cut. An exception's message may quote what a caller sent (`could not convert string to
 float: '…'`), so a trace has types, files and lines; it has the messages too if SERVE_LOG_LEVEL is debug.
 """

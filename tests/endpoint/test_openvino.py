@@ -7,7 +7,7 @@ import pytest
 
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.backends.openvino_models import write_own_format
-from tests.supervisor.test_serve import run
+from tests.pid1.test_serve import run
 from tests.support.harness import ROOT, Server, link_model
 
 pytestmark = pytest.mark.stack

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from serving.pid1.processes import gunicorn as gunicorn_process
 from serving.settings.table import Settings
-from serving.supervisor.processes import gunicorn as gunicorn_process
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 

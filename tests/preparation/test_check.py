@@ -7,8 +7,8 @@ import pytest
 
 from serving.preparation.check import check_models
 from serving.settings.table import Settings
+from tests.pid1.test_serve import run
 from tests.repository.test_repositories import make_ensemble
-from tests.supervisor.test_serve import run
 from tests.support.harness import ROOT, Server, link_model, make_scale, make_sleeper
 
 pytestmark = pytest.mark.stack

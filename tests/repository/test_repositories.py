@@ -11,7 +11,7 @@ from serving.preparation.survey import Served, served
 from serving.repository.layout import BUILT_IN_MODELS, LayoutError, final_folders, holds_models
 from serving.repository.model_config import parse_config, parts_of
 from serving.settings.table import AUTO
-from tests.supervisor.test_serve import run
+from tests.pid1.test_serve import run
 
 pytestmark = pytest.mark.unit
 

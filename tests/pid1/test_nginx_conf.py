@@ -18,9 +18,9 @@ import pytest
 import requests
 
 from serving.host.machine import Machine
+from serving.pid1 import processes
+from serving.pid1.processes import nginx
 from serving.settings.table import Settings
-from serving.supervisor import processes
-from serving.supervisor.processes import nginx
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
 

@@ -19,7 +19,7 @@ from serving.errors import ModelFailed
 from serving.host import machine
 from serving.host.network import Address, get
 from serving.host.processes import dying_with_us, remove_made
-from serving.supervisor.log import OUTPUT_END_TIMEOUT, Output, Pump
+from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0

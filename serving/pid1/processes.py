@@ -17,10 +17,10 @@ from serving.host import tritonserver
 from serving.host.files import replace_file
 from serving.host.machine import cpu_quota, gpu_count
 from serving.host.tritonserver import python_backends
+from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
+from serving.pid1.system import Process
 from serving.settings.run_folder import GRPC_PORT
 from serving.settings.table import SECRETS, Settings
-from serving.supervisor.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
-from serving.supervisor.system import Process
 
 HERE = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"

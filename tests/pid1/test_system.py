@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.supervisor import system
-from serving.supervisor.log import Output
-from serving.supervisor.system import HealthCheck, PermanentFailure, System
+from serving.pid1 import system
+from serving.pid1.log import Output
+from serving.pid1.system import HealthCheck, PermanentFailure, System
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.unit
 SUPERVISE = """
 import ctypes, json, os, sys
 from pathlib import Path
-from serving.supervisor.supervisor import Supervisor
-from serving.supervisor.system import Process, System
-from serving.supervisor.log import Output
+from serving.pid1.supervisor import Supervisor
+from serving.pid1.system import Process, System
+from serving.pid1.log import Output
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 system = System(("127.0.0.1", port), Output(1), hang_timeout=3.0)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from serving.host.files import ProcessStatus, write_status
 from serving.host.processes import describe_exit
-from serving.supervisor.system import STOP_SIGNALS, PermanentFailure, Process, System
+from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
 RESTARTS_ALLOWED = 10  # likewise, of those that were asked for

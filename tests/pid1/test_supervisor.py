@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from serving.host.processes import describe_exit
-from serving.supervisor.supervisor import Supervisor
-from serving.supervisor.system import PermanentFailure, Process, System
+from serving.pid1.supervisor import Supervisor
+from serving.pid1.system import PermanentFailure, Process, System
 
 pytestmark = pytest.mark.unit
 

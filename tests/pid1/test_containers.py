@@ -13,8 +13,8 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from serving.supervisor.resources import SHARED_MEMORY
-from tests.supervisor.test_variables import NATIVE
+from serving.pid1.resources import SHARED_MEMORY
+from tests.pid1.test_variables import NATIVE
 from tests.support.harness import PATIENCE, Server, make_scale, make_sleeper
 
 pytestmark = pytest.mark.stack

@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 
 from serving.host.machine import Machine
+from serving.pid1.system import Process
 from serving.repository.layout import LayoutError
 from serving.settings.table import TABLE, Settings
-from serving.supervisor.system import Process
 from tests.support.harness import PATIENCE, ROOT, free_port
 
 pytestmark = pytest.mark.unit
@@ -90,7 +90,7 @@ def test_a_run_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_start_without_nginx_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.supervisor.processes.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("serving.pid1.processes.shutil.which", lambda *_, **__: None)
     with pytest.raises(FileNotFoundError, match="nginx-light"):
         table(tmp_path)
 

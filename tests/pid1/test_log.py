@@ -8,8 +8,8 @@ from typing import IO, Any
 
 import pytest
 
-from serving.supervisor.log import LINE_LIMIT, Output, Pump, as_text, read_lines
-from serving.supervisor.processes import NGINX_NOISE, NO_GPU_NOISE, TRITON_NOISE
+from serving.pid1.log import LINE_LIMIT, Output, Pump, as_text, read_lines
+from serving.pid1.processes import NGINX_NOISE, NO_GPU_NOISE, TRITON_NOISE
 
 pytestmark = pytest.mark.unit
 

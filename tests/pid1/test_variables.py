@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from serving.host.machine import gpu_count
+from serving.pid1.processes import backend_options
+from serving.pid1.resources import listening
 from serving.settings.explain import print_config, unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
-from serving.supervisor.processes import backend_options
-from serving.supervisor.resources import listening
-from tests.supervisor.test_serve import MACHINE, run, table
+from tests.pid1.test_serve import MACHINE, run, table
 from tests.support.harness import free_port
 
 pytestmark = pytest.mark.unit
@@ -59,7 +59,7 @@ def test_the_limit_of_gpu_memory_counts_for_each_gpu(tmp_path: Path, monkeypatch
     def limits(device: str, **variables: str) -> list[str]:
         return [option for option in command(tmp_path, SERVE_DEVICE=device, **variables) if "gpu-limit" in option]
 
-    monkeypatch.setattr("serving.supervisor.processes.gpu_count", lambda: 2)
+    monkeypatch.setattr("serving.pid1.processes.gpu_count", lambda: 2)
     limit = {f"{NATIVE}MODEL_LOAD_GPU_LIMIT": "0.75"}
     assert limits("gpu", **limit) == ["--model-load-gpu-limit=0:0.75", "--model-load-gpu-limit=1:0.75"]
     assert limits("gpu") == limits("cpu", **limit) == []
