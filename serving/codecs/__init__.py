@@ -4,8 +4,8 @@ Clients name what they take by IMAGE, ENCODED_IMAGE, TEXT, JSON or ROW, or deriv
 """
 
 from serving.codecs.base import FORM, Codec, JsonCodec, Limits, RowCodec, TextCodec, decode_base64, describe, read_cells
+from serving.codecs.formats import encode_image
 from serving.codecs.image import EncodedImageCodec, ImageCodec
-from serving.codecs.pixels import encode_image
 
 __all__ = [
     "ENCODED_IMAGE",

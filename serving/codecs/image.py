@@ -17,8 +17,7 @@ import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from serving.codecs.base import FORM, Codec, Limits, decode_base64, describe
-from serving.codecs.formats import PIXEL, buffers
-from serving.codecs.pixels import to_rgb
+from serving.codecs.formats import PIXEL, buffers, to_rgb
 from serving.errors import DecodingError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # others start programs or decode at once; JPEG takes MPO too
