@@ -21,7 +21,7 @@ from serving.front.openapi import openapi_routes, page_routes
 from serving.front.replies import error_reply
 from serving.front.services import Services
 from serving.front.streams import stream_reply
-from serving.models.shared_files import TOTAL
+from serving.model_status.shared_files import TOTAL
 from serving.request import PATH, Target
 from serving.settings.table import Settings
 

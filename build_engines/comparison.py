@@ -27,7 +27,7 @@ from build_engines.model_folder import PLAN, StoredModel, digest, read_lines, re
 from build_engines.runners import Runner, example_feed, onnx_runner, row_of, rows_of, runner_of
 from clients.base import Model, ModelClient, Tensors
 from serving.codecs import Limits
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 
 TEXTS_CLIENT, TABLES_CLIENT = "bert", "table"
 SAMPLED = (TEXTS_CLIENT, "resnet", "yolov5")  # clients whose engines are calibrated on samples

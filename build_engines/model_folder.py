@@ -28,7 +28,7 @@ from build_engines.request import Request
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import make_client
 from serving.host.tritonserver import backend_directory, binary
-from serving.models.served_model import describe_model
+from serving.model_status.served_model import describe_model
 from serving.preparation.check import check_models, failures
 from serving.repository.layout import CONFIG, config_file, versions
 from serving.repository.model_config import (

@@ -16,7 +16,7 @@ from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import Limits, describe
 from serving.decoding import Decoder
 from serving.errors import InvalidRequest, SessionNotFound
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE

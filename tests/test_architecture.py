@@ -26,9 +26,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "pid1": ("serving/pid1/*.py", "serve"),
     "triton": ("serving/triton/*.py",),
     "clients": ("clients/*.py", "clients/_text/*.py"),
-    "models": ("serving/clients.py", "serving/models/*.py"),
+    "model_status": ("serving/clients.py", "serving/model_status/*.py"),
     "request": ("serving/decoding.py", "serving/request.py"),
-    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "model_manager", "preparation")},
+    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "model_lifecycle", "preparation")},
     "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }
 STANDARD = set(sys.stdlib_module_names)

@@ -18,7 +18,7 @@ from serving.budget import check_json, read_json
 from serving.codecs import describe
 from serving.decoding import Item
 from serving.errors import InvalidRequest
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, Target
 
 Shape = Instances | TensorBody | FlatBody

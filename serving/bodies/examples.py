@@ -7,7 +7,7 @@ from pathlib import Path
 from serving.bodies.instances import Instances
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import Job, Request
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway

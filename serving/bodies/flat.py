@@ -29,7 +29,7 @@ from serving.budget import Deadline
 from serving.codecs import ROW
 from serving.decoding import Item
 from serving.errors import InvalidRequest, NotAcceptable
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Target
 from serving.sessions import SEQUENCE_END
 from serving.triton.gateway import TritonGateway

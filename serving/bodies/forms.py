@@ -12,7 +12,7 @@ from serving.codecs import ROW
 from serving.decoding import Item
 from serving.errors import InvalidRequest
 from serving.headers import JSON_TYPE
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Job, Request, Target
 
 TEXT = "text/plain"

@@ -26,7 +26,7 @@ from serving.errors import (
     UnsupportedMediaType,
 )
 from serving.headers import JSON_TYPE, preferred
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor

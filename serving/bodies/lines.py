@@ -24,7 +24,7 @@ from serving.budget import in_time, read_json
 from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
 from serving.headers import JSON_LINES, JSON_TYPE
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import PATH, UNNAMED, Job, Reply, Request, Target
 from serving.triton.gateway import TritonGateway
 

@@ -16,7 +16,7 @@ from serving.bodies.values import out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, Budget, check_count
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable
 from serving.headers import preferred
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
 from serving.triton.tensors import InferReply, Tensor, numpy_dtype
 

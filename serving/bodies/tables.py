@@ -19,7 +19,7 @@ from serving.codecs import Limits, read_cells
 from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest
 from serving.headers import preferred
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Job, Reply, Request, Target
 
 CSV = "text/csv"

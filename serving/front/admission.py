@@ -6,7 +6,7 @@
     slot.leave()                      once, after the reply has been sent
 
 `enter`, `grow` and `use` raise Overloaded. Requests and the bytes of their bodies are both bounded, in total and per
-model, over all of gunicorn's workers. They share the counters (models/shared_files.py) without a lock between them, so
+model, over all of gunicorn's workers. They share the counters (model_status/shared_files.py) without a lock, so
 a bound may be exceeded by a few requests. If there are several models, each may hold as much as is free, so the first
 model that hangs holds half and the second half of the rest (Choudhury and Hahne, "Dynamic queue length thresholds",
 1998, with a factor of 1).
@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from serving.errors import Overloaded
-from serving.models.shared_files import ALL_MODELS, TOTAL, Leases
+from serving.model_status.shared_files import ALL_MODELS, TOTAL, Leases
 
 
 class Admission:

@@ -29,9 +29,9 @@ from serving.front.incoming import FORWARDED, incoming, services
 from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
-from serving.models.registry import Registry
-from serving.models.served_model import ServedModel
-from serving.models.table import READY, Entry
+from serving.model_status.registry import Registry
+from serving.model_status.served_model import ServedModel
+from serving.model_status.table import READY, Entry
 from serving.triton.connection import IndexEntry
 
 PAGE, LARGEST_PAGE = 100, 1000

@@ -14,7 +14,7 @@ from serving.budget import NEVER, Deadline
 from serving.errors import TooLate, TritonTimeout, TritonUnavailable
 from serving.front.metrics import MOST_MODELS, MULTIPROCESS
 from serving.host.files import read_status, read_tritonserver
-from serving.models.registry import Registry
+from serving.model_status.registry import Registry
 
 ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
 

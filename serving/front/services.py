@@ -11,8 +11,8 @@ from serving.front.metrics import Metrics
 from serving.front.monitoring import Monitoring
 from serving.front.streams import HangUps
 from serving.host.machine import memory_limit, shm_size
-from serving.models.registry import Registry
-from serving.models.shared_files import Table
+from serving.model_status.registry import Registry
+from serving.model_status.shared_files import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 

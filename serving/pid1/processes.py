@@ -120,7 +120,7 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 
 def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
     """Return the process that loads, unloads and recovers models."""
-    command = (sys.executable, "-m", "serving.model_manager")
+    command = (sys.executable, "-m", "serving.model_lifecycle")
     return Process("manager", command, environ, HERE, answers_at=(settings.manager_socket, "/"))
 
 

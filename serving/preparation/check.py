@@ -31,7 +31,7 @@ from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made
-from serving.models.served_model import ServedModel, describe_model, served_model
+from serving.model_status.served_model import ServedModel, describe_model, served_model
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
 from serving.repository.store import Store

@@ -12,8 +12,8 @@ from typing import Any
 
 from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
-from serving.models.shared_files import Table
-from serving.models.table import Entry, Models, Rejection
+from serving.model_status.shared_files import Table
+from serving.model_status.table import Entry, Models, Rejection
 from serving.repository.layout import Facts
 from serving.repository.model_config import shared_clients
 from serving.repository.store import Store, copy_model, signature

@@ -46,8 +46,8 @@ class RunFolder:
 
     staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/store.py)
     copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
-    table_file = _File("models.json")  # what is known of each model (serving/models/table.py)
-    leases_file = _File("leases")  # counters of the requests in flight (serving/models/shared_files.py)
+    table_file = _File("models.json")  # what is known of each model (serving/model_status/table.py)
+    leases_file = _File("leases")  # counters of the requests in flight (serving/model_status/shared_files.py)
     status_file = _File("status.json")  # what `serve` says about the processes (serving/host/files.py)
     manager_socket = _File("manager.sock")  # where the model manager answers HTTP
     deaths_socket = _File("deaths.sock")  # where it hears of models' processes that have died

@@ -7,14 +7,14 @@ test that an entry names must hold after the workaround has been deleted.
 Quirks without a text or number of their own:
 
 - An unload of an instance whose process has died never ends, and keeps about 36 threads and 1 MB of /dev/shm. A load
-  goes on beside it, and its new instances can be unloaded. So model_manager/recovery.py unloads, loads, and unloads
-  again a model that shall be gone; so does Manager.unload. Goes when tests/model_manager/test_crashes.py holds.
+  goes on beside it, and its new instances can be unloaded. So model_lifecycle/recovery.py unloads, loads, and unloads
+  again a model that shall be gone; so does Manager.unload. Goes when tests/model_lifecycle/test_crashes.py holds.
 - A load of an unchanged model whose process has died does nothing. Manager.reload unloads it first. Goes with the
   above.
 - The index of models fails ("failed to stat file") while a staged folder comes or goes. Manager.index and Store share a
-  lock. Goes when tests/model_manager/test_multimodel.py holds.
+  lock. Goes when tests/model_lifecycle/test_multimodel.py holds.
 - An unload of a model that is being loaded waits until the load has ended, and so does the next load. Manager.unload
-  kills the model's process first. Goes when tests/model_manager/test_broken_off_loads.py holds.
+  kills the model's process first. Goes when tests/model_lifecycle/test_broken_off_loads.py holds.
 - An ensemble without `platform: "ensemble"` is not loaded. repository/store.py adds it. Goes when
   tests/endpoint/test_ensembles.py holds.
 - To complete configurations, each Python model is started twice, and the first process gets a second to end.
@@ -29,7 +29,7 @@ Quirks without a text or number of their own:
 - `classification` of an output of strings ends tritonserver. bodies/kserve.py computes classes itself. Goes when
   tests/endpoint/test_classification.py holds.
 - The HTTP endpoint finds no model whose name has a slash, and the Python backend none whose name has a space.
-  model_manager/on_post.py replaces them. Goes when tests/model_manager/test_multimodel.py holds.
+  model_lifecycle/on_post.py replaces them. Goes when tests/model_lifecycle/test_multimodel.py holds.
 """
 
 import re
@@ -39,8 +39,8 @@ import re
 # With this version alone backends/stub_wait.c was verified: it makes the Python backend wait for a paused process,
 # whose late answer would become the next caller's. Goes when tests/endpoint/test_crashes.py holds without the library.
 STUB_WAIT_VERSION = "2.51.0"
-# Unloads of a dead instance (above) before model_manager/recovery.py has tritonserver restarted: 20 MB of a /dev/shm of
-# 64 MB. Goes with that quirk.
+# Unloads of a dead instance (above) before model_lifecycle/recovery.py has tritonserver restarted: 20 MB of a /dev/shm
+# of 64 MB. Goes with that quirk.
 MOST_RELOADS = 20
 
 # Texts of errors. A caller can put any words into one, such as the name of an input, so whole texts are matched. Before

@@ -15,7 +15,7 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Codec
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import Reply, Request
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest

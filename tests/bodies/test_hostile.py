@@ -15,7 +15,7 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import Reply, Request
 from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor

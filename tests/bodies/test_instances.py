@@ -16,7 +16,7 @@ from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
 from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest, TooLate
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import Request
 from serving.triton.tensors import InferRequest
 from tests.bodies.hostile import Echo

@@ -14,7 +14,7 @@ from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
 from serving.bodies.reading import Body
 from serving.errors import DecodingError, InvalidRequest
-from serving.models.served_model import ServedModel
+from serving.model_status.served_model import ServedModel
 from serving.request import Batch, Request
 from serving.triton.tensors import InferReply, Tensor
 from tests.support.harness import npy

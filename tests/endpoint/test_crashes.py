@@ -15,8 +15,8 @@ import pytest
 import requests
 
 from serving.errors import ModelRefused
-from serving.models.registry import Registry
-from serving.models.shared_files import Table
+from serving.model_status.registry import Registry
+from serving.model_status.shared_files import Table
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import EXITS, PATIENCE, Server, make_python_model, make_scale, module_server, wait_until

@@ -11,7 +11,7 @@ import pytest
 from predictor import create_app
 from serving.errors import Overloaded
 from serving.front.admission import Admission, Slot
-from serving.models.shared_files import TOTAL
+from serving.model_status.shared_files import TOTAL
 from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ import serving.budget
 from serving.budget import Deadline
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ServingError, TritonUnavailable
 from serving.front.monitoring import Monitoring
-from serving.models.table import FAILED, LOADING, READY, REFUSED, Entry, Models
+from serving.model_status.table import FAILED, LOADING, READY, REFUSED, Entry, Models
 from serving.triton.connection import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit

@@ -22,8 +22,8 @@ from serving.decoding import Decoder
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.services import Services
-from serving.model_manager.on_post import triton_name
-from serving.models.served_model import ServedModel, describe_model
+from serving.model_lifecycle.on_post import triton_name
+from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
 from serving.request import Request, Target

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import backend_directory
-from serving.models.shared_files import Table
-from serving.models.table import LOADING
+from serving.model_status.shared_files import Table
+from serving.model_status.table import LOADING
 from serving.preparation.survey import survey
 from serving.repository.layout import Facts, ModelFacts
 from serving.settings.table import Settings

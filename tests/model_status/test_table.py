@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
-from serving.models.shared_files import Leases, Table
-from serving.models.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Rejection
+from serving.model_status.shared_files import Leases, Table
+from serving.model_status.table import FAILED, LOADING, READY, REFUSED, RESTARTING, UNLOADING, Entry, Models, Rejection
 
 pytestmark = pytest.mark.unit
 

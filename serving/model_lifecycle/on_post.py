@@ -28,9 +28,9 @@ from serving.errors import (
 from serving.host.files import digest
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
-from serving.model_manager.manager import AtStart, Manager
-from serving.model_manager.memory import ModelMemory, estimate
-from serving.models.table import LOADING, READY, UNLOADING, Entry
+from serving.model_lifecycle.manager import AtStart, Manager
+from serving.model_lifecycle.memory import ModelMemory, estimate
+from serving.model_status.table import LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
 from serving.repository.model_config import Unreadable
 from serving.triton.errors import is_out_of_memory

@@ -17,9 +17,9 @@ from serving.errors import (
     ModelRestarting,
     VersionNotFound,
 )
-from serving.models.served_model import ServedModel, ServedModels
-from serving.models.shared_files import Table
-from serving.models.table import Entry, Models
+from serving.model_status.served_model import ServedModel, ServedModels
+from serving.model_status.shared_files import Table
+from serving.model_status.table import Entry, Models
 from serving.triton.connection import IndexEntry
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.host.processes import tree, used_by
-from serving.model_manager.memory import ModelMemory, estimate
+from serving.model_lifecycle.memory import ModelMemory, estimate
 from serving.triton.errors import is_out_of_memory
 from serving.triton.quirks import OUT_OF_MEMORY
 from tests.conformance.multi import OUT_OF_MEMORY as NATIVES

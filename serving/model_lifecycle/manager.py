@@ -15,8 +15,8 @@ from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnava
 from serving.host import tritonserver
 from serving.host.files import read_tritonserver, replace_file
 from serving.host.processes import Stubs
-from serving.models.shared_files import MODELS, Leases, Table
-from serving.models.table import FAILED, READY, UNLOADING, Entry, Models
+from serving.model_status.shared_files import MODELS, Leases, Table
+from serving.model_status.table import FAILED, READY, UNLOADING, Entry, Models
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.store import Store
 from serving.settings.table import Settings

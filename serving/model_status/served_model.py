@@ -10,7 +10,7 @@ from typing import Any
 from clients.base import Model, ModelClient, TensorSpec, leads_out
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
-from serving.models.shared_files import Table
+from serving.model_status.shared_files import Table
 from serving.repository.model_config import (
     ENGINE_REASON,
     backend_of,

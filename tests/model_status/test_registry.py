@@ -15,9 +15,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.errors import ModelNotLoaded, ModelNotReady, ModelRestarting
 from serving.front.admission import Admission, Slot
-from serving.models.registry import Registry
-from serving.models.shared_files import Table
-from serving.models.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models
+from serving.model_status.registry import Registry
+from serving.model_status.shared_files import Table
+from serving.model_status.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models
 from serving.triton.errors import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE

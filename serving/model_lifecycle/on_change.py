@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError, ServingError, TritonUnavailable
-from serving.model_manager.manager import AtStart, Manager
-from serving.models.table import READY, UNLOADING, Entry, Rejection
+from serving.model_lifecycle.manager import AtStart, Manager
+from serving.model_status.table import READY, UNLOADING, Entry, Rejection
 from serving.repository.layout import CLIENTS, Facts, folders_in, is_model
 from serving.repository.model_config import ModelConfig, Unreadable, parts_of, read_config, shared_clients
 from serving.repository.store import copy_model, signature

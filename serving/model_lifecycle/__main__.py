@@ -1,4 +1,4 @@
-"""python -m serving.model_manager: the process that loads, unloads and recovers models.
+"""python -m serving.model_lifecycle: the process that loads, unloads and recovers models.
 
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
     a call that met a dead process       --datagram on deaths.sock--> recovery
@@ -23,12 +23,12 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.model_manager.examples import Examples
-from serving.model_manager.manager import AtStart, Manager
-from serving.model_manager.on_change import OnChange
-from serving.model_manager.on_post import OnPost
-from serving.model_manager.recovery import Recovery, Report
-from serving.models.table import LOADING, UNLOADING, Models
+from serving.model_lifecycle.examples import Examples
+from serving.model_lifecycle.manager import AtStart, Manager
+from serving.model_lifecycle.on_change import OnChange
+from serving.model_lifecycle.on_post import OnPost
+from serving.model_lifecycle.recovery import Recovery, Report
+from serving.model_status.table import LOADING, UNLOADING, Models
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from serving.errors import ModelFailed, ServingError, by_code
 from serving.host.network import LocalConnection
-from serving.model_manager.manager import AtStart, Manager
-from serving.models.table import READY, Entry, Models
+from serving.model_lifecycle.manager import AtStart, Manager
+from serving.model_status.table import READY, Entry, Models
 
 log = logging.getLogger(__name__)
 # Seconds until an example is asked again: if no worker answered, because gunicorn is being started, and if one did.

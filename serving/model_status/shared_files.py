@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from serving.models.table import Entry, Models, Rejection
+from serving.model_status.table import Entry, Models, Rejection
 
 MODELS = 4096  # columns of models
 ALL_MODELS = MODELS  # the column of the requests whose model is known

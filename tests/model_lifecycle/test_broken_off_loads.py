@@ -9,13 +9,13 @@ import pytest
 from serving.errors import TritonTimeout
 from serving.host import tritonserver
 from serving.host.files import ProcessStatus, write_status
-from serving.model_manager.manager import Manager
-from serving.model_manager.on_post import OnPost
-from serving.models.table import READY, UNLOADING
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_post import OnPost
+from serving.model_status.table import READY, UNLOADING
 from serving.settings.table import Settings
 from serving.triton.gateway import TritonGateway
 from tests.backends.triton_process import serving
-from tests.model_manager.test_multimodel import make_model
+from tests.model_lifecycle.test_multimodel import make_model
 
 pytestmark = pytest.mark.stack
 

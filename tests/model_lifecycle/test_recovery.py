@@ -10,11 +10,11 @@ import pytest
 
 from serving.errors import InvalidRequest, ModelAlreadyLoaded, ServingError, TritonTimeout
 from serving.host.files import ProcessStatus, write_status
-from serving.model_manager.manager import Manager
-from serving.model_manager.on_post import OnPost
-from serving.model_manager.recovery import CRASHES_ALLOWED, Recovery, Report
-from serving.models.shared_files import Table
-from serving.models.table import READY, REFUSED, RESTARTING, UNLOADING, Entry
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_post import OnPost
+from serving.model_lifecycle.recovery import CRASHES_ALLOWED, Recovery, Report
+from serving.model_status.shared_files import Table
+from serving.model_status.table import READY, REFUSED, RESTARTING, UNLOADING, Entry
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway

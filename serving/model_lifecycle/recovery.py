@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.processes import Death, Stub, Stubs
-from serving.model_manager.manager import Manager
-from serving.models.table import READY, REFUSED, RESTARTING, Entry
+from serving.model_lifecycle.manager import Manager
+from serving.model_status.table import READY, REFUSED, RESTARTING, Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)

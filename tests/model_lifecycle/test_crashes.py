@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_manager.test_multimodel import CONFIG, Container, expect, tensor
+from tests.model_lifecycle.test_multimodel import CONFIG, Container, expect, tensor
 from tests.support.harness import EXITS, Server, wait_until
 from tests.support.load import Load
 

@@ -19,8 +19,8 @@ class Entry:
     `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its counter in the
     leases. `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not ready, and
     `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). `answered` says that
-    it has answered its example since it was loaded, or need not (model_manager/examples.py). An archive has its
-    Target-Model and its URL, a folder that is watched its signature (model_manager/on_change.py) and the folder that
+    it has answered its example since it was loaded, or need not (model_lifecycle/examples.py). An archive has its
+    Target-Model and its URL, a folder that is watched its signature (model_lifecycle/on_change.py) and the folder that
     was copied.
     """
 
