@@ -37,14 +37,12 @@ MODELS_WITH_TYPES = {"", "bert", "convbert", "deberta", "deberta-v2", "distilber
 MODELS_WITH_TYPES |= {"layoutlm", "lxmert", "megatron-bert", "mobilebert", "nomic_bert", "squeezebert"}
 # Packages that transformers needs for some vocabulary files. The images do not have them.
 PACKAGES = {"tiktoken.model": "tiktoken", "tekken.json": "mistral_common", "*.model": "sentencepiece"}
-REMEDY = (
-    "write tokenizer.json into the folder, with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
-)
+REMEDY = "save tokenizer.json there, with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
 
 
 class TextTokenizer:
-    """The tokenizer of a folder. Worker threads share it. `windows` changes its truncation, so a client uses either
-    `windows` or `encode`."""
+    """Tokenizes with the files of a folder. Worker threads share it. `windows` changes its truncation, so a client uses
+    either `windows` or `encode`."""
 
     def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
         """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the library's name for which text
@@ -229,7 +227,7 @@ def load_with_transformers(folder: Path) -> Any:
 
 
 def _why_not(folder: Path, error: Exception) -> str:
-    """Say why transformers cannot read a folder. It says that tiktoken is missing where sentencepiece is."""
+    """Return why transformers cannot read a folder. Its own error names tiktoken if sentencepiece is missing."""
     for files, package in PACKAGES.items():
         if any(folder.glob(files)) and importlib.util.find_spec(package) is None:
             return f"needs the package '{package}' for its tokenizer, which is not installed"
