@@ -13,7 +13,7 @@ from typing import Any
 
 from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
 from serving.host import tritonserver
-from serving.host.files import read_tritonserver, replace_file
+from serving.host.files import read_tritonserver
 from serving.host.processes import Stubs
 from serving.model_status.shared_files import MODELS, Leases, Table
 from serving.model_status.table import FAILED, READY, UNLOADING, Entry, Models
@@ -112,10 +112,12 @@ class Manager:
         """Return tritonserver's process id, 0 when none runs."""
         return read_tritonserver(self.settings.status_file).pid or 0
 
-    def ask_restart(self, reason: str) -> None:
-        """Have the supervisor restart tritonserver. Name the start that is meant, as the supervisor may be faster."""
-        start, line = read_tritonserver(self.settings.status_file).starts, reason.replace("\n", " ")
-        replace_file(self.settings.triton_restart_request, f"{start} {line}".encode())
+    def kill_server(self, reason: str) -> None:
+        """Kill tritonserver, which may not end by itself, and all of its processes. `serve` starts another one."""
+        if pid := self.pid():
+            log.error("killing tritonserver: %s", reason)
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def index(self) -> list[IndexEntry]:
         """Return what Triton says of each version of each model. It fails to do that while a staged folder comes or
@@ -175,7 +177,7 @@ class Manager:
             self.reload(entry)
         self.gateway.unload(entry.triton_name)
         if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
-            self.ask_restart(f"'{entry.name}' cannot be unloaded")
+            self.kill_server(f"'{entry.name}' cannot be unloaded")
             raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
 
     def _is_gone(self, entry: Entry) -> bool:

@@ -136,7 +136,7 @@ class Recovery:
             )
         elif self._reloads >= MOST_RELOADS:
             again = f"models had to be started again {self._reloads} times"
-            self._manager.ask_restart(f"model '{entry.name}': {reason}; {again}")
+            self._manager.kill_server(f"model '{entry.name}': {reason}; {again}")
         else:
             log.warning("model '%s' is started again: %s", entry.name, reason)
             self._begin(self._reload, entry, reason)
@@ -164,7 +164,7 @@ class Recovery:
             with self._manager.changing(entry.name):
                 serves = self._manager.is_current(entry) and work(entry, reason)
         except TritonTimeout:
-            self._manager.ask_restart(f"model '{entry.name}' cannot be started again: {reason}")
+            self._manager.kill_server(f"model '{entry.name}' cannot be started again: {reason}")
         except TritonUnavailable:
             log.info("model '%s': tritonserver has ended meanwhile", entry.name)
         except Exception:

@@ -207,7 +207,6 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
         leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
         leftover_folders=tritonserver.ENVIRONMENTS,
-        restart_request=settings.triton_restart_request,
         answers_at=(sockets.http, "/v2/health/live"),
     )
 

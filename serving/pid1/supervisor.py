@@ -1,18 +1,17 @@
 """Supervision: a table of processes, one loop, one policy.
 
     starting --every process runs and /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
-        ^----------- a process dies or is restarted ---------/
+        ^----------------- a process dies -------------------/
 
 A process that dies is started again after a growing pause. A process whose health check (`Process.answers_at`) does not
-answer for `hang_timeout` is killed, which counts as a death. A process that finds another one broken asks for its
-restart in a file (`Process.restart_request`): the broken one is killed, because it may not stop, and started again.
+answer for `hang_timeout` is killed, which counts as a death.
 
 Everything ends, with the reason in the log, after:
-- more than five deaths of one process in a minute, or more than ten requested restarts. Processes that the kernel kills
-  for lack of memory do not count: they work, but their callers ask too much;
+- more than five deaths of one process in a minute, not counting those for lack of memory: such a process works, but its
+  callers ask too much;
 - a start that is not ready in time, or whose /ping says that waiting will not help.
 
-The policy touches the world only through a System and two files, so tests replay histories with a fake.
+The policy touches the world only through a System and the status file, so tests replay histories with a fake.
 """
 
 import math
@@ -26,12 +25,11 @@ from serving.host.processes import describe_exit
 from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
-RESTARTS_ALLOWED = 10  # likewise, of those that were asked for
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1  # while a process or readiness is awaited
-IDLE_INTERVAL = 1.0  # otherwise; a request for a restart may wait that long
+IDLE_INTERVAL = 1.0  # otherwise
 REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
 STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that loads models ignores a stop
 KILLED_BECAUSE = {True: "out of memory", False: "not for want of memory", None: "perhaps out of memory"}
@@ -47,9 +45,7 @@ class _Child:
     pid: int | None = None
     starts: int = 0
     deaths: list[float] = field(default_factory=list)  # within the last WINDOW seconds
-    restarts: list[float] = field(default_factory=list)  # likewise, those that were requested
-    restart_reason: str = ""  # why it is being killed on request; "" if it is not
-    hang_reason: str = ""  # why it is being killed because it did not answer
+    hangs: bool = False  # it is being killed because it did not answer
     retry_at: float = 0.0
     last_exit: str = ""
 
@@ -89,7 +85,6 @@ class Supervisor:
             while self._system.wait(self._seconds_to_wait()) not in STOP_SIGNALS:
                 for child, exit_code in self._reap():
                     self._handle_death(child, exit_code)
-                self._restart_on_request()
                 self._kill_what_hangs()
                 self._start_due()
                 self._check_readiness()
@@ -126,19 +121,17 @@ class Supervisor:
 
     def _handle_death(self, child: _Child, code: int) -> None:
         """Have the process started again after a pause, or give it up."""
-        now, name = self._system.now(), child.process.name
-        requested, ours = child.restart_reason, child.restart_reason or child.hang_reason
+        now, name, times = self._system.now(), child.process.name, child.deaths
         short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
-        child.last_exit = f"was killed by serve ({ours})" if ours else self._describe_exit(code, short_of_memory)
-        child.pid, child.restart_reason, child.hang_reason = None, "", ""
-        times, allowed = (child.restarts, RESTARTS_ALLOWED) if requested else (child.deaths, DEATHS_ALLOWED)
+        hang = f"was killed because it did not answer for {self._hang_timeout:g} s"
+        child.last_exit = hang if child.hangs else self._describe_exit(code, short_of_memory)
+        child.pid, child.hangs = None, False
         times[:] = [time for time in times if time > now - WINDOW] + ([] if short_of_memory else [now])
         if self._stage == "ready" and not child.process.optional:
             self._stage, self._since = "starting", now
-        if len(times) > allowed:
-            what = "had to be restarted" if requested else "died"
-            often = f"{name} {what} {len(times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
-            error = "" if requested else self._system.last_error(child.process)
+        if len(times) > DEATHS_ALLOWED:
+            often = f"{name} died {len(times)} times within {WINDOW:g} s, the last time it {child.last_exit}"
+            error = self._system.last_error(child.process)
             self._give_up(child, f"{often}: {error}" if error else often)
         else:
             pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(times) - 1))
@@ -146,22 +139,10 @@ class Supervisor:
             self._write_status()
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
-    def _restart_on_request(self) -> None:
-        for child in self._children:
-            if child.pid is not None and not child.restart_reason and (reason := _requested_restart(child)):
-                child.restart_reason = reason
-                self._system.kill_group(child.pid)
-
     def _kill_what_hangs(self) -> None:
-        for child in self._children:
-            killed = child.restart_reason or child.hang_reason
-            if (
-                self._hang_timeout
-                and child.pid
-                and not killed
-                and self._system.silence(child.pid) >= self._hang_timeout
-            ):
-                child.hang_reason = f"it did not answer for {self._hang_timeout:g} s"
+        for child in self._children if self._hang_timeout else ():
+            if child.pid and not child.hangs and self._system.silence(child.pid) >= self._hang_timeout:
+                child.hangs = True
                 self._system.kill_group(child.pid)
 
     def _was_short_of_memory(self) -> bool | None:
@@ -238,16 +219,3 @@ class Supervisor:
         down = "stopped" if self._stage == "stopping" else "backing off"
         state = down if child.pid is None else "running"
         return ProcessStatus(child.pid, child.starts, state, child.last_exit)
-
-
-def _requested_restart(child: _Child) -> str:
-    """Return the reason of a restart that is requested for this start, else "". Remove a request that was read."""
-    file = child.process.restart_request
-    if file is None:
-        return ""
-    try:
-        start, _, reason = file.read_text(encoding="utf-8").partition(" ")
-        file.unlink()
-    except OSError:  # no request, or a file that is not ours
-        return ""
-    return reason if start == str(child.starts) else ""

@@ -42,8 +42,6 @@ class Process:
     # Glob pattern of folders that it makes, and that others of our user may make too. They are removed if they are not
     # older than the process and no other process of its name runs.
     leftover_folders: str = ""
-    # File in which others ask for a restart: the number of the start that they mean, a space, the reason in one line.
-    restart_request: Path | None = None
     optional: bool = False  # serving goes on without it: it is not waited for, and too many deaths end only itself
     answers_at: tuple[Address, str] | None = None  # address and path of its health check
     listeners: tuple[socket.socket, ...] = ()  # inherited

@@ -51,7 +51,6 @@ class RunFolder:
     status_file = _File("status.json")  # what `serve` says about the processes (serving/host/files.py)
     manager_socket = _File("manager.sock")  # where the model manager answers HTTP
     deaths_socket = _File("deaths.sock")  # where it hears of models' processes that have died
-    triton_restart_request = _File("restart-tritonserver")  # where it asks `serve` to restart tritonserver
     gunicorn_socket = _File("gunicorn.sock")
 
     @property

@@ -1,8 +1,10 @@
 """The policy of recovery, with a Triton that only says that it has loaded a model."""
 
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import MOST_RELOADS
 from tests.repository.test_model_config import ONNX, X, Y, write
-from tests.support.harness import wait_until
+from tests.support.harness import PATIENCE, wait_until
+from tests.support.started import kill
 
 pytestmark = pytest.mark.unit
 
@@ -48,23 +51,17 @@ class FakeTriton(TritonGateway):
 
 
 class World:
-    """The models NAMES are served; `chain` calls the first two. The id of tritonserver's process is no process's."""
+    """The models NAMES are served; `chain` calls the first two. tritonserver is a process that sleeps."""
 
     def __init__(self, folder: Path) -> None:
         self.settings, self.triton = replace(Settings(), run_dir=folder, workers=1), FakeTriton()
-        self.runs_as(1)
+        self.server = subprocess.Popen(["sleep", "1000"], process_group=0)
+        write_status(self.settings.status_file, "ready", {"tritonserver": ProcessStatus(self.server.pid, 1)})
         self.manager = Manager(self.settings, self.triton)
         self.manager.put(*(Entry(name, name, "", "load", slot, READY) for slot, name in enumerate(NAMES)))
         self.recovery = Recovery(self.manager)
-        self.recovery.forget(2**22 + 1)
+        self.recovery.forget(self.server.pid)
         self.recovery.step()
-
-    @property
-    def request(self) -> Path:
-        return self.settings.triton_restart_request
-
-    def runs_as(self, start: int) -> None:
-        write_status(self.settings.status_file, "ready", {"tritonserver": ProcessStatus(2**22 + 1, start)})
 
     def state(self, name: str = "m") -> str:
         return Table(self.settings.table_file).look().entries[name].state
@@ -89,8 +86,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    kill(made.server)
 
 
 def test_a_model_that_died_is_loaded_again_and_served(world: World) -> None:
@@ -150,20 +149,19 @@ def test_one_that_cannot_be_loaded_again_is_refused_with_the_reason(world: World
     assert "no such weights" in world.reason()
 
 
-def test_a_load_that_is_too_late_asks_for_a_restart(world: World) -> None:
-    world.runs_as(7)
+def test_a_load_that_is_too_late_has_tritonserver_killed(world: World) -> None:
     world.triton.error = TritonTimeout("late")
     world.recovery.report(Report(["m"], DIED, NOW))
-    world.step_until(world.request.exists, "it is asked for")
-    assert world.request.read_text().startswith("7 model 'm' ")
+    world.recovery.step()
+    assert world.server.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_tritonserver_is_restarted_after_many_reloads(world: World) -> None:
     for number in range(MOST_RELOADS):
         world.die(f"m{number}")
-    assert not world.request.exists()
+    assert world.server.poll() is None
     world.die("last")
-    assert f"{MOST_RELOADS} times" in world.request.read_text()
+    assert world.server.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_a_refusal_ends_when_its_time_is_over_also_with_another_manager(world: World) -> None:

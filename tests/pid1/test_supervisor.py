@@ -154,14 +154,9 @@ def status_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def restart_request(tmp_path: Path) -> Path:
-    return tmp_path / "restart-tritonserver"
-
-
-@pytest.fixture
-def supervisor(system: FakeSystem, status_file: Path, restart_request: Path) -> Supervisor:
+def supervisor(system: FakeSystem, status_file: Path) -> Supervisor:
     table = [
-        Process("tritonserver", ("tritonserver",), {}, Path("/"), restart_request=restart_request),
+        Process("tritonserver", ("tritonserver",), {}, Path("/")),
         Process("gunicorn", ("gunicorn",), {}, Path("/")),
         Process("nginx", ("nginx",), {}, Path("/"), SIGQUIT),
     ]
@@ -227,70 +222,6 @@ def test_a_slow_crash_loop_goes_on(supervisor: Supervisor, system: FakeSystem) -
         system.at(when, system.die("tritonserver", 1))
     run_until(300, supervisor, system)
     assert len(system.starts("tritonserver")) == 16
-
-
-def ask(file: Path, start: int, reason: str = "a backend died") -> Callable[[], None]:
-    """Return what a worker does that meets a broken tritonserver; it sends no signal."""
-    return lambda: (file.write_text(f"{start} {reason}"), None)[1]
-
-
-def test_a_restart_comes_within_a_second(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
-    system.at(100.25, ask(restart_request, 1))
-    run_until(110, supervisor, system)
-    assert system.stops() == [("SIGKILL", "tritonserver"), *IN_ORDER]
-    assert system.starts("tritonserver")[1] == pytest.approx(101, abs=0.8)
-    assert system.told("tritonserver", "a backend died", "0.25 s")
-    assert not restart_request.exists()
-
-
-def test_requests_at_once_get_one_restart(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
-    for when in (10, 10.1, 10.2, 10.3, 11, 12):
-        system.at(when, ask(restart_request, 1))
-    run_until(20, supervisor, system)
-    assert len(system.starts("tritonserver")) == 2
-    assert not restart_request.exists(), "those that came too late are removed"
-
-
-def test_a_half_written_request_is_read_later(
-    supervisor: Supervisor, system: FakeSystem, restart_request: Path
-) -> None:
-    system.at(10, lambda: restart_request.touch())
-    system.at(15, ask(restart_request, 1))
-    run_until(20, supervisor, system)
-    assert system.starts("tritonserver")[1] == pytest.approx(16, abs=1)
-
-
-def test_an_unreadable_request_is_ignored(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
-    restart_request.mkdir()
-    run_until(10, supervisor, system)
-
-
-def test_requested_restarts_are_no_deaths(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
-    for number in range(5):
-        system.at(100 + 10 * number, ask(restart_request, 2 * number + 1))
-        system.at(105 + 10 * number, system.die("tritonserver", -SIGSEGV))
-    run_until(170, supervisor, system)
-    assert len(system.starts("tritonserver")) == 11
-
-
-def test_too_many_restarts_end_everything(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
-    for start in range(1, 201):
-        system.at(100 + start / 2, lambda: ask(restart_request, len(system.starts("tritonserver")))())
-    assert supervisor.run() == 1
-    assert system.told_last("tritonserver", "11 times", "a backend died")
-
-
-def test_restarts_for_memory_do_not_count(supervisor: Supervisor, system: FakeSystem, restart_request: Path) -> None:
-    """The kernel killed one of tritonserver's children."""
-
-    def kill_a_child() -> None:
-        system.killed_for_memory = (system.killed_for_memory or 0) + 1
-        ask(restart_request, len(system.starts("tritonserver")))()
-
-    for when in range(100, 150, 3):
-        system.at(when, kill_a_child)
-    run_until(160, supervisor, system)
-    assert len(system.starts("tritonserver")) == 18
 
 
 def test_a_start_that_is_not_ready_in_time_ends_everything(supervisor: Supervisor, system: FakeSystem) -> None:
