@@ -87,7 +87,8 @@ class Slot:
     def use(self, model: str, column: int) -> None:
         """Take one of the model's slots, which keeps it loaded until `leave`. `column` is its counter. Raise
         Overloaded."""
-        self._release()
+        if self._column >= 0:
+            self._release()
         admission, leases, size = self._admission, self._admission.leases, self._size
         with admission.lock:
             if admission.several_models:
@@ -99,8 +100,6 @@ class Slot:
         self._column = column
 
     def _release(self) -> None:
-        if self._column < 0:
-            return
         admission, leases = self._admission, self._admission.leases
         with admission.lock:
             leases.add(admission.row, self._column, -1, -self._size)
@@ -110,7 +109,8 @@ class Slot:
 
     def leave(self) -> None:
         """Give everything back: the reply has been sent."""
-        self._release()
+        if self._column >= 0:
+            self._release()
         admission = self._admission
         with admission.lock:
             admission.leases.add(admission.row, TOTAL, -1, -self._size)

@@ -15,6 +15,7 @@ import time
 from array import array
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from serving.model_status.table import Entry, Models, Rejection
@@ -47,30 +48,16 @@ class Table:
     def write(self, models: Models) -> None:
         """Replace the file in one step. Its time is its version: a number that no other version has. Raise OSError."""
         temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
-        document = {
-            "models": [asdict(entry) for entry in models.entries.values()],
-            "rejected": [asdict(each) for each in models.rejected],
-            "deaths": dict(models.deaths),
-            "server": models.server,
-            "was_ready": models.was_ready,
-            "on_demand": models.on_demand,
-        }
-        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(models)), encoding="utf-8")
         version = time.monotonic_ns()
         os.utime(temporary, ns=(version, version))
         temporary.replace(self.file)
 
 
 def _parsed(document: Any) -> Models:
-    entries = [Entry(**each | {"parts": tuple(each["parts"])}) for each in document["models"]]
-    return Models(
-        {entry.name: entry for entry in entries},
-        tuple(Rejection(**each) for each in document["rejected"]),
-        document["deaths"],
-        document["server"],
-        document["was_ready"],
-        document["on_demand"],
-    )
+    entries = {name: Entry(**each | {"parts": tuple(each["parts"])}) for name, each in document["entries"].items()}
+    rejected = tuple(Rejection(**each) for each in document["rejected"])
+    return Models(**document | {"entries": entries, "rejected": rejected})
 
 
 class Leases:
@@ -80,14 +67,10 @@ class Leases:
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows, cells = rows, rows * WIDTH
         length = (2 * cells + MODELS) * SIZE
-        if file is None:
-            mapped = mmap.mmap(-1, length)
-        else:
-            with file.open("a+b") as opened:
-                if opened.seek(0, 2) < length:
-                    opened.truncate(length)
-                mapped = mmap.mmap(opened.fileno(), length)
-        numbers = memoryview(mapped).cast("q")
+        with file.open("a+b") if file else TemporaryFile() as opened:
+            if opened.seek(0, 2) < length:
+                opened.truncate(length)
+            numbers = memoryview(mmap.mmap(opened.fileno(), length)).cast("q")
         self._requests, self._bytes, self._last_use = numbers[:cells], numbers[cells : 2 * cells], numbers[2 * cells :]
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
