@@ -547,15 +547,6 @@ def bert_inputs(served: Served) -> list[str]:
     return [spec.name for spec in served.client.model.inputs]
 
 
-def test_vocab_txt_alone_tokenizes_as_tokenizer_json_does(tmp_path: Path) -> None:
-    served = serve(tmp_path, "fill-mask")
-    folder = tmp_path / "bert" / "tokenizer"
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
-    again = Served(tmp_path / "bert", task="fill-mask")
-    assert again.predict(MASKED) == served.predict(MASKED)
-
-
 def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
     serve(tmp_path, "fill-mask")
     settings = tmp_path / "bert" / "tokenizer" / "tokenizer_config.json"
