@@ -1,7 +1,8 @@
 """What one request may take, decided before work is done for it. Every figure stands here, with its reason.
 
 What has no setting is far beyond what callers send, and bounds what a small body can make of itself. docs/errors.md has
-the table. How long a request may take is its Deadline, which every loop over a caller's data looks at.
+the table. How long a request may take is its Deadline, which every loop over a caller's data looks at. What all
+requests may take together is in front/admission.py.
 """
 
 import math
