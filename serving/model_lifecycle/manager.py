@@ -261,7 +261,7 @@ class Manager:
 
 
 class AtStart:
-    """A policy: when models are loaded and unloaded. Of this one, only at the start (preparation/staging.py)."""
+    """A policy: when models are loaded and unloaded. Of this one, only at the start (preparation/survey.py)."""
 
     def __init__(self, manager: Manager) -> None:
         self.manager, self.settings = manager, manager.settings

@@ -29,7 +29,6 @@ from serving.host.files import digest
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
 from serving.model_lifecycle.manager import AtStart, Manager
-from serving.model_lifecycle.memory import ModelMemory, estimate
 from serving.model_status.table import LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
 from serving.repository.model_config import Unreadable
@@ -37,6 +36,11 @@ from serving.triton.errors import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 1024
+# What a model takes beside its weights, in bytes: a plain Python stub has 17 MB of its own, with numpy and ONNX
+# Runtime 30 MB, and 1 MB of shared memory per instance.
+PER_MODEL = 32 * 1024 * 1024
+# Weights are read and then packed for the processor: a ResNet-50 of 102 MB takes 2 to 4 times that.
+PER_BYTE_OF_FILES = 2
 
 
 class OnPost(AtStart):
@@ -44,7 +48,7 @@ class OnPost(AtStart):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        self.budget = ModelMemory(int(self.settings.model_memory_share * memory_limit()))
+        self.memory = int(self.settings.model_memory_share * memory_limit())  # bytes for Triton and its models
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
 
@@ -102,7 +106,7 @@ class OnPost(AtStart):
             raise TritonUnavailable("tritonserver is being started (again): try again shortly")
         with self._admitting:
             used = used_by(pid) + sum(self._promised.values())
-            if reason := self.budget.shortfall(used, needed):
+            if reason := shortfall(self.memory, used, needed):
                 raise OutOfMemory(f"'{target}' is not loaded: {reason}")
             if (other := self.manager.models().by_target.get(target)) and other.name != name:
                 raise ModelAlreadyLoaded(f"the Target-Model '{target}' is loaded already, as '{other.name}'")
@@ -143,6 +147,22 @@ class OnPost(AtStart):
         except ServingError as err:
             text = f"'{entry.target}' cannot be loaded: {self.manager.in_words(entry, str(err))}"
             raise (OutOfMemory if is_out_of_memory(str(err)) else LoadFailed)(text) from err
+
+
+def shortfall(limit: int, used: int, needed: int) -> str:
+    """Return why `needed` bytes more than `used` are too many, in words; "" if they are not."""
+    if used + needed <= limit:
+        return ""
+    megabytes = [f"{number / 2**20:.0f} MB" for number in (needed, used, limit)]
+    return (
+        f"the model would take about {megabytes[0]}, those loaded take {megabytes[1]} of the {megabytes[2]} that "
+        "they may take; unload others, or raise SERVE_MODEL_MEMORY_SHARE or the container's memory"
+    )
+
+
+def estimate(weight: int, models: int) -> int:
+    """Return the bytes that `models` models with files of `weight` bytes in all will take."""
+    return models * PER_MODEL + PER_BYTE_OF_FILES * weight
 
 
 def _located(name: str, url: str, root: Path) -> Archive:

@@ -2,18 +2,21 @@
 
 `serve` runs it before anything else, because PID 1 has the standard library only and reading config.pbtxt takes
 protobuf. The environment has the settings; it prints the JSON of repository/layout.py. With `stage` it also stages the
-models for tritonserver (staging.py).
+models for tritonserver.
 """
 
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
-from serving.preparation.staging import stage
+from serving.model_status.shared_files import Table
+from serving.model_status.table import Entry, Models, Rejection
 from serving.repository.engines import Choice, Engines, choice_lines
 from serving.repository.layout import (
     CLIENTS,
@@ -26,7 +29,16 @@ from serving.repository.layout import (
     is_model,
     versions,
 )
-from serving.repository.model_config import ENSEMBLE, ModelConfig, Unreadable, backend_of, parts_of, read_config
+from serving.repository.model_config import (
+    ENSEMBLE,
+    ModelConfig,
+    Unreadable,
+    backend_of,
+    parts_of,
+    read_config,
+    shared_clients,
+)
+from serving.repository.store import Store, copy_model, signature
 from serving.settings.table import Settings
 
 LISTED = 8  # names in a message
@@ -39,11 +51,6 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
         found = served(settings.model_repositories, settings.default_model, settings.load_models, settings.device)
     except LayoutError as err:
         return Facts(mistakes=err.mistakes)
-    facts = Facts(
-        folders=tuple(map(str, found.folders)),
-        models={name: ModelFacts(tuple(parts_of(each)), backend_of(each)) for name, each in found.configs.items()},
-        default=found.default,
-    )
     engines, unreadable = Engines(settings, backends), dict(found.unreadable)
     configs, choices = dict(found.configs), dict[str, Choice]()
     for name in [name for name in found.models if name not in unreadable]:
@@ -52,15 +59,48 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
             choices |= {name: choice} if choice else {}
         except Unreadable as err:
             unreadable[name] = str(err)
-    facts = replace(
-        facts,
+    if stages and (settings.reloads or not unreadable):
+        stage(settings, backends, found.models, configs, unreadable)
+    goes_on = stages and settings.reloads
+    left_out = [f"{text}; the start goes on without it" for text in unreadable.values()] if goes_on else []
+    return Facts(
+        folders=tuple(map(str, found.folders)),
+        models={name: ModelFacts(tuple(parts_of(each)), backend_of(each)) for name, each in found.configs.items()},
+        default=found.default,
         engines=tuple(choice_lines(choices, refused=False)),
-        warnings=(*found.warnings, *choice_lines(choices, refused=True)),
-        unreadable=tuple(unreadable.values()),
+        warnings=(*found.warnings, *choice_lines(choices, refused=True), *left_out),
+        unreadable=() if goes_on else tuple(unreadable.values()),
     )
-    if not stages or (unreadable and not settings.reloads):
-        return facts
-    return stage(settings, found.models, configs, unreadable, facts)
+
+
+def stage(
+    settings: Settings, backends: Path, folders: Mapping[str, Path], configs: Mapping[str, Any], refused: dict[str, str]
+) -> None:
+    """Stage every model that is not `refused`, and write the first table. tritonserver loads all that is staged at each
+    of its starts; from then on only the model manager changes it. Add models that cannot be staged to `refused`. Raise
+    OSError."""
+    store, entries, signatures = Store(settings.staged_folder, settings, backends), dict[str, Entry](), dict[str, str]()
+    for column, (name, folder) in enumerate(folders.items()):
+        load, copied, config = secrets.token_hex(8), folder, configs[name]
+        clients = shared_clients(folder, config) if settings.reloads else None
+        signatures[name] = signature(folder, clients) if settings.reloads else ""
+        if name in refused:
+            continue
+        if settings.reloads:
+            copy_model(folder, copied := settings.copies_folder / load / name, clients)
+            config = None  # the copy's is read: the folder may have changed
+        try:
+            store.stage(copied, name, config=config)
+        except ConfigError as err:
+            refused[name] = str(err).replace(str(copied), str(folder))
+            continue
+        source = str(folder) if settings.reloads else ""
+        parts = tuple(parts_of(configs[name]))
+        entries[name] = Entry(
+            name, name, str(copied), load, column, parts=parts, signature=signatures[name], source=source
+        )
+    rejected = tuple(Rejection({name: signatures[name]}, [text]) for name, text in refused.items())
+    Table(settings.table_file).write(Models(entries, rejected))
 
 
 @dataclass(frozen=True)

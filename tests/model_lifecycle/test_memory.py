@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.host.processes import tree, used_by
-from serving.model_lifecycle.memory import ModelMemory, estimate
+from serving.model_lifecycle.on_post import estimate, shortfall
 from serving.triton.errors import is_out_of_memory
 from serving.triton.quirks import OUT_OF_MEMORY
 from tests.conformance.multi import OUT_OF_MEMORY as NATIVES
@@ -42,9 +42,9 @@ def test_other_texts_are_not_taken_for_it(text: str) -> None:
 
 
 def test_a_model_is_admitted_up_to_the_limit_and_not_beyond() -> None:
-    budget = ModelMemory(100 * MEGABYTE)
-    assert budget.shortfall(60 * MEGABYTE, 40 * MEGABYTE) == ""
-    reason = budget.shortfall(60 * MEGABYTE, 41 * MEGABYTE)
+    limit = 100 * MEGABYTE
+    assert shortfall(limit, 60 * MEGABYTE, 40 * MEGABYTE) == ""
+    reason = shortfall(limit, 60 * MEGABYTE, 41 * MEGABYTE)
     assert all(word in reason for word in ("41 MB", "60 MB", "100 MB", "SERVE_MODEL_MEMORY_SHARE"))
 
 
