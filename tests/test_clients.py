@@ -9,6 +9,8 @@ import pytest
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import TASKS, families, forget, make_client, source_of
 from serving.errors import ConfigError
+from serving.repository.store import Store
+from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.preparation.test_check import findings
 from tests.support.harness import ROOT, SLEEPER, SLEEPER_CLIENT, Server, make_python_model, make_sleeper
@@ -136,6 +138,19 @@ def test_a_forgotten_client_leaves_no_module_behind(tmp_path: Path) -> None:
     os.utime(file, (0, 0))
     assert not list(tmp_path.rglob("*.pyc"))
     assert (answer(client), answer(make_client(model(tmp_path / "mine")))) == ("old", "new")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
+def test_a_closed_repository_stages_no_model_with_a_client_of_its_own(tmp_path: Path, file: str) -> None:
+    """Every mode stages by the store: a start, a reload and POST /models."""
+    make_python_model(tmp_path / "mine", TENSORS, SLEEPER)
+    closed = Store(tmp_path / "staged", Settings(model_clients=False, device="cpu"), tmp_path / "backends")
+    closed.stage(tmp_path / "mine", "mine")
+    write_client(tmp_path / file, "mine")
+    with pytest.raises(ConfigError) as error:
+        closed.stage(tmp_path / "mine", "mine")
+    assert str(tmp_path / file) in str(error.value) and "SERVE_MODEL_CLIENTS" in str(error.value)
 
 
 @pytest.fixture
