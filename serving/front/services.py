@@ -28,11 +28,11 @@ class Services:
     """What the routes use, made once per app."""
 
     def __init__(self, settings: Settings, shared_memory: str) -> None:
-        self.settings, sockets = settings, settings.triton_sockets
+        self.settings = settings
         self.gateway = TritonGateway(
-            f"unix:{sockets.grpc}",
+            f"unix:{settings.triton_grpc}",
             settings.grpc_timeout,
-            metrics_socket=sockets.metrics,
+            metrics_socket=settings.triton_metrics,
             stream_timeout=settings.stream_timeout,
             shared_prefix=shared_memory,
             shared_limit=min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY) // settings.workers,

@@ -178,7 +178,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, lambda _number, _frame: asked.set())
     settings = Settings.from_env(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
-    manager = Manager(settings, TritonGateway(f"unix:{settings.triton_sockets.grpc}", settings.grpc_timeout))
+    manager = Manager(settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout))
     policy = (OnPost if settings.multi_model else OnChange if settings.reloads else AtStart)(manager)
     policy.begin()
     watch = Watch(manager, policy)

@@ -19,8 +19,7 @@ from serving.host.machine import cpu_quota, gpu_count
 from serving.host.tritonserver import python_backends
 from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
 from serving.pid1.system import Process
-from serving.settings.run_folder import GRPC_PORT
-from serving.settings.table import SECRETS, Settings
+from serving.settings.table import GRPC_PORT, SECRETS, Settings
 
 HERE = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"
@@ -159,8 +158,8 @@ NO_GPU_NOISE = (
 def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     """Return tritonserver's process. Its shared memory has a name of its own, so what a killed one leaves there can be
     removed."""
-    sockets, backends = settings.triton_sockets, tritonserver.backend_directory()
-    sockets.folder.mkdir(mode=0o700, exist_ok=True)
+    backends = tritonserver.backend_directory()
+    settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)
     prefix = new_prefix()
     replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
@@ -182,10 +181,10 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         "log-info": settings.log_info,
         "log-warning": settings.log_warning,
         "log-error": str(settings.log_error).lower(),
-        "http-address": f"unix:{sockets.http}",
-        "grpc-address": f"unix:{sockets.grpc}".removesuffix(f":{GRPC_PORT}"),
+        "http-address": f"unix:{settings.triton_http}",
+        "grpc-address": f"unix:{settings.triton_grpc}".removesuffix(f":{GRPC_PORT}"),
         "grpc-port": GRPC_PORT,
-        "metrics-address": f"unix:{sockets.metrics}",
+        "metrics-address": f"unix:{settings.triton_metrics}",
     }
     spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
     spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
@@ -205,9 +204,9 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
         environ,
         HERE,
         noise=TRITON_NOISE + (NO_GPU_NOISE if settings.device == "cpu" else ()),
-        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(sockets.folder))}/*.sock*"),
+        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(settings.triton_folder))}/*.sock*"),
         leftover_folders=tritonserver.ENVIRONMENTS,
-        answers_at=(sockets.http, "/v2/health/live"),
+        answers_at=(settings.triton_http, "/v2/health/live"),
     )
 
 
@@ -270,9 +269,9 @@ def nginx_configuration(settings: Settings) -> str:
         "run_dir": settings.run_dir,
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "gunicorn_socket": settings.gunicorn_socket,
-        "triton_http": settings.triton_sockets.http,
-        "triton_grpc": settings.triton_sockets.grpc,
-        "triton_metrics": settings.triton_sockets.metrics,
+        "triton_http": settings.triton_http,
+        "triton_grpc": settings.triton_grpc,
+        "triton_metrics": settings.triton_metrics,
         "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
         "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
         "kserve": settings.kserve,

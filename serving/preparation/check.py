@@ -35,8 +35,7 @@ from serving.model_status.served_model import ServedModel, describe_model, serve
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, mistake_of_packages, read_merged
 from serving.repository.store import Store
-from serving.settings.run_folder import GRPC_PORT, TritonSockets
-from serving.settings.table import SECRETS, Settings
+from serving.settings.table import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE
 from serving.triton.tensors import numpy_dtype
@@ -194,7 +193,7 @@ def _failures(
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
     """Give a gateway to a tritonserver that serves no model yet. Raise TritonUnavailable if it does not start."""
     prefix, began = f"check-{secrets.token_hex(8)}", time.time()
-    socket, backends = TritonSockets(run_dir).grpc, tritonserver.backend_directory()
+    socket, backends = run_dir / f"grpc.sock:{GRPC_PORT}", tritonserver.backend_directory()
     flags: dict[str, object] = {
         "model-repository": run_dir / "models",
         "model-control-mode": "explicit",

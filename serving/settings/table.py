@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from serving.host.machine import Machine, this_machine
 from serving.named_value import Names
-from serving.settings.run_folder import RunFolder
 from serving.settings.setting import (
     BATCH_MEGABYTES,
     LOG_LEVELS,
@@ -42,6 +41,19 @@ DEFAULT_PAYLOAD = 6  # MB, batch transform's own
 BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 
 
+GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
+
+
+class _File:
+    """A file or folder of that name in the run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, settings: "Settings", _: object = None) -> Path:
+        return settings.run_dir / self._name
+
+
 def _setting(variables: str, default: Any, within: tuple[float | None, ...] = (None, None), **more: Any) -> Any:
     """Return a row. Of several variables the first that is set counts; `within` are the least and the most."""
     low, high = within
@@ -61,7 +73,7 @@ def _switch(variables: str, *choices: str, help: str) -> Any:
 
 # fmt: off
 @dataclass(frozen=True)
-class Settings(RunFolder):
+class Settings:
     """The table's values. Timeouts are in seconds, sizes in MB of 1024*1024 bytes."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
@@ -186,6 +198,23 @@ class Settings(RunFolder):
         help="added to tritonserver's command line, where the last option of a name counts")
     # fmt: on
 
+    # What lies in the run folder
+    staged_folder = _File("models")  # Triton's repository: NAME/ for each model (serving/repository/store.py)
+    copies_folder = _File("copies")  # of folders that are watched: LOAD/NAME
+    table_file = _File("models.json")  # what is known of each model (serving/models/table.py)
+    leases_file = _File("leases")  # counts of the calls in flight
+    status_file = _File("status.json")  # what `serve` says about the processes (serving/host/files.py)
+    manager_socket = _File("manager.sock")  # where the model manager answers HTTP
+    deaths_socket = _File("deaths.sock")  # where it hears of models' processes that have died
+    gunicorn_socket = _File("gunicorn.sock")
+    # tritonserver listens in a folder that only the container's user may enter. So no other process of the machine, no
+    # sidecar and no browser reaches it, and nothing needs a secret. What others may ask of it goes through nginx.
+    triton_folder = _File("triton")
+    triton_http = _File("triton/http.sock")
+    triton_grpc = _File(f"triton/grpc.sock:{GRPC_PORT}")
+    triton_metrics = _File("triton/metrics.sock")
+    shared_memory_file = _File("triton/shared-memory")  # how our names in /dev/shm begin, which nobody can guess
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
         """Read and check all variables, and replace every "auto". Raise SettingsError with every mistake."""
@@ -201,24 +230,24 @@ class Settings(RunFolder):
         return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """The same with a value for every 0 or auto that depends on the machine. Paths become absolute, as the children
-        run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
-        workers = self.workers or _auto_workers(machine)
+        """Return the same with a value for every 0 or auto that depends on the machine. Paths become absolute, as the
+        children run in another folder; an auto for the model repository stays (serving/repository/layout.py)."""
+        workers = self.workers or max(1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16))
+        auto = ARCHIVES if self.multi_model and self.model_repositories == (AUTO,) else AUTO
+        # Batch transform's payload passes; 0 of either is as much as can be set.
+        largest = max(self.max_body_mb or 1024.0, float(self.batch_payload_mb)) if self.batch_payload_mb else 1024.0
         return replace(
             self,
-            model_repositories=tuple(path if path == AUTO else path.absolute() for path in self._repositories()),
+            model_repositories=tuple(auto if path == AUTO else path.absolute() for path in self.model_repositories),
             ping_mode=self.ping_mode.replace("auto", "live" if self.multi_model else "ready"),
             device=("gpu" if machine.gpu else "cpu") if self.device == "auto" else self.device,
-            max_body_mb=_largest_body(self.max_body_mb, self.batch_payload_mb),
+            max_body_mb=largest,
             workers=workers,
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
             max_concurrency=self.max_concurrency or min(1024, max(128, 64 * workers)),
             log_info=self.log_info.replace("auto", str(self.logs("info")).lower()),
             log_warning=self.log_warning.replace("auto", str(self.logs("warning")).lower()),
         )
-
-    def _repositories(self) -> tuple[Path, ...]:
-        return (ARCHIVES,) if self.multi_model and self.model_repositories == (AUTO,) else self.model_repositories
 
     def environment(self) -> dict[str, str]:
         """Return the variables from which a child reads the same Settings."""
@@ -292,12 +321,3 @@ def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
     settled["reload"] = values["reload"].replace("auto", str(not obstacle_to_reload(values)).lower())
     timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
     return settled | ({"request_timeout": BATCH_TIMEOUT} if values["batch"] and not set_ & set(timeouts) else {})
-
-
-def _largest_body(megabytes: float, payload: int) -> float:
-    """Batch transform's payload passes; 0 of either is as much as can be set."""
-    return max(megabytes or 1024.0, float(payload)) if payload else 1024.0
-
-
-def _auto_workers(machine: Machine) -> int:
-    return max(1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16))

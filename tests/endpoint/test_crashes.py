@@ -79,7 +79,7 @@ def crashes(server: Server) -> float:
 def new_worker(server: Server) -> Registry:
     """The models as a worker knows them that has answered nothing yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
-    gateway = TritonGateway(f"unix:{settings.triton_sockets.grpc}", PATIENCE)
+    gateway = TritonGateway(f"unix:{settings.triton_grpc}", PATIENCE)
     return Registry(gateway, Table(settings.table_file))
 
 

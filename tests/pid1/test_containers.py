@@ -123,7 +123,7 @@ def test_the_next_serve_removes_what_a_killed_one_and_its_processes_left(tmp_pat
     first.mkdir()
     second.mkdir()
     server = Server(first, tmp_path / "models").wait_ready()
-    prefix = (server.triton_sockets.folder / "shared-memory").read_text()
+    prefix = (server.run_dir / "triton/shared-memory").read_text()
     assert list(SHARED_MEMORY.glob(f"{prefix}*"))
     server.kill_all()
     server = Server(second, tmp_path / "models").wait_ready()

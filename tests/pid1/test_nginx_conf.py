@@ -202,8 +202,8 @@ def test_a_request_arrives_with_its_body_path_and_headers(edge: Edge) -> None:
 
 
 def test_a_question_takes_nothing_of_the_callers_to_triton_but_its_path(edge: Edge) -> None:
-    edge.settings.triton_sockets.folder.mkdir()
-    edge.settings.triton_sockets.http.symlink_to(edge.settings.gunicorn_socket)
+    edge.settings.triton_folder.mkdir()
+    edge.settings.triton_http.symlink_to(edge.settings.gunicorn_socket)
     headers = {"Inference-Header-Content-Length": "x", "Content-Encoding": "gzip", "Triton-Key": "forged"}
     response = requests.get(f"{edge.url}/v2/models/m/config?q=1", data=b"12345", headers=headers, timeout=PATIENCE)
     seen = response.json()
@@ -340,8 +340,8 @@ def ask(edge: Edge) -> requests.Response:
 @pytest.mark.parametrize("kserve", ["trusted", "true"])
 def test_trusted_kserve_hands_infer_calls_to_triton_as_they_came(upstream: Path, tmp_path: Path, kserve: str) -> None:
     edge = Edge(behind(upstream, tmp_path), SERVE_KSERVE=kserve)
-    edge.settings.triton_sockets.folder.mkdir()
-    edge.settings.triton_sockets.http.symlink_to(upstream / "gunicorn.sock")
+    edge.settings.triton_folder.mkdir()
+    edge.settings.triton_http.symlink_to(upstream / "gunicorn.sock")
     reached = {}
     for path in ("/v2/models/m/infer", "/v2/models/m/versions/2/infer?0", "/invocations", "/v2/models/a%2Fb/infer"):
         headers = {"Inference-Header-Content-Length": "3", "Accept": "text/event-stream"}

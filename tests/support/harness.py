@@ -27,7 +27,6 @@ from onnx import helper
 from PIL import Image
 
 from serving.repository.model_config import read_config
-from serving.settings.run_folder import TritonSockets
 from serving.triton.tensors import numpy_dtype
 from simulate.ports import PortPicker
 from tests.support.started import ends_with
@@ -211,13 +210,9 @@ class Server:
     def in_work(self) -> int:
         return int(float(re.findall(r"^serve_in_flight (\S+)$", self.get("/metrics").text, re.MULTILINE)[0]))
 
-    @property
-    def triton_sockets(self) -> TritonSockets:
-        return TritonSockets(self.run_dir / "triton")
-
     def triton(self) -> httpx.Client:
         """Triton's own HTTP endpoint; the certificates, which a socket does not need, take 40 ms to read."""
-        transport = httpx.HTTPTransport(uds=str(self.triton_sockets.http), verify=False)
+        transport = httpx.HTTPTransport(uds=str(self.run_dir / "triton/http.sock"), verify=False)
         return httpx.Client(transport=transport, base_url="http://triton", timeout=PATIENCE)
 
     def processes(self) -> list[int]:
