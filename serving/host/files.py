@@ -1,4 +1,4 @@
-"""Files that several processes share, and the one in which the supervisor reports its processes to the front."""
+"""Files that several processes share, and the one in which process 1 reports its processes to the front."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """Writes the whole file in one step: a reader sees the old one or the new one. `mode` is subject to the umask."""
+    """Write the whole file in one step: a reader sees the old one or the new one. `mode` is subject to the umask."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.touch(mode, exist_ok=True)
@@ -22,7 +22,7 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def digest(name: str) -> str:
-    """A name as a file's name."""
+    """Return a name of a file for any name."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -37,13 +37,13 @@ class ProcessStatus:
 
 
 def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus]) -> None:
-    """Raises OSError."""
+    """Raise OSError."""
     status = {"stage": stage, "processes": {name: asdict(process) for name, process in processes.items()}}
     replace_file(file, json.dumps(status).encode())
 
 
 def read_status(file: Path | None) -> dict[str, ProcessStatus]:
-    """Return the processes by name; none when there is no supervisor or it has not written yet."""
+    """Return the processes by name; none if process 1 has not written yet."""
     try:
         processes = json.loads(file.read_bytes())["processes"] if file else {}
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What this machine, or this container, gives us: processors, memory, shared memory, a GPU.
+"""What this machine or this container has: processors, memory, shared memory, a GPU.
 
 A container's limits are in its control group, not in /proc: cgroup v2 (`cpu.max`, `memory.max`) or v1
 (`cpu.cfs_quota_us`, `memory.limit_in_bytes`). The smallest limit from the process's own group up to the root counts.
@@ -28,25 +28,27 @@ def this_machine(root: Path = ROOT) -> Machine:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Processors that this process may use: its control group's quota, at most its CPU affinity."""
+    """Return how many processors this process may use: its control group's quota, at most its CPU affinity."""
     pairs = [*_limits(root, "", "cpu.max"), *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
     quotas = [pair[0] / pair[1] for pair in pairs if len(pair) == 2 and min(pair) > 0]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
 
 def memory_limit(root: Path = ROOT) -> int:
-    """Bytes that this process may use: its control group's limit, at most the machine's memory."""
-    found = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
-    return min([_total_memory(root), *(limit for limits in found for limit in limits if limit > 0)])
+    """Return how many bytes this process may use: its control group's limit, at most the machine's memory."""
+    groups = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    return min([total, *(limit for limits in groups for limit in limits if limit > 0)])
 
 
 def has_gpu(root: Path = ROOT) -> bool:
-    """Whether an NVIDIA GPU's device is there, as the container toolkit or the driver makes it."""
-    return any((root / name).exists() for name in ("dev/nvidia0", "dev/nvidiactl"))
+    """Return whether there is an NVIDIA GPU."""
+    return gpu_count(root) > 0
 
 
 def processor_features(root: Path = ROOT) -> frozenset[str]:
-    """The instruction sets of this processor as Linux names them (avx512f, amx_bf16); none where it does not say."""
+    """Return the instruction sets of this processor as Linux names them (avx512f, amx_bf16); none if it does not."""
     with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
         for line in file:  # of the first processor: the others are equal
             name, _, words = line.partition(":")
@@ -56,12 +58,12 @@ def processor_features(root: Path = ROOT) -> frozenset[str]:
 
 
 def gpu_count(root: Path = ROOT) -> int:
-    """How many NVIDIA GPUs there are; a container has the devices of its own only."""
+    """Return how many NVIDIA GPUs there are; a container has the devices of its own only."""
     return sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))
 
 
 def shm_size(root: Path = ROOT) -> int:
-    """Bytes of /dev/shm, through which Triton and its python backends hand tensors; 0 when it is missing."""
+    """Return the bytes of /dev/shm, through which Triton and its Python backends pass tensors; 0 if it is missing."""
     try:
         filesystem = os.statvfs(root / "dev/shm")
     except OSError:
@@ -70,7 +72,7 @@ def shm_size(root: Path = ROOT) -> int:
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """How many processes of the control group the kernel killed because memory was short; None where it is not said."""
+    """Return how many processes of the control group the kernel killed because memory was short; None if unknown."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:
@@ -80,30 +82,20 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
-    """The numbers in these files, for each group that has them."""
+    """Yield the numbers in these files, for each group that has them."""
     for folder in _cgroup_folders(root, controller):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             yield [int(word) for file in files for word in (folder / file).read_text().split()]
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The process's group and all above it; without a cgroup namespace only the topmost exists in here."""
-    group = Path(_cgroup_path(root, controller).lstrip("/"))
-    for path in (group, *group.parents):
-        if ".." not in path.parts:
-            yield root / "sys/fs/cgroup" / controller / path
-
-
-def _cgroup_path(root: Path, controller: str) -> str:
-    """From /proc/self/cgroup, lines of `ID:CONTROLLERS:PATH`; version 2 has no controllers there."""
+    """Yield the process's group and all above it; without a cgroup namespace only the topmost exists in here."""
+    group = Path()
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
+            _, controllers, path = line.split(":", 2)  # version 2 has no controllers
             if controller in controllers.split(","):
-                return path
-    return "/"
-
-
-def _total_memory(root: Path) -> int:
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+                group = Path(path.lstrip("/"))
+    for folder in (group, *group.parents):
+        if ".." not in folder.parts:
+            yield root / "sys/fs/cgroup" / controller / folder

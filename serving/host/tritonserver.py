@@ -1,7 +1,7 @@
 """Where Triton's server is on this machine and what its process needs. Standard library only.
 
-NVIDIA's image brings the server, its backends and their libraries in /opt/tritonserver and needs nothing.
-Elsewhere the PyPI package nvidia-pytriton brings them; it is found, never imported.
+NVIDIA's image has the server, its backends and their libraries in /opt/tritonserver. Elsewhere the PyPI package
+nvidia-pytriton has them; it is located, never imported.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ ENVIRONMENTS = "/tmp/python_env_??????"  # where each python backend unpacks pac
 
 
 def is_nvidia_image() -> bool:
-    """Whether this is NVIDIA's Triton image (C++ backends, GPU libraries)."""
+    """Return whether this is NVIDIA's Triton image (C++ backends, GPU libraries)."""
     return (NVIDIA_IMAGE / "bin" / "tritonserver").is_file()
 
 
 def package() -> Path:
-    """The folder `pytriton/tritonserver` of the installed package; FileNotFoundError without it."""
+    """Return the folder `pytriton/tritonserver` of the installed package. Raise FileNotFoundError without it."""
     spec = importlib.util.find_spec(PACKAGE)
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
@@ -41,25 +41,23 @@ def package() -> Path:
 
 
 def binary() -> Path:
-    """The tritonserver to start; FileNotFoundError when there is none."""
-    folder = NVIDIA_IMAGE if is_nvidia_image() else package()
-    return folder / "bin" / "tritonserver"
+    """Return the tritonserver to start. Raise FileNotFoundError if there is none."""
+    return (NVIDIA_IMAGE if is_nvidia_image() else package()) / "bin" / "tritonserver"
 
 
 def backend_directory() -> Path:
-    """What --backend-directory takes: NVIDIA's, else triton/backends under sys.prefix."""
+    """Return what --backend-directory takes: NVIDIA's, else triton/backends under sys.prefix."""
     return NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
 
 
 def python_backends(folder: Path) -> list[str]:
-    """The Python backend and those that are written for it (NAME/model.py)."""
+    """Return the Python backend and those that are written for it (NAME/model.py)."""
     return ["python", *sorted(path.parent.name for path in folder.glob("*/model.py"))]
 
 
 def only_python_backends(folder: Path) -> bool:
-    """Whether it holds no other."""
-    known = python_backends(folder)
-    return all(backend.name in known for backend in folder.glob("*/"))
+    """Return whether it holds no other."""
+    return {backend.name for backend in folder.glob("*/")} <= {*python_backends(folder)}
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
@@ -71,11 +69,9 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what tritonserver and its Python stubs need; untouched for NVIDIA's image.
-
-    A stub ignores PYTHONPATH and takes the environment of the first `python3` on PATH. FileNotFoundError
-    when the package or the shared library of this Python is missing.
-    """
+    """Return `base` with what tritonserver and its Python stubs need; untouched for NVIDIA's image. A stub ignores
+    PYTHONPATH and takes the environment of the first `python3` on PATH. Raise FileNotFoundError if the package or the
+    shared library of this Python is missing."""
     if is_nvidia_image():
         return dict(base)
     bundled = package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"
@@ -99,10 +95,8 @@ def version() -> str:
 
 
 def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with backends/stub_wait.c preloaded, which makes the python backend wait for a paused stub.
-
-    Any version but the one it was verified with does without. FileNotFoundError when the library is missing.
-    """
+    """Return `environ` with backends/stub_wait.c preloaded, which makes the Python backend wait for a paused stub,
+    unless Triton's version is one that it was not verified with. Raise FileNotFoundError if the library is missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(sys.prefix) / "triton/stub_wait.so"
@@ -112,17 +106,14 @@ def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def libpython(base: Mapping[str, str]) -> Path | None:
-    """This Python's shared library, which the stub is linked to; None when the loader finds it by itself.
-
-    FileNotFoundError, with Debian's package to install, when it is nowhere.
-    """
+    """Return this Python's shared library, which the stub is linked to; None if the loader finds it by itself. Raise
+    FileNotFoundError, with Debian's package to install, if it is nowhere."""
     name = f"libpython{PYTHON}.so.1.0"
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     folders = [configured, configured / (sysconfig.get_config_var("MULTIARCH") or ""), Path(sys.base_prefix) / "lib"]
     folders += [Path(folder) for folder in base.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
+    if library := next((folder / name for folder in folders if (folder / name).is_file()), None):
+        return library
     if ctypes.util.find_library(f"python{PYTHON}"):
         return None
     raise FileNotFoundError(
@@ -132,7 +123,7 @@ def libpython(base: Mapping[str, str]) -> Path | None:
 
 
 def _prepended(folders: list[Path], existing: str) -> str:
-    """A search path with `folders` first, each named once."""
+    """Return a search path with `folders` first, each named once."""
     names = [str(folder) for folder in folders]
     kept = [name for name in existing.split(os.pathsep) if name and name not in names]
     return os.pathsep.join(names + kept)

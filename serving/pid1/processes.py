@@ -85,16 +85,22 @@ def find_agent(environ: Mapping[str, str]) -> str | None:
     return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
 
 
-def agent_environment(settings: Settings, address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the agent's variables, and write prometheus.yaml and cloudwatch.json into the run folder.
+def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
+    """Return no process if none is asked for, or it is not installed (`serve` warns of that). Else write its
+    prometheus.yaml and cloudwatch.json into the run folder.
 
-    The agent scrapes /metrics at `address`, "host:port", and writes CloudWatch's embedded metric format, of the series
-    that cloudwatch.json declares. In a container (RUN_IN_CONTAINER) it reads its configuration from CW_CONFIG_CONTENT,
-    so nothing has to be written below /etc.
+    The agent scrapes /metrics and writes CloudWatch's embedded metric format, of the series that cloudwatch.json
+    declares. In a container (RUN_IN_CONTAINER) it reads its configuration from CW_CONFIG_CONTENT, so nothing has to be
+    written below /etc.
     """
-    scrape_file = settings.run_dir / "prometheus.yaml"
-    job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": [{"targets": [address]}]}
+    program = find_agent(environ) if settings.cloudwatch else None
+    if not program:
+        return []
+    host, port = ping_address(settings)
+    targets = [{"targets": [f"{bracketed(host)}:{port}"]}]
+    job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": targets}
     scrape = {"global": {"scrape_interval": "60s", "scrape_timeout": "10s"}, "scrape_configs": [job]}
+    scrape_file = settings.run_dir / "prometheus.yaml"
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")  # JSON is a part of YAML
     configuration = json.loads(AGENT_TEMPLATE.read_text(encoding="utf-8"))
     if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):  # else the agent asks the machine
@@ -104,17 +110,8 @@ def agent_environment(settings: Settings, address: str, environ: Mapping[str, st
     prometheus["emf_processor"]["metric_namespace"] = settings.cloudwatch_namespace
     content = json.dumps(configuration, indent=2)
     (settings.run_dir / "cloudwatch.json").write_text(content, encoding="utf-8")
-    return {"RUN_IN_CONTAINER": "True", "CW_CONFIG_CONTENT": content}
-
-
-def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """Return no process if none is asked for, or it is not installed (`serve` warns of that)."""
-    program = find_agent(environ) if settings.cloudwatch else None
-    if not program:
-        return []
-    host, port = ping_address(settings)
-    own = agent_environment(settings, f"{bracketed(host)}:{port}", environ)
-    return [Process("cloudwatch-agent", (program,), {**environ, **own}, settings.run_dir, optional=True)]
+    environ = {**environ, "RUN_IN_CONTAINER": "True", "CW_CONFIG_CONTENT": content}
+    return [Process("cloudwatch-agent", (program,), environ, settings.run_dir, optional=True)]
 
 
 def manager(settings: Settings, environ: Mapping[str, str]) -> Process:

@@ -80,8 +80,8 @@ def test_an_unreadable_limit_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_gpu_is_its_device_and_shared_memory_a_file_system(tmp_path: Path) -> None:
-    assert not has_gpu(write(tmp_path, {}))
-    assert has_gpu(write(tmp_path, {"dev/nvidiactl": ""}))
+    assert not has_gpu(write(tmp_path, {"dev/nvidiactl": ""}))
+    assert has_gpu(write(tmp_path, {"dev/nvidia0": ""}))
     assert (shm_size(tmp_path), shm_size() > 0) == (0, True)
     machine = this_machine()
     assert 0 < machine.cpus <= CPUS and machine.memory > 0
