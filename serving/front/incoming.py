@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import flask
+from gunicorn.http.body import LengthReader
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from serving.bodies.forms import TextOrForm
 from serving.bodies.packed import unpacked
@@ -36,48 +38,54 @@ class Incoming(flask.Request):
     slot: Slot | None = None  # once the request is admitted
     model = version = ""  # the model and the version that answer
 
-    @cached_property
-    def timings(self) -> Timings:
-        return Timings()
+    def __init__(self, environ: dict[str, Any], *arguments: Any, **names: Any) -> None:
+        super().__init__(environ, *arguments, **names)
+        self.timings = Timings()
+
+    def header(self, name: str) -> str:
+        """Return a header, "" if it is missing; several times faster than `headers`."""
+        value: str = self.environ.get(f"HTTP_{name.upper().replace('-', '_')}", "")
+        return value
 
     @cached_property
     def id(self) -> str:
         """Return the caller's Inference-Id or the id that nginx made."""
-        return self.headers.get("X-Request-Id") or uuid.uuid4().hex
-
-    @property
-    def accept(self) -> str:
-        return self.headers.get("Accept", "")
+        return self.header("X-Request-Id") or uuid.uuid4().hex
 
     @cached_property
     def attributes(self) -> Mapping[str, str]:
-        return read_attributes(self.headers.get(ATTRIBUTES, ""))
+        header = self.header(ATTRIBUTES)
+        return read_attributes(header) if header else {}
 
     @property
     def traceparent(self) -> str:
         """Return the caller's traceparent, "" without a sampled one: Triton records any trace (quirks.py).
 
         SageMaker strips the header, so Custom-Attributes may carry it."""
-        header = self.headers.get("traceparent") or self.attributes.get("traceparent", "")
+        header = self.header("traceparent") or self.attributes.get("traceparent", "")
         return header if header and SAMPLED.fullmatch(header) else ""
 
     @cached_property
     def forwarded(self) -> float:
         """Return when nginx forwarded the request, on time.monotonic()'s clock, so time in gunicorn's queue counts."""
-        sent = self.headers.get(FORWARDED, type=float)
-        return monotonic() - (0.0 if sent is None else max(0.0, time() - sent))
+        sent = self.header(FORWARDED)
+        return monotonic() - (max(0.0, time() - float(sent)) if sent else 0.0)
 
     def whole(self) -> bytes:
         """Return the body, unpacked. Raise PayloadTooLarge, Overloaded and others."""
-        length, encoding = self.content_length, self.headers.get("Content-Encoding")
-        # A BufferedReader reads a known number of bytes into their final place. nginx has the body whole before it
-        # sends it, so its length is known.
-        data: bytes = (
-            self.get_data(cache=False) if length is None else io.BufferedReader(self.stream).read(length)  # type: ignore[type-var]
-        )
+        length, limit = self.content_length, flask.current_app.config["MAX_CONTENT_LENGTH"]
+        if length is None:  # only without nginx, which has the body whole before it sends it
+            data = self.get_data(cache=False)
+        elif length > limit:
+            raise RequestEntityTooLarge
+        else:
+            data = self.environ["wsgi.input"].read(length)
+            if len(data) < length:
+                raise ClientDisconnected
+        encoding = self.header("Content-Encoding")
         if not encoding:
             return data
-        body = unpacked(data, encoding, flask.current_app.config["MAX_CONTENT_LENGTH"])
+        body = unpacked(data, encoding, limit)
         if self.slot and (more := len(body) - len(data)):
             self.slot.grow(more)
         return body
@@ -88,10 +96,9 @@ class Incoming(flask.Request):
             pass
 
     def reply_headers(self) -> dict[str, str]:
-        """Return the headers of the reply to an inference. nginx logs them, Server-Timing too, and adds the id."""
+        """Return the headers of the reply to an inference. nginx logs them, and adds the id."""
         headers = {
-            "X-Request-Id": self.id,
-            ATTRIBUTES: self.headers.get(ATTRIBUTES, ""),
+            ATTRIBUTES: self.header(ATTRIBUTES),
             "X-Model-Name": self.model,
             "X-Model-Version": self.version,
             "Server-Timing": self.timings.header(),
@@ -112,25 +119,26 @@ def services() -> "Services":
 def read_request(source: Incoming, stream: str, body: Target, named: Target) -> Request:
     """Return the request. `stream` is the type of the stream that the route asks for, `body` the model that the body
     names, `named` the one that the route or the header Target-Model names. Raise InvalidRequest if two disagree."""
-    app = services()
-    targets = [
-        Target.within("the header Custom-Attributes", source.attributes),
-        Target.within("the query string", source.args),
-        body,
-    ]
+    app, accept = services(), source.header("Accept")
+    query: Mapping[str, str] = source.args if source.environ.get("QUERY_STRING") else {}
+    targets = [body]
+    if query:
+        targets.insert(0, Target.within("the query string", query))
+    if source.attributes:
+        targets.insert(0, Target.within("the header Custom-Attributes", source.attributes))
     if named.source == PATH:
         targets = [replace(target, name=None) for target in targets]
     target = Target.agreed([named, *targets], named.source)
-    if target.name is None and "model" in source.args:
+    if target.name is None and "model" in query:
         raise InvalidRequest("the query string names no model; did you mean model_name instead of model?")
     return Request(
         id=source.id,
         target=target,
         attributes=source.attributes,
-        parameters={key: value for key, value in source.args.items() if key not in RESERVED},
-        session=source.headers.get(SESSION_ID, ""),
-        accept=source.accept,
-        stream=stream or streamed_type(source.accept),
+        parameters={key: value for key, value in query.items() if key not in RESERVED},
+        session=source.header(SESSION_ID),
+        accept=accept,
+        stream=stream or streamed_type(accept),
         reply_deadline=Deadline(source.forwarded + app.gateway.timeout),
         stream_deadline=Deadline(source.forwarded + app.gateway.stream_timeout),
         budget=app.budget,
@@ -141,21 +149,22 @@ def read_request(source: Incoming, stream: str, body: Target, named: Target) -> 
 
 
 def target_model(source: Incoming) -> Target:
-    """What the header Target-Model says."""
-    return Target("the header Target-Model", source.headers.get(TARGET_MODEL) or None)
+    """Return what the header Target-Model says."""
+    return Target("the header Target-Model", source.header(TARGET_MODEL) or None)
 
 
 def read_invocation(source: Incoming) -> Body:
     """Return the body of /invocations. Raise InvalidRequest and others."""
+    content_type = source.environ.get("CONTENT_TYPE", "")
     if source.mimetype == FORM:
         return _read_form(source)
     inference_type = services().settings.inference_type
     return read_body(
-        source.headers.get("Content-Type", ""),
+        content_type,
         source.whole(),
         generates=inference_type != "infer",
         stream=EVENT_STREAM if inference_type == "generate_stream" else "",
-        accept=source.accept,
+        accept=source.header("Accept"),
     )
 
 
@@ -166,3 +175,32 @@ def _read_form(form: Incoming) -> TextOrForm:
     parameters = {str(key): value for key, value in form.form.items() if key not in RESERVED}
     named = Target.within("the form", form.form)
     return TextOrForm(files, FORM, parameters, named)
+
+
+def pre_request(_worker: Any, request: Any) -> None:
+    """Receive a body of known length faster: gunicorn calls this hook before the app (gunicorn_config.py)."""
+    if isinstance(request.body.reader, LengthReader):
+        request.body = io.BufferedReader(Received(request.unreader, request.body.reader.length))
+
+
+class Received(io.RawIOBase):
+    """Receives a body of known length into the caller's buffer. gunicorn's own reader (27.0) copies each part several
+    times: it takes 1.9 instead of 0.5 ms of processor time for 3 MB, 25 instead of 4.5 for 25 MB."""
+
+    def __init__(self, unreader: Any, length: int) -> None:
+        super().__init__()
+        self._unreader, self._left = unreader, length
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        buffer = buffer[: self._left]
+        if received := self._unreader.take_buffered():  # came with the headers
+            size = min(len(received), len(buffer))
+            buffer[:size] = received[:size]
+            self._unreader.unread(received[size:])
+        else:
+            size = self._unreader.sock.recv_into(buffer)
+        self._left -= size
+        return size
