@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.model_manager.test_multimodel import Container, make_model, tensor
+from tests.model_lifecycle.test_multimodel import Container, make_model, tensor
 from tests.support.harness import ROOT, Server, make_identity, wait_until
 
 pytestmark = pytest.mark.stack
 WARM = 50  # calls before the one that is recorded
-MOST_FILES, MOST_LINES = 18, 2_500  # of a picture
+MOST_FILES, MOST_LINES = 18, 2_800  # of a picture
 ROW = re.compile(
     r"^\| `(?P<file>[\w./]+)` \| (?P<picture>[^|]*) \| (?P<kserve>[^|]*) \| (?P<multi>[^|]*) \|", re.MULTILINE
 )
