@@ -141,20 +141,21 @@ class Manager:
         if not self._becomes(lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout):
             raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
         self._end(entry)
-        self.forget(entry)
+        self._unstage(entry)
+        self.remove(entry.name)
 
     def drop(self, entry: Entry) -> None:
-        """Remove a model that has failed: Triton keeps the parts that it loaded before their ensemble failed."""
+        """Remove a model that has failed: Triton keeps the parts that it loaded before their ensemble failed. What is
+        staged goes first: if tritonserver has ended, the next one must not load it."""
+        self._unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
                 self.gateway.unload(name)
-        self.forget(entry)
+        self.remove(entry.name)
 
-    def forget(self, entry: Entry) -> None:
-        """Remove what is staged, and the entry."""
+    def _unstage(self, entry: Entry) -> None:
         for name in self.staged_names(entry):
             self.store.remove(name)
-        self.remove(entry.name)
 
     def staged_names(self, entry: Entry) -> list[str]:
         """Return Triton's names of what is staged for the model: an archive brings its parts."""

@@ -477,3 +477,18 @@ def test_a_load_whose_manager_dies_is_undone_and_can_be_sent_again(running: Cont
     wait_until(lambda: running.load("halfway", "halfway").status_code == 200, "it loads")
     assert predictions(running.invoke("halfway", 1)) == [{"three": 3.0}]
     assert running.unload("halfway").status_code == 200
+
+
+def test_a_load_whose_tritonserver_dies_is_not_loaded_by_the_next_one(running: Container) -> None:
+    make_model(running.path("cut") / "net", 3, initialize="hold()", label="three")
+    listed = running.listed()
+    with ThreadPoolExecutor() as threads:
+        load = threads.submit(running.load, "cut", "cut")
+        wait_until(lambda: running.is_held("cut"), "it is being loaded")
+        running.server.replace("tritonserver")
+        expect(load.result(), 503, "triton_unavailable")
+    wait_until(lambda: running.server.ping() == 200 and running.listed() == listed, "all others are ready again")
+    assert running.stubs() == len(listed)
+    running.go_on("cut")
+    assert running.load("cut", "cut").status_code == 200
+    assert running.unload("cut").status_code == 200
