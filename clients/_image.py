@@ -1,30 +1,17 @@
 """Clients of one image: it is resized, cut and normalized by the settings of clients/_input.py."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._input import (
-    EXAMPLE,
-    FLOAT_TYPES,
-    INEXACT,
-    INTERPOLATIONS,
-    KEEP_RATIO,
-    SETTINGS,
-    TORCHVISION,
-    frame_of,
-    keeps_ratio,
-    normalization,
-    resized_to,
-)
-from clients._resize import keep_ratio, pad
+from clients._input import EXAMPLE, INEXACT, INTERPOLATIONS, SETTINGS, TORCHVISION, frame_of
+from clients._resize import whole
 from clients.base import Model, ModelClient, Parameter, Tensors
 from serving.codecs import IMAGE
-from serving.errors import InferenceFailed, InvalidRequest
+from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
 RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
@@ -43,32 +30,16 @@ class ImageClient(ModelClient):
     settings: ClassVar[tuple[Parameter, ...]] = SETTINGS
 
     def __init__(self, model: Model) -> None:
-        """Read the settings. Raise InvalidRequest when shape and settings do not fit together, OSError when a file is
-        missing that a setting names."""
+        """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
         super().__init__(model)
         options, self.example, self.input = self.options, EXAMPLE, model.inputs[0]
-        self.frame = frame_of(self.input, options)
-        self.resized, self.keeps_ratio = resized_to(self.frame.size, options), keeps_ratio(options)
-        if self.keeps_ratio and model.max_batch_size > 1:
-            raise InvalidRequest(
-                f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no batch: max_batch_size is "
-                f"{model.max_batch_size}, and must be 1 or 0"
-            )
-        exact, self.method = options["exact"], INTERPOLATIONS[options["interpolation"]]
-        self.side = 0 if exact != INEXACT or self.answers_in_pixels else int(AMPLE * max(self.resized))
-        self.resizes_first = exact != INEXACT or options["interpolation"] in STEPS
-        self.gain, self.offset = normalization(self.input, self.frame, options)
-        self.dtype = FLOAT_TYPES.get(self.input.datatype, np.uint8)
-        shorter, longer = self.resized
-        rules: dict[str, Callable[[Image.Image], Image.Image]] = {
-            "shortest": self._shortest,
-            "stretch": self._stretch,
-            "pad": partial(pad, size=self.frame.size, level=options["pad_value"], method=self.method),
-            KEEP_RATIO: partial(
-                keep_ratio, shorter=shorter, longer=longer, divisor=options["size_divisor"], method=self.method
-            ),
-        }
-        self.resize = rules[options["resize"]]
+        self.frame = frame_of(self.input, options, model.max_batch_size)
+        self.method = INTERPOLATIONS[options["interpolation"]]
+        exact = options["exact"] != INEXACT
+        self.side = 0 if exact or self.answers_in_pixels else int(AMPLE * max(self.frame.resized))
+        self.resizes_first = exact or options["interpolation"] in STEPS
+        cuts = {"shortest": self._shortest, "stretch": self._stretch}
+        self.resize = cuts.get(options["resize"]) or whole(self.frame, options)
 
     def preprocess(self, instances: Sequence[Image.Image]) -> Tensors:
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for keep_ratio."""
@@ -85,15 +56,16 @@ class ImageClient(ModelClient):
 
     def normalize(self, pixels: Pixels) -> NDArray[Any]:
         """Return pixels [n, height, width, channels] in the input's datatype and layout, [n, *its shape]."""
-        ordered = pixels if self.frame.channels_last else pixels.transpose(0, 3, 1, 2)
-        if self.dtype == np.uint8:
+        frame = self.frame
+        ordered = pixels if frame.channels_last else pixels.transpose(0, 3, 1, 2)
+        if frame.dtype == np.uint8:
             values: NDArray[Any] = np.ascontiguousarray(ordered)
         else:
             values = np.empty(ordered.shape, np.float32)
-            np.multiply(ordered, self.gain, out=values)
-            values += self.offset
-            values = values.astype(self.dtype, copy=False)
-        return values[:, None] if self.frame.own_batch else values
+            np.multiply(ordered, frame.gain, out=values)
+            values += frame.offset
+            values = values.astype(frame.dtype, copy=False)
+        return values[:, None] if frame.own_batch else values
 
     def _shortest(self, image: Image.Image) -> Image.Image:
         """Cover `resized`, then crop the centre: the rule of torchvision and transformers for ImageNet.
@@ -101,7 +73,7 @@ class ImageClient(ModelClient):
         Pillow takes two thirds of the time if it computes only the crop, from the box in the original image that
         becomes it. Its rounding then differs by less than torchvision's two ways do.
         """
-        (width, height), (least_height, least_width) = image.size, self.resized
+        (width, height), (least_height, least_width) = image.size, self.frame.resized
         if least_width * height >= least_height * width:
             covering = (least_width, least_width * height // width)
         else:
@@ -114,7 +86,7 @@ class ImageClient(ModelClient):
         return image.resize(self.frame.size[::-1], self.method, box=source)
 
     def _stretch(self, image: Image.Image) -> Image.Image:
-        sides = self.resized[::-1]
+        sides = self.frame.resized[::-1]
         return image.resize(sides, self.method).crop(self._centre(sides))
 
     def _centre(self, sides: tuple[int, int]) -> tuple[int, int, int, int]:

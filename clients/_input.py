@@ -56,17 +56,23 @@ EXAMPLE = decode_base64(  # a grey gradient, 8×8
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frame:
     """The form of the network's input: `size` is (height, width), (-1, -1) if each image has a size of its own.
 
-    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0.
+    `own_batch`: the model's shape includes a batch dimension, but max_batch_size is 0. An image is resized to `resized`
+    before the centre of `size` is cut out of it; for shortest it covers this, and for keep_ratio these are the shorter
+    side and the most of the longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) / std.
     """
 
     size: tuple[int, int]
     channels: int
     channels_last: bool
     own_batch: bool
+    resized: tuple[int, int]
+    gain: NDArray[np.float32]
+    offset: NDArray[np.float32]
+    dtype: Any
 
 
 def keeps_ratio(settings: Mapping[str, Any]) -> bool:
@@ -74,8 +80,8 @@ def keeps_ratio(settings: Mapping[str, Any]) -> bool:
     return settings.get("resize") == KEEP_RATIO
 
 
-def frame_of(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
-    """Return the frame that the input's shape and the settings `layout` and `size` give. Raise InvalidRequest."""
+def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) -> Frame:
+    """Return the frame that the input and the settings give. Raise InvalidRequest if they do not fit together."""
     shape = spec.shape[1:] if len(spec.shape) == 4 else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
         raise InvalidRequest(
@@ -86,8 +92,16 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any]) -> Frame:
     channels, height, width = (shape[2], *shape[:2]) if channels_last else shape
     if channels not in (-1, 1, 3):
         raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
-    size = _size(spec, (height, width), options)
-    return Frame(size, 3 if channels == -1 else channels, channels_last, len(spec.shape) == 4)
+    size, channels = _size(spec, (height, width), options), 3 if channels == -1 else channels
+    resized = _resized(size, options)
+    if keeps_ratio(options) and max_batch_size > 1:
+        raise InvalidRequest(
+            f"parameter 'resize' is {KEEP_RATIO}, and images of different sizes make no batch: max_batch_size is "
+            f"{max_batch_size}, and must be 1 or 0"
+        )
+    gain, offset = _normalization(spec, channels, channels_last, options)
+    dtype = FLOAT_TYPES.get(spec.datatype, np.uint8)
+    return Frame(size, channels, channels_last, len(spec.shape) == 4, resized, gain, offset, dtype)
 
 
 def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
@@ -126,9 +140,7 @@ def _size(spec: TensorSpec, shape: tuple[int, int], options: Mapping[str, Any]) 
     return size
 
 
-def resized_to(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return what the image is resized to, before the centre of `size` is cut out of it; for shortest it covers this,
-    and for keep_ratio these are the shorter side and the most of the longer one. Raise InvalidRequest."""
+def _resized(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
     asked = options["resize_to"]
     if keeps_ratio(options):
         if len(asked) != 2:
@@ -148,18 +160,16 @@ def resized_to(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, 
     return sides
 
 
-def normalization(
-    spec: TensorSpec, frame: Frame, options: Mapping[str, Any]
+def _normalization(
+    spec: TensorSpec, channels: int, channels_last: bool, options: Mapping[str, Any]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (gain, offset) per channel, so that pixel · gain + offset = (pixel · scale - mean) / std. Raise
-    InvalidRequest."""
     for name in ("mean", "std"):
-        if spec.datatype != "UINT8" and len(options[name]) not in (1, frame.channels):
+        if spec.datatype != "UINT8" and len(options[name]) not in (1, channels):
             raise InvalidRequest(
-                f"parameter '{name}' has {len(options[name])} values, input '{spec.name}' has {frame.channels} "
-                f"channel{'s' if frame.channels > 1 else ''}: give one value, or one per channel"
+                f"parameter '{name}' has {len(options[name])} values, input '{spec.name}' has {channels} "
+                f"channel{'s' if channels > 1 else ''}: give one value, or one per channel"
             )
     mean, std = (np.asarray(options[name], np.float64) for name in ("mean", "std"))
-    shape = (1, 1, -1) if frame.channels_last else (-1, 1, 1)
+    shape = (1, 1, -1) if channels_last else (-1, 1, 1)
     gain, offset = options["scale"] / std, -mean / std
     return gain.astype(np.float32).reshape(shape), offset.astype(np.float32).reshape(shape)

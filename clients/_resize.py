@@ -1,8 +1,22 @@
 """Resize a whole image, for detectors, segmenters and encoders: pad it to a size, or keep its proportions."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
 from PIL import Image
 
+from clients._input import INTERPOLATIONS, Frame, keeps_ratio
 from serving.errors import DecodingError
+
+
+def whole(frame: Frame, options: Mapping[str, Any]) -> Callable[[Image.Image], Image.Image]:
+    """Return the function that resizes an image by the setting `resize`, which is pad or keep_ratio."""
+    method = INTERPOLATIONS[options["interpolation"]]
+    if keeps_ratio(options):
+        shorter, longer = frame.resized
+        return partial(keep_ratio, shorter=shorter, longer=longer, divisor=options["size_divisor"], method=method)
+    return partial(pad, size=frame.size, level=options["pad_value"], method=method)
 
 
 def pad(image: Image.Image, size: tuple[int, int], level: int, method: Image.Resampling) -> Image.Image:

@@ -26,7 +26,7 @@ from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.torch_export import OFFLINE, Arrays, check_answers, export_onnx, load
 from build_engines.request import Request
 from clients._image import ImageClient
-from clients._input import INTERPOLATIONS, KEEP_RATIO
+from clients._input import INTERPOLATIONS, KEEP_RATIO, keeps_ratio
 from clients.base import Model, TensorSpec
 from clients.detr import BOXES, LOGITS
 from clients.resnet import Client
@@ -105,7 +105,7 @@ def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dic
     is_tower = named == CLIPVisionModelWithProjection.__name__
     loader = CLIPVisionModelWithProjection if is_tower else HEADS[kind].loader
     network = load(loader, checkpoint, f"as a {named or 'network'}")
-    if client.keeps_ratio and request.max_batch_size > 1:
+    if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(f"--max-batch-size {request.max_batch_size}: images of different sizes make no batch; {FIXED}")
     module = Pixels(network, client, HEADS[kind])
     height, width = client.input.shape[1:]
@@ -115,7 +115,7 @@ def write_onnx(checkpoint: Path, kind: str, request: Request, path: Path) -> dic
     export_onnx(module, {INPUT: example}, {INPUT: shape}, HEADS[kind].outputs, path)
     rng = np.random.default_rng(0)
     sizes = sorted({client.fit(Image.new("RGB", size)).shape[:2] for size in ANY_SIZE})
-    batches = (1, 3) if request.max_batch_size and not client.keeps_ratio else (1,)
+    batches = (1, 3) if request.max_batch_size and not keeps_ratio(client.options) else (1,)
     pixels = (rng.integers(0, 256, (batch, 3, *size), np.uint8) for batch, size in itertools.product(batches, sizes))
     examples = ({INPUT: torch.from_numpy(each)} for each in pixels)
     check_answers(module, path, examples, HEADS[kind].same, f"; or, {FIXED}" if len(sizes) > 1 else "")
@@ -228,7 +228,7 @@ def _scores(processor: Any) -> dict[str, str]:
 def check_same(processor: Any, client: ImageClient) -> None:
     """BuildError unless the client prepares images as the processor does."""
     rng = np.random.default_rng(0)
-    for width, height in ANY_SIZE if client.keeps_ratio else TRIED:
+    for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
         ((ours,),) = client.preprocess([image]).values()
         theirs = prepared(processor, image)
@@ -245,7 +245,7 @@ class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(self, network: Any, client: ImageClient, head: Head = HEADS["resnet"]) -> None:
         super().__init__()
         self.network, self.head = network, head
-        self.gain, self.offset = torch.from_numpy(client.gain), torch.from_numpy(client.offset)
+        self.gain, self.offset = torch.from_numpy(client.frame.gain), torch.from_numpy(client.frame.offset)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.head.read(self.network, pixels.float() * self.gain + self.offset)
