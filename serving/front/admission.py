@@ -13,6 +13,7 @@ model that hangs holds half and the second half of the rest (Choudhury and Hahne
 """
 
 import threading
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -57,7 +58,7 @@ class Admission:
             self.last_active = monotonic()
         return Slot(self, size)
 
-    def check(self, whose: str, column: int, most: int, most_bytes: int) -> None:
+    def check(self, whose: str, column: int, most: float, most_bytes: int) -> None:
         """Raise Overloaded if the counter of a column is at `most` requests or above `most_bytes`."""
         if (requests := self.leases.requests(column)) >= most or self.leases.bytes(column) > most_bytes:
             raise Overloaded(
@@ -80,7 +81,7 @@ class Slot:
         """Count `more` bytes: the body was unpacked. Call it before `use`. Raise Overloaded."""
         admission = self._admission
         with admission.lock:
-            admission.check("", TOTAL, admission.limit + 1, admission.most_bytes - more)
+            admission.check("", TOTAL, inf, admission.most_bytes - more)
             admission.leases.add(admission.row, TOTAL, 0, more)
         self._size += more
 

@@ -80,7 +80,7 @@ def test_the_largest_body_is_taken_when_no_other_is_in_flight(held: ExitStack) -
 
 
 def test_a_body_counts_with_what_it_unpacks_to(held: ExitStack) -> None:
-    admission = Admission(120, MOST_BYTES, several_models=False)
+    admission = Admission(2, MOST_BYTES, several_models=False)
     slot = held.enter_context(admission.enter(10))
     slot.grow(890)
     slot.use("m", 0)
