@@ -18,11 +18,11 @@ import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from serving.host.files import ProcessStatus, write_status
 from serving.host.processes import describe_exit
 from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
+from serving.settings.table import Settings
 
 DEATHS_ALLOWED = 5  # within WINDOW, of one process
 WINDOW = 60.0
@@ -32,7 +32,6 @@ POLL_INTERVAL = 0.1  # while a process or readiness is awaited
 IDLE_INTERVAL = 1.0  # otherwise
 REPORT_INTERVAL = 5.0  # between two lines that say why a start is not ready yet
 STOP_BEFORE_READY = 3.0  # no request is in flight then, and a tritonserver that loads models ignores a stop
-KILLED_BECAUSE = {True: "out of memory", False: "not for want of memory", None: "perhaps out of memory"}
 
 
 class Failure(Exception):
@@ -51,30 +50,16 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure; they are stopped last to first. Timeouts in seconds; without
-    `hang_timeout` no health check is asked.
-
-    `when_ready` are lines for the log when everything is ready for the first time.
-    """
+    """Runs `processes` until a signal or a failure; they are stopped last to first. `when_ready` are lines for the log
+    when everything is ready for the first time."""
 
     def __init__(
-        self,
-        processes: Sequence[Process],
-        system: System,
-        *,
-        status_file: Path,
-        start_timeout: float,
-        stop_timeout: float,
-        hang_timeout: float = 0.0,
-        when_ready: Sequence[str] = (),
+        self, processes: Sequence[Process], system: System, settings: Settings, when_ready: Sequence[str] = ()
     ) -> None:
         self._children = [_Child(process) for process in processes]
-        self._system, self._status_file = system, status_file
-        self._start_timeout, self._stop_timeout = start_timeout, stop_timeout
-        self._hang_timeout, self._when_ready = hang_timeout, list(when_ready)
+        self._system, self._settings, self._when_ready = system, settings, list(when_ready)
         self._stage, self._has_been_ready = "starting", False
-        self._since = system.now()
-        self._next_report = REPORT_INTERVAL
+        self._since, self._next_report = system.now(), REPORT_INTERVAL
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
@@ -103,16 +88,12 @@ class Supervisor:
     def _start_due(self) -> None:
         for child in self._children:
             if child.pid is None and self._system.now() >= child.retry_at:
-                self._start(child)
-
-    def _start(self, child: _Child) -> None:
-        try:
-            child.pid = self._system.start(child.process)
-        except OSError as err:
-            self._give_up(child, f"{child.process.name} cannot be started: {err}")
-            return
-        child.starts += 1
-        self._write_status()
+                try:
+                    child.pid = self._system.start(child.process)
+                    child.starts += 1
+                    self._write_status()
+                except OSError as err:
+                    self._give_up(child, f"{child.process.name} cannot be started: {err}")
 
     def _reap(self) -> list[tuple[_Child, int]]:
         """Return our processes that ended, with their exit codes."""
@@ -122,9 +103,12 @@ class Supervisor:
     def _handle_death(self, child: _Child, code: int) -> None:
         """Have the process started again after a pause, or give it up."""
         now, name, times = self._system.now(), child.process.name, child.deaths
-        short_of_memory = code == -signal.SIGKILL and self._was_short_of_memory()
-        hang = f"was killed because it did not answer for {self._hang_timeout:g} s"
-        child.last_exit = hang if child.hangs else self._describe_exit(code, short_of_memory)
+        before, self._oom_kills = self._oom_kills, self._system.oom_kills()
+        known = before is not None and self._oom_kills is not None
+        short_of_memory = code == -signal.SIGKILL and known and self._oom_kills != before
+        cause = ("out of memory" if short_of_memory else "not for want of memory") if known else "perhaps out of memory"
+        hang = f"was killed because it did not answer for {self._settings.hang_timeout:g} s"
+        child.last_exit = hang if child.hangs else describe_exit(code, cause if code == -signal.SIGKILL else "")
         child.pid, child.hangs = None, False
         times[:] = [time for time in times if time > now - WINDOW] + ([] if short_of_memory else [now])
         if self._stage == "ready" and not child.process.optional:
@@ -140,18 +124,10 @@ class Supervisor:
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
     def _kill_what_hangs(self) -> None:
-        for child in self._children if self._hang_timeout else ():
-            if child.pid and not child.hangs and self._system.silence(child.pid) >= self._hang_timeout:
+        for child in self._children if self._settings.hang_timeout else ():
+            if child.pid and not child.hangs and self._system.silence(child.pid) >= self._settings.hang_timeout:
                 child.hangs = True
                 self._system.kill_group(child.pid)
-
-    def _was_short_of_memory(self) -> bool | None:
-        """Return whether the kernel killed a process for lack of memory since the last call, None if unknown."""
-        before, self._oom_kills = self._oom_kills, self._system.oom_kills()
-        return None if before is None or self._oom_kills is None else self._oom_kills > before
-
-    def _describe_exit(self, code: int, short_of_memory: bool | None) -> str:
-        return describe_exit(code, KILLED_BECAUSE[short_of_memory] if code == -signal.SIGKILL else "")
 
     def _give_up(self, child: _Child, reason: str) -> None:
         """Never start it again. Raise Failure if serving needs it."""
@@ -176,8 +152,8 @@ class Supervisor:
                 self._system.say(self._when_ready.pop(0))
         elif isinstance(reason, PermanentFailure) and not self._has_been_ready:
             raise Failure(f"this cannot start: {reason}")
-        elif took > self._start_timeout:
-            raise Failure(f"not ready within {self._start_timeout:g} s: {reason}")
+        elif took > self._settings.start_timeout:
+            raise Failure(f"not ready within {self._settings.start_timeout:g} s: {reason}")
         elif took > self._next_report:
             self._next_report += REPORT_INTERVAL
             self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
@@ -188,8 +164,8 @@ class Supervisor:
         self._write_status()
         # Callers may have seen a 200 of /ping that this loop has not seen yet.
         serves = self._has_been_ready or not self._system.ping()
-        timeout = self._stop_timeout if serves else min(STOP_BEFORE_READY, self._stop_timeout)
-        deadline = self._system.now() + timeout
+        timeout = self._settings.stop_timeout
+        deadline = self._system.now() + (timeout if serves else min(STOP_BEFORE_READY, timeout))
         for child in reversed(self._children):
             if child.pid is not None:
                 self._system.signal(child.pid, child.process.stop_signal)
@@ -204,18 +180,15 @@ class Supervisor:
         while child.pid is not None and (left := deadline - self._system.now()) > 0:
             self._system.wait(min(left, 1.0))
             for ended, code in self._reap():
-                memory = code == -signal.SIGKILL and self._was_short_of_memory()
-                ended.last_exit, ended.pid = self._describe_exit(code, memory), None
+                ended.last_exit, ended.pid = describe_exit(code), None
                 self._write_status()
 
     def _write_status(self) -> None:
-        processes = {child.process.name: self._describe(child) for child in self._children}
+        processes = {}
+        for child in self._children:
+            state = "running" if child.pid else "stopped" if self._stage == "stopping" else "backing off"
+            processes[child.process.name] = ProcessStatus(child.pid, child.starts, state, child.last_exit)
         try:
-            write_status(self._status_file, self._stage, processes)
+            write_status(self._settings.status_file, self._stage, processes)
         except OSError as err:  # a full disk must not end supervision
             self._system.say(f"the status cannot be written: {err}", "warning")
-
-    def _describe(self, child: _Child) -> ProcessStatus:
-        down = "stopped" if self._stage == "stopping" else "backing off"
-        state = down if child.pid is None else "running"
-        return ProcessStatus(child.pid, child.starts, state, child.last_exit)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM, Signals
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from serving.host.processes import describe_exit
 from serving.pid1.supervisor import Supervisor
 from serving.pid1.system import PermanentFailure, Process, System
+from serving.settings.table import Settings
 
 pytestmark = pytest.mark.unit
 
 SIGCHLD = 17
+SETTINGS = Settings(start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
 class FakeSystem(System):
@@ -160,7 +163,7 @@ def supervisor(system: FakeSystem, status_file: Path) -> Supervisor:
         Process("gunicorn", ("gunicorn",), {}, Path("/")),
         Process("nginx", ("nginx",), {}, Path("/"), SIGQUIT),
     ]
-    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
+    return Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent))
 
 
 def run_until(when: float, supervisor: Supervisor, system: FakeSystem) -> None:
@@ -387,14 +390,14 @@ def test_without_a_hang_timeout_nothing_is_killed(system: FakeSystem, status_fil
     table = [Process("nginx", ("nginx",), {}, Path("/"))]
     system.at(10, system.hang("nginx"))
     system.at(1000, system.send(SIGTERM))
-    assert Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0).run() == 0
+    assert Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0)).run() == 0
     assert len(system.starts("nginx")) == 1
 
 
 @pytest.fixture
 def with_agent(system: FakeSystem, status_file: Path) -> Supervisor:
     table = [Process("nginx", ("nginx",), {}, Path("/")), Process("agent", ("agent",), {}, Path("/"), optional=True)]
-    return Supervisor(table, system, status_file=status_file, start_timeout=30.0, stop_timeout=25.0)
+    return Supervisor(table, system, replace(SETTINGS, run_dir=status_file.parent, hang_timeout=0.0))
 
 
 def test_an_optional_process_is_given_up(with_agent: Supervisor, system: FakeSystem, status_file: Path) -> None:

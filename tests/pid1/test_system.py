@@ -31,6 +31,7 @@ from pathlib import Path
 from serving.pid1.supervisor import Supervisor
 from serving.pid1.system import Process, System
 from serving.pid1.log import Output
+from serving.settings.table import Settings
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 system = System(("127.0.0.1", port), Output(1), hang_timeout=3.0)
@@ -47,8 +48,8 @@ table = [
     )
     for name, command in commands.items()
 ]
-status = folder / "status.json"
-sys.exit(Supervisor(table, system, status_file=status, start_timeout=20, stop_timeout=1.5, hang_timeout=3.0).run())
+settings = Settings(run_dir=folder, start_timeout=20.0, stop_timeout=1.5, hang_timeout=3.0)
+sys.exit(Supervisor(table, system, settings).run())
 """
 
 
