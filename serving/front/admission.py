@@ -1,4 +1,5 @@
-"""Refuse requests for load: the only place that decides 503 `overloaded` (docs/errors.md has all bounds in a table).
+"""Refuse requests for load, with 503 `overloaded`. No other module here decides that; docs/errors.md has a table of all
+bounds, with those of nginx and Triton.
 
     slot = admission.enter(size)      a slot of the total, before the body is read; `size` is the body's length
     slot.grow(more)                   the body was unpacked and is longer now

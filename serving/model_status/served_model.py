@@ -86,20 +86,20 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
         """Raise a ServingError."""
-        self._forget_replaced()
+        keys = {entry.key for entry in self._table.look().entries.values()}
+        for old in [each for each in list(self._locks) if each not in keys]:
+            self._forget(old)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self:
                 self[key] = served_model(self._gateway, key[1], Path(key[2]))
             return self[key]
 
-    def _forget_replaced(self) -> None:
-        """Forget the models of loads that the table has no more, with the code of their own clients."""
-        keys = {entry.key for entry in self._table.look().entries.values()}
-        for key in [key for key in list(self._locks) if key not in keys]:
-            self._locks.pop(key, None)
-            served = self.pop(key, None)
-            if served and served.client:
-                forget(served.client)
+    def _forget(self, key: tuple[str, str, str]) -> None:
+        """Forget the model of a load that the table has no more, with the code of its own client."""
+        self._locks.pop(key, None)
+        served = self.pop(key, None)
+        if served and served.client:
+            forget(served.client)
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
