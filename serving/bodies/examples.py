@@ -9,7 +9,7 @@ from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
 from serving.model_status.served_model import ServedModel
 from serving.request import Job, Request
-from serving.triton.errors import BackendDied
+from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 
 
@@ -34,7 +34,7 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     except InferenceFailed as err:
         raise LoadFailed(f"{err} {_place(err.__cause__)}".strip()) from err
     except BackendDied as err:
-        raise LoadFailed(f"a process of it died when its example was asked ({err.details})") from err
+        raise LoadFailed(f"a process of it died when its example was asked ({err})") from err
 
 
 def _place(cause: BaseException | None) -> str:

@@ -15,7 +15,7 @@ from serving.errors import ServingError
 from serving.front.incoming import Incoming, services
 from serving.headers import EVENT_STREAM, JSON_LINES
 from serving.request import Job, Line
-from serving.triton.errors import BackendDied
+from serving.triton.connection import BackendDied
 from serving.triton.gateway import Responses, TritonGateway
 
 log = logging.getLogger(__name__)

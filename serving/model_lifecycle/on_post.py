@@ -32,7 +32,7 @@ from serving.model_lifecycle.manager import AtStart, Manager
 from serving.model_status.table import LOADING, READY, UNLOADING, Entry
 from serving.repository.archives import Archive, locate
 from serving.repository.model_config import Unreadable
-from serving.triton.errors import is_out_of_memory
+from serving.triton.connection import is_out_of_memory
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 1024

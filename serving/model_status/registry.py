@@ -20,8 +20,7 @@ from serving.errors import (
 from serving.model_status.served_model import ServedModel, ServedModels
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models
-from serving.triton.connection import IndexEntry
-from serving.triton.errors import BackendDied
+from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
@@ -69,10 +68,10 @@ class Registry:
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
         """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the error
         that the caller sees."""
-        restarting = ModelRestarting(served.name, error.details)
+        restarting = ModelRestarting(served.name, str(error))
         if self._deaths is None:
             return restarting
-        report = {"models": list(served.names), "details": error.details, "began": began}
+        report = {"models": list(served.names), "details": str(error), "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
                 sent.setblocking(False)

@@ -1,8 +1,11 @@
-"""Connects to Triton, and asks about the server and its models. No inference comes this way."""
+"""Connects to Triton, asks about the server and its models, and translates its errors. No inference comes this way.
+
+The texts of errors that it knows are in quirks.py.
+"""
 
 import contextlib
+import http.client
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,9 +15,19 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.budget import NEVER, Deadline
-from serving.errors import InferenceFailed, InvalidRequest, ModelNotReady, TritonUnavailable
+from serving.errors import (
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotAcceptable,
+    OutOfMemory,
+    Overloaded,
+    ServingError,
+    TritonTimeout,
+    TritonUnavailable,
+)
 from serving.host.network import LocalConnection
-from serving.triton.errors import http_errors, never_sent, translated, without_trace
+from serving.triton import quirks
 
 CONNECT_SECONDS = 0.5  # more than the longest pause between two attempts to connect
 LOAD_CONNECT_SECONDS = 10.0  # of a load, for which a platform waits for minutes
@@ -29,6 +42,29 @@ CHANNEL_OPTIONS = [
 ]
 METRICS_SECONDS = 1.0  # a scraper waits for 2
 NOWHERE = Path("/nonexistent")
+ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all others mean InferenceFailed
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: ModelNotReady,  # the registry knew the model, so it has just been unloaded
+    grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
+    grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it is stopped
+    grpc.StatusCode.ABORTED: TritonUnavailable,
+}
+NOT_ANSWERING = "tritonserver does not answer: it is starting or restarting; try again shortly"
+TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
+
+
+class BackendDied(Exception):
+    """Signals that a process of the model has died, with Triton's text about it. A caller sees the ModelRestarting that
+    Registry.report makes of it."""
+
+
+class RegionUnknown(Exception):
+    """Signals that Triton was restarted and does not know the memory of an input. The gateway sends it again."""
 
 
 @dataclass(frozen=True)
@@ -65,42 +101,41 @@ class Connection:
         return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def close(self) -> None:
-        if channel := self.__dict__.pop("_channel", None):
-            channel.close()
-        self.__dict__.pop("stub", None)
+        self._channel.close()
 
-    def call(self, send: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
-        """Make a call, and repeat it if it could not be sent."""
+    def call(
+        self, send: Callable[[], Any], again: Callable[[], Any] | None = None, seconds: float = CONNECT_SECONDS
+    ) -> Any:
+        """Make a call. If it could not be sent, repeat it, with `again` if given. Wait `seconds` for a connection
+        first: after a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just
+        have come up. Raise what the failure is translated to."""
         try:
             return send()
         except grpc.RpcError as err:
-            return self.again(err, send, seconds)
-
-    def again(self, failure: grpc.RpcError, send: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
-        """Repeat a call if its failure says that it could not be sent. Wait `seconds` for a connection first: after a
-        failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just have come up.
-        Raise what the failure, or that of the second attempt, is translated to."""
-        if not never_sent(failure):
-            raise translated(failure) from failure
+            if err.code() is not grpc.StatusCode.UNAVAILABLE or "failed to connect" not in str(err.details()).lower():
+                raise translated(err) from err
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=seconds)
         try:
-            return send()
+            return (again or send)()
         except grpc.RpcError as err:
             raise translated(err) from err
 
-    def _ask(
-        self, method: str, request: Any, timeout: float = PROBE_SECONDS, connect_seconds: float = CONNECT_SECONDS
-    ) -> Any:
+    def _ask(self, method: str, request: Any, timeout: float = PROBE_SECONDS, seconds: float = CONNECT_SECONDS) -> Any:
         """Make a call that is not an inference."""
-        return self.call(partial(getattr(self.stub, method), request, timeout=timeout), connect_seconds)
+        return self.call(partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds)
 
     def metrics(self) -> bytes:
         """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or TritonTimeout."""
-        with closing(LocalConnection(self.metrics_socket, METRICS_SECONDS)) as connection, http_errors():
-            connection.request("GET", "/metrics")
-            reply = connection.getresponse()
-            text = reply.read()
+        try:
+            with contextlib.closing(LocalConnection(self.metrics_socket, METRICS_SECONDS)) as connection:
+                connection.request("GET", "/metrics")
+                reply = connection.getresponse()
+                text = reply.read()
+        except TimeoutError as err:
+            raise TritonTimeout(TOO_LATE) from err
+        except (http.client.HTTPException, OSError) as err:
+            raise TritonUnavailable(NOT_ANSWERING) from err
         if reply.status != 200:
             raise TritonUnavailable(f"Triton's metrics endpoint answered {reply.status}")
         return text
@@ -109,10 +144,6 @@ class Connection:
         """Return whether Triton is live. Raise TritonUnavailable, TritonTimeout or TooLate."""
         timeout = deadline.left(PROBE_SECONDS)
         return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest(), timeout).live)
-
-    def is_ready(self) -> bool:
-        """Return whether Triton is ready. Raise TritonUnavailable or TritonTimeout."""
-        return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest()).ready)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Return whether the model is loaded; `version` "" means any."""
@@ -142,3 +173,51 @@ class Connection:
         """Make Triton load a model whose repository it knows, and its parts, and wait for it. Raise a ServingError."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
         self._ask("RepositoryModelLoad", request, timeout, LOAD_CONNECT_SECONDS)
+
+
+def translated(err: grpc.RpcError) -> Exception:
+    """Return a ServingError, BackendDied or RegionUnknown for any gRPC error."""
+    kind, details = ERRORS.get(err.code(), InferenceFailed), without_trace(err.details() or "")
+    if quirks.DECOUPLED in details:
+        return NotAcceptable(
+            "the model gives any number of responses to a request (it is decoupled): ask for them with "
+            "Accept: text/event-stream or Accept: application/jsonlines"
+        )
+    if details.startswith(quirks.UNKNOWN_REGION):
+        return RegionUnknown(details)
+    return _by_text(details, kind)
+
+
+def translated_text(message: str) -> Exception:
+    """Return a ServingError or BackendDied for an error in a stream, which is a text without a status."""
+    return _by_text(without_trace(message), InvalidRequest if quirks.MISTAKES.match(message) else InferenceFailed)
+
+
+def _by_text(details: str, kind: type[ServingError]) -> Exception:
+    """Return an error of that kind, or of the kind that the text says. If the model failed, the text may say that
+    memory or /dev/shm was short, or that the request's tensors do not fit."""
+    if details.startswith(quirks.UNKNOWN_MODEL):
+        return ModelNotReady(details)
+    if dead := quirks.DEAD_PROCESS.fullmatch(details):
+        return BackendDied(dead[1])
+    if queue := quirks.QUEUE_POLICY.fullmatch(details):
+        return Overloaded(f"{queue[1]}: the queue policy in the model's config.pbtxt says so; try again shortly")
+    if kind is TritonUnavailable or quirks.STOPPING.fullmatch(details):
+        return TritonUnavailable(NOT_ANSWERING)
+    if kind is TritonTimeout:
+        return TritonTimeout(TOO_LATE)
+    if kind is InferenceFailed and is_out_of_memory(details):
+        return OutOfMemory(details)
+    if kind is InferenceFailed and quirks.WRONG_SIZES.search(details):
+        return InvalidRequest(details)
+    return kind(details)
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Return whether an error's text says that memory, or another resource that unloading frees, was short."""
+    return bool(quirks.OUT_OF_MEMORY.search(message))
+
+
+def without_trace(message: str) -> str:
+    """Return a message of Triton's without the request's id in front and the python backend's traceback at the end."""
+    return quirks.REQUEST_ID.sub("", message.split(quirks.TRACEBACK)[0]).strip()

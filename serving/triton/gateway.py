@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serving.budget import NEVER, Deadline
-from serving.triton.connection import NOWHERE, Connection
-from serving.triton.errors import RegionUnknown, translated, translated_text
-from serving.triton.shared_memory import LEAST, Region, SharedMemory
+from serving.triton.connection import NOWHERE, Connection, RegionUnknown, translated_text
+from serving.triton.shared_memory import Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
 
@@ -41,14 +40,7 @@ class TritonGateway(Connection):
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":
         """Return the responses of a model that gives any number of them."""
-        message = request.message({})
-
-        def send() -> Any:
-            # The stream of requests ends after this one, so that of the responses ends after its last.
-            timeout, metadata = deadline.left(self.stream_timeout), request.metadata
-            return self.stub.ModelStreamInfer(iter([message]), timeout=timeout, metadata=metadata)
-
-        return Responses(self, send)
+        return Responses(self, request, deadline)
 
     def _register(self, name: str, size: int) -> None:
         """Make Triton map a file of /dev/shm."""
@@ -65,55 +57,46 @@ class Call:
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
         self._gateway, self._request, self._deadline = gateway, request, deadline
         self._future: Any = None
-        self._regions: dict[str, Region] = {}
-        names: dict[str, str] = {}
-        if large := [tensor for tensor in request.inputs if len(tensor.data) >= LEAST]:
-            self._regions = gateway.shared_memory.write(large)
-            names = {name: region.name for name, region in self._regions.items()}
-        self._message = request.message(names)
+        self._regions: dict[str, Region] = gateway.shared_memory.write(request.inputs)
+        self._message = request.message({name: region.name for name, region in self._regions.items()})
 
     def send(self) -> None:
-        infer, timeout = self._gateway.stub.ModelInfer, self._deadline.left(self._gateway.timeout)
-        self._future = infer.future(self._message, timeout=timeout, metadata=self._request.metadata)
+        self._future = self._begin(self._gateway.stub.ModelInfer.future)
 
     def result(self) -> InferReply:
         """Return the reply. Send the call first if that was not done. Raise a ServingError or BackendDied."""
         try:
-            message = self._answer()
+            try:
+                first = self._future.result if self._future else self._wait
+                message = self._gateway.call(first, again=self._wait)
+            except RegionUnknown:
+                self._gateway.shared_memory.forget(self._regions.values())
+                self._message = self._request.message({})
+                message = self._gateway.call(self._wait)
         except Exception:
-            self._release(self._gateway.shared_memory.give_up)
+            self._release(late=True)
             raise
-        if self._regions:
-            self._release(self._gateway.shared_memory.give_back)
+        self._release(late=False)
         return InferReply.of(message)
 
     def cancel(self) -> None:
         """Cancel the call in Triton, because its caller no longer waits."""
         if self._future:
             self._future.cancel()
-        self._release(self._gateway.shared_memory.give_up)
-
-    def _answer(self) -> Any:
-        try:
-            return self._future.result() if self._future else self._wait()
-        except grpc.RpcError as err:
-            failure = err
-        try:
-            return self._gateway.again(failure, self._wait)
-        except RegionUnknown:
-            self._gateway.shared_memory.forget(self._regions.values())
-            self._message = self._request.message({})
-            return self._gateway.call(self._wait)
+        self._release(late=True)
 
     def _wait(self) -> Any:
-        infer, timeout = self._gateway.stub.ModelInfer, self._deadline.left(self._gateway.timeout)
+        return self._begin(self._gateway.stub.ModelInfer)
+
+    def _begin(self, infer: Any) -> Any:
+        timeout = self._deadline.left(self._gateway.timeout)
         return infer(self._message, timeout=timeout, metadata=self._request.metadata)
 
-    def _release(self, free: Callable[[Iterable[Region]], None]) -> None:
+    def _release(self, late: bool) -> None:
         """Free the regions at most once: two calls that share a region would corrupt each other's answers."""
         regions, self._regions = self._regions, {}
         if regions:
-            free(regions.values())
+            self._gateway.shared_memory.give_back(regions.values(), late)
 
 
 class Responses:
@@ -122,22 +105,16 @@ class Responses:
     After an error the stream is read to its end and not cancelled: a cancellation then can crash Triton (quirks.py).
     """
 
-    def __init__(self, connection: Connection, send: Callable[[], Any]) -> None:
-        self._connection, self._send = connection, send
-        self._call = send()
-        self._has_begun = self._has_failed = False
+    def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
+        self._gateway, self._request, self._deadline = gateway, request, deadline
+        self._call = self._send()
+        self._has_failed = False
 
     def __iter__(self) -> "Responses":
         return self
 
     def __next__(self) -> InferReply:
-        try:
-            message = next(self._call)
-        except grpc.RpcError as err:
-            if self._has_begun:
-                raise translated(err) from err
-            message = self._connection.again(err, self._first)
-        self._has_begun = True
+        message = self._gateway.call(partial(next, self._call), again=self._first)
         if message.error_message:
             self._has_failed = True
             raise translated_text(message.error_message)
@@ -146,6 +123,11 @@ class Responses:
     def _first(self) -> Any:
         self._call = self._send()
         return next(self._call)
+
+    def _send(self) -> Any:
+        # The stream of requests ends after this one, so that of the responses ends after its last.
+        requests, timeout = iter([self._request.message({})]), self._deadline.left(self._gateway.stream_timeout)
+        return self._gateway.stub.ModelStreamInfer(requests, timeout=timeout, metadata=self._request.metadata)
 
     def cancel(self) -> None:
         """Cancel the call in Triton, because its caller no longer waits."""

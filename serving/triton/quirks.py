@@ -1,8 +1,7 @@
-r"""Triton's quirks: what serving/ does only because Triton misbehaves. Who upgrades Triton reads this file first.
+r"""What serving/ does only because Triton misbehaves. Read this file first when you upgrade Triton.
 
-An entry says what Triton does, what works around it, and when that may go. All were seen with tritonserver 2.51.0
-(24.10, of nvidia-pytriton 0.7.0). NVIDIA's image has a later one, and a workaround stays until both do without it: the
-test that an entry names must hold after the workaround has been deleted.
+An entry says what Triton does, what works around it, and when that may go: the test that it names must hold without the
+workaround, with tritonserver 2.51.0 (24.10, of nvidia-pytriton 0.7.0) and with the later one of NVIDIA's image.
 
 Quirks without a text or number of their own:
 
@@ -50,17 +49,14 @@ REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 TRACEBACK = "\n\nAt:\n"
 _BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
 # Triton restarts no process of a Python model that has died; calls of it fail (python_be.cc). The text names the
-# process, unless it died while it held the lock for which the request waits. triton/errors.py makes it BackendDied.
+# process, unless it died while it held the lock for which the request waits. triton/connection.py makes it BackendDied.
 # Goes when the backend restarts processes (python_backend, pull request 431).
-DEAD_PROCESS = re.compile(
-    _BEFORE + r"(Stub process '[^']*' is not healthy|Stub process is not healthy|Failed to obtain the health mutex)\.?"
-)
+DEAD_PROCESS = re.compile(_BEFORE + r"(Stub process (?:'[^']*' )?is not healthy|Failed to obtain the health mutex)\.?")
 # UNAVAILABLE means that Triton is being stopped (server.cc, sequence_batch_scheduler.cc, dynamic_batch_scheduler.cc),
 # and also that the queue policy in config.pbtxt refuses the request (scheduler_utils.cc). Goes when these have statuses
 # of their own.
 STOPPING = re.compile(
-    _BEFORE
-    + r"(?:Server not ready|Server is stopping, scheduler for model has stopped accepting new inference requests)\.?"
+    rf"{_BEFORE}Server (?:not ready|is stopping, scheduler for model has stopped accepting new inference requests)\.?"
 )
 QUEUE_POLICY = re.compile(_BEFORE + r"(Exceeds maximum queue size|Request timeout expired)\.?")
 # An unknown model is UNAVAILABLE, NOT_FOUND or INVALID_ARGUMENT. Goes when it is NOT_FOUND alone.
@@ -88,25 +84,12 @@ WRONG_SIZES = re.compile(
 )
 # INTERNAL also means that memory is short: texts of frameworks, of Triton and of the system. Those of Triton's
 # SageMaker endpoint are all among them. Goes when backends answer RESOURCE_EXHAUSTED.
-OUT_OF_MEMORY = (
-    r"CUDA out of memory",
-    r"CUDA_OUT_OF_MEMORY",
-    r"(?i:out of memory)",
-    r"MemoryError",
-    r"OutOfMemory",
-    r"(?<![A-Za-z])OOM(?![a-z])",  # not in BLOOM, nor in a model's name like ROOM_3
-    r"Dst tensor is not initialized",
-    r"Src tensor is not initialized",
-    r"CNMEM_STATUS_OUT_OF_MEMORY",
-    r"CUDNN_STATUS_NOT_INITIALIZED",
-    r"CUBLAS_STATUS_ALLOC_FAILED",
-    r"CUBLAS_STATUS_NOT_INITIALIZED",
-    r"[Ff]ailed to allocate memory",
-    r"No space left on device",
-    r"Cannot allocate memory",
-    r"bad_alloc",
-    r"RESOURCE_EXHAUSTED",
-    r"Failed to increase the shared memory pool size",
+OUT_OF_MEMORY = re.compile(
+    r"(?i:out[ _]?of[ _]?memory)|MemoryError|bad_alloc|RESOURCE_EXHAUSTED|No space left on device"
+    r"|(?<![A-Za-z])OOM(?![a-z])"  # not in BLOOM, nor in a model's name like ROOM_3
+    r"|(?:[Ff]ailed to|Cannot) allocate memory|Failed to increase the shared memory pool size"
+    r"|(?:Dst|Src) tensor is not initialized|CUDNN_STATUS_NOT_INITIALIZED"
+    r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
 )
 # What Triton writes before the reason of a failed load, for each ensemble and version. It is cut off.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
@@ -114,6 +97,5 @@ PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVA
 # Requests that harm it
 
 # The first dimension of a batch without rows. Triton takes such a batch and never answers, whatever the backend; it
-# answers all other empty shapes. request.py refuses it. Goes when tests/endpoint/test_hostile_bodies.py
-# holds.
+# answers all other empty shapes. request.py refuses it. Goes when tests/endpoint/test_hostile_bodies.py holds.
 NO_ROWS = (0,)

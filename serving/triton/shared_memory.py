@@ -3,8 +3,7 @@
     free --write--> lent --give_back--> free --trim--> free, its pages back with the system
 
 A region is a file that is registered with Triton before its first use and never unregistered (quirks.py). Names are
-never used twice, so a region of a Triton that has ended cannot be
-mistaken for one of the next. `serve` removes the files when Triton ends.
+never used twice, so Triton cannot mistake an old region for a new one. `serve` removes the files when Triton ends.
 """
 
 import contextlib
@@ -15,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from serving.errors import ServingError
@@ -26,17 +26,13 @@ LEAST = 2**20  # bytes of an input: with 0.6 MB nothing is gained, with 4.9 MB a
 
 @dataclass(eq=False)
 class Region:
-    """A file of `size` bytes, of which the first `backed` have pages. `late` says that an abandoned call may still read
-    it."""
+    """A file of `size` bytes, of which the first `backed` have pages. An abandoned call may still read a `late` one."""
 
     name: str
     size: int
     memory: mmap.mmap
     backed: int = 0
     late: bool = False
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.memory[: len(data)] = data
 
     def empty(self) -> None:
         self.memory.madvise(mmap.MADV_REMOVE)
@@ -57,25 +53,22 @@ class SharedMemory:
         self._free: list[Region] = []
 
     def write(self, inputs: Sequence[Tensor]) -> dict[str, Region]:
-        """Write each input into a region, as far as there is room. Return the regions by the inputs' names."""
+        """Write each large input into a region, as far as there is room. Return the regions by the inputs' names."""
         written = {}
         for tensor in inputs:
-            if region := self._lend(len(tensor.data)):
-                region.write(tensor.data)
+            size = len(tensor.data)
+            if self._prefix and LEAST <= size <= self._limit and (region := self._lend(size)):
+                region.memory[:size] = tensor.data
                 written[tensor.name] = region
         return written
 
-    def give_back(self, regions: Iterable[Region]) -> None:
-        """Free the regions for other calls, after the answer."""
+    def give_back(self, regions: Iterable[Region], late: bool = False) -> None:
+        """Free the regions for other calls. The pages of `late` ones, whose call was abandoned, stay, because Triton
+        may still read them and would die if they were gone and /dev/shm were full."""
         with self._lock:
-            self._free += self._known.intersection(regions)
-
-    def give_up(self, regions: Iterable[Region]) -> None:
-        """Free the regions of an abandoned call, whose answer Triton may still make, for other calls. Their pages
-        stay, because Triton would die if it read on without them and /dev/shm were full."""
-        for region in regions:
-            region.late = True
-        self.give_back(regions)
+            for region in self._known.intersection(regions):
+                region.late = region.late or late
+                self._free.append(region)
 
     def forget(self, regions: Iterable[Region]) -> None:
         """Drop all regions. Triton does not know these `regions`, so it was restarted."""
@@ -118,11 +111,11 @@ class SharedMemory:
             self._free.remove(region)
             return region
 
-    def _make(self, size: int) -> Region | None:
-        if not self._prefix or size > self._limit:
-            return None
+    def _make(self, size: int) -> Region:
         name, length = f"{self._prefix}-{os.getpid()}-{secrets.token_hex(8)}", 1 << (size - 1).bit_length()
-        region = Region(name, length, _map(FOLDER / name, length))
+        with open(FOLDER / name, "x+b", opener=partial(os.open, mode=0o600)) as file:
+            file.truncate(length)
+            region = Region(name, length, mmap.mmap(file.fileno(), length))
         try:
             with self._lock:
                 self._back(region, size)
@@ -145,12 +138,3 @@ class SharedMemory:
         with (FOLDER / region.name).open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
         region.backed = size
-
-
-def _map(path: Path, size: int) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(descriptor, size)
-        return mmap.mmap(descriptor, size)
-    finally:
-        os.close(descriptor)

@@ -31,8 +31,8 @@ class Tensor:
         """Return the data as an array: BYTES as objects, BF16 as float32."""
         if self.datatype == "BYTES":
             flat = deserialize_bytes_tensor(bytes(self.data))
-        elif self.datatype == "BF16":
-            flat = bf16_to_float32(self.data)
+        elif self.datatype == "BF16":  # the upper half of a float32; numpy has no such type
+            flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
             flat = np.frombuffer(self.data, dtype=numpy_dtype(self.datatype))
         shaped: Array = flat.reshape(self.shape)
@@ -41,8 +41,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class InferRequest:
-    """A call to Triton. `version` "" is the latest; no `outputs` means all of them; `traceparent` is sent as metadata
-    of gRPC."""
+    """A call to Triton. `version` "" is the latest; no `outputs` means all of them."""
 
     model: str
     version: str
@@ -102,24 +101,15 @@ _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """Return an array's data for gRPC, without a copy if possible."""
+    """Return an array's data for gRPC, without a copy if possible. A float32 is rounded to BF16 as hardware does it: to
+    the nearest, ties to even."""
     if datatype == "BF16":
-        return float32_to_bf16(array)
+        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
     if array.dtype.kind in "OSU":
         serialized = serialize_byte_tensor(array)
         return bytes(serialized.item()) if serialized.size else b""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def bf16_to_float32(raw: bytes | memoryview) -> NDArray[np.float32]:
-    """Return bfloat16 as float32, whose upper half it is; numpy has no such type."""
-    return (np.frombuffer(raw, dtype=np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def float32_to_bf16(array: NDArray[np.float32]) -> bytes:
-    """Return bfloat16, rounded to the nearest, ties to even, as hardware does."""
-    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
-    return bytes(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes())
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:

@@ -18,7 +18,7 @@ from serving.front.admission import Admission, Slot
 from serving.model_status.registry import Registry
 from serving.model_status.shared_files import Table
 from serving.model_status.table import LOADING, READY, RESTARTING, UNLOADING, Entry, Models
-from serving.triton.errors import BackendDied
+from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
 

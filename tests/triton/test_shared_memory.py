@@ -103,7 +103,7 @@ def test_without_triton_arrays_are_left_to_grpc_and_no_file_is_left() -> None:
 def test_idle_regions_are_emptied_but_for_those_that_a_call_may_still_read(regions: Regions) -> None:
     answered, given_up, lent = (regions.memory.write([Tensor.of("x", numbers(2))]) for _ in range(3))
     regions.memory.give_back(answered.values())
-    regions.memory.give_up(given_up.values())
+    regions.memory.give_back(given_up.values(), late=True)
     regions.memory.trim()
     assert regions.bytes_taken() == 4 * MEGABYTE
     assert (FOLDER / lent["x"].name).read_bytes() == numbers(2).tobytes()
