@@ -10,17 +10,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.budget import NEVER, Budget, Deadline
-from serving.codecs import Limits, describe
-from serving.decoding import Decoder
+from serving.codecs import describe
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.model_status.served_model import ServedModel
 from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
+
+if TYPE_CHECKING:
+    from serving.bodies.instances import Decoder
 
 AHEAD = 2  # batches in Triton at once for one request: the next is prepared while one is worked on
 Results = Generator[Any, None, None]
@@ -115,7 +117,7 @@ class Request:
     reply_deadline   when the caller of a reply in one piece stops waiting
     stream_deadline  when the caller of a stream stops waiting
     traceparent      the header of a sampled trace
-    decoder          decodes the items of all requests
+    decoder          decodes the items of all requests; None for a decoder of this request alone
     """
 
     id: str
@@ -130,7 +132,7 @@ class Request:
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
     traceparent: str = ""
-    decoder: Decoder = field(default_factory=lambda: Decoder(Limits()))
+    decoder: "Decoder | None" = None
 
     @property
     def deadline(self) -> Deadline:

@@ -27,8 +27,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "triton": ("serving/triton/*.py",),
     "clients": ("clients/*.py", "clients/_text/*.py"),
     "model_status": ("serving/clients.py", "serving/model_status/*.py"),
-    "request": ("serving/decoding.py", "serving/request.py"),
-    **{name: (f"serving/{name}/*.py",) for name in ("bodies", "model_lifecycle", "preparation")},
+    "bodies": ("serving/request.py", "serving/bodies/*.py"),
+    **{name: (f"serving/{name}/*.py",) for name in ("model_lifecycle", "preparation")},
     "front": ("serving/front/*.py", "predictor.py", "wsgi.py"),
 }
 STANDARD = set(sys.stdlib_module_names)

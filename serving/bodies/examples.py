@@ -4,8 +4,7 @@ import traceback
 from collections import deque
 from pathlib import Path
 
-from serving.bodies.instances import Instances
-from serving.decoding import Decoder, Item
+from serving.bodies.instances import Decoder, Instances, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
 from serving.model_status.served_model import ServedModel
 from serving.request import Job, Request

@@ -16,12 +16,10 @@ from typing import Any, ClassVar
 
 import orjson
 
-from serving.bodies.documents import Shape, instances_in, read_document
-from serving.bodies.flat import FlatBody
-from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
+from serving.bodies.documents import FlatBody, Shape, instances_in, read_document
+from serving.bodies.instances import Instances, InstancesJob, Item, as_items, client_parameters, document
 from serving.bodies.tables import CsvBody
 from serving.budget import in_time, read_json
-from serving.decoding import Item
 from serving.errors import DecodingError, InvalidRequest, NotAcceptable, ServingError, TooLate, TritonTimeout
 from serving.headers import JSON_LINES, JSON_TYPE
 from serving.model_status.served_model import ServedModel

@@ -10,15 +10,12 @@ from email.message import Message
 from functools import lru_cache
 from typing import Any
 
-from serving.bodies.documents import Shape, parse_object, read_binary, read_document, read_object
-from serving.bodies.flat import SHAPES
-from serving.bodies.forms import TEXT, URL_ENCODED, TextOrForm
-from serving.bodies.instances import Instances
+from serving.bodies.documents import SHAPES, Shape, parse_object, read_binary, read_document, read_object
+from serving.bodies.instances import Instances, Item
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NPY_TYPE, NpyBody
-from serving.bodies.tables import CSV, CsvBody, read_csv
-from serving.decoding import Item
+from serving.bodies.tables import CSV, TEXT, URL_ENCODED, CsvBody, TextOrForm, read_csv
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import JSON_LINES, preferred
 

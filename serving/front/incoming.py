@@ -13,12 +13,12 @@ import flask
 from gunicorn.http.body import LengthReader
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
-from serving.bodies.forms import TextOrForm
+from serving.bodies.instances import Item
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
+from serving.bodies.tables import TextOrForm
 from serving.budget import Deadline
 from serving.codecs import FORM
-from serving.decoding import Item
 from serving.errors import InvalidRequest
 from serving.front.admission import Slot
 from serving.headers import ATTRIBUTES, EVENT_STREAM, SESSION_ID, TARGET_MODEL, streamed_type

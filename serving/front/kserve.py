@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from flask import Blueprint, Response
 
-from serving.bodies.documents import parse_object, read_binary
-from serving.bodies.flat import FlatBody
+from serving.bodies.documents import FlatBody, parse_object, read_binary
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
 from serving.errors import InvalidRequest

@@ -3,9 +3,9 @@
 import ctypes
 import time
 
+from serving.bodies.instances import Decoder
 from serving.budget import Budget
 from serving.codecs import Limits
-from serving.decoding import Decoder
 from serving.front.admission import Admission
 from serving.front.metrics import Metrics
 from serving.front.monitoring import Monitoring

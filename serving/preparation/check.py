@@ -25,9 +25,9 @@ from typing import Any
 
 from clients.base import ModelClient, Tensors, TensorSpec
 from serving.bodies.examples import ask_example
+from serving.bodies.instances import Decoder
 from serving.clients import make_client
 from serving.codecs import Limits
-from serving.decoding import Decoder
 from serving.errors import ConfigError, ServingError, TritonUnavailable
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, remove_made

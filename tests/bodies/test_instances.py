@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from clients.base import Model, ModelClient, Tensors, TensorSpec
-from serving.bodies.instances import Instances
+from serving.bodies.instances import Decoder, Instances, Item
 from serving.bodies.kserve import TensorBody
 from serving.budget import NEVER, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
-from serving.decoding import Decoder, Item
 from serving.errors import DecodingError, InvalidRequest, TooLate
 from serving.model_status.served_model import ServedModel
 from serving.request import Request

@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from clients.base import Model, TensorSpec
-from serving.bodies.documents import read_binary, read_document
-from serving.bodies.flat import FlatBody
+from serving.bodies.documents import FlatBody, read_binary, read_document
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
 from serving.bodies.reading import Body

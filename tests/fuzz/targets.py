@@ -13,12 +13,12 @@ import flask
 
 from clients.base import Model, ModelClient, TensorSpec
 from serving.bodies.documents import read_binary
+from serving.bodies.instances import Decoder
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
 from serving.budget import NEVER, Deadline
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
-from serving.decoding import Decoder
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.services import Services
