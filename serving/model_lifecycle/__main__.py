@@ -3,13 +3,12 @@
     POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
     a call that met a dead process       --datagram on deaths.sock--> recovery
 
-It has no Flask, no codecs and no clients. SIGHUP asks the policy for a look at once, at what was rejected too.
+It has no Flask, no codecs and no clients.
 """
 
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -142,15 +141,13 @@ def _of_server(pid: int, before: int, models: Models) -> Models:
     return replace(models, server=pid, entries=entries)
 
 
-def follow(policy: AtStart, asked: threading.Event) -> None:
+def follow(policy: AtStart) -> None:
     """Let the policy look every second."""
     said = ""
     while True:
         text = ""
-        if again := asked.is_set():  # else nothing is cleared: a signal that comes now is heard by the next look
-            asked.clear()
         try:
-            policy.step(again)
+            policy.step()
         except (TritonUnavailable, TritonTimeout):
             log.debug("tritonserver does not answer; the next look finds it")
         except OSError as err:
@@ -160,7 +157,7 @@ def follow(policy: AtStart, asked: threading.Event) -> None:
             if (text := f"the model folders cannot be looked at: {type(err).__name__}: {err}") != said:
                 log.exception("%s; what is served stays", text)
         said = text
-        asked.wait(LOOK)
+        time.sleep(LOOK)
 
 
 def hear_deaths(heard: socket.socket, recovery: Recovery) -> None:
@@ -174,8 +171,6 @@ def hear_deaths(heard: socket.socket, recovery: Recovery) -> None:
 
 def main() -> None:
     """Until a signal ends it."""
-    asked = threading.Event()
-    signal.signal(signal.SIGHUP, lambda _number, _frame: asked.set())
     settings = Settings.from_env(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
     manager = Manager(settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout))
@@ -189,7 +184,7 @@ def main() -> None:
     heard.bind(str(settings.deaths_socket))
     threading.Thread(target=hear_deaths, args=(heard, watch.recovery), name="deaths", daemon=True).start()
     threading.Thread(target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True).start()
-    follow(policy, asked)
+    follow(policy)
 
 
 if __name__ == "__main__":

@@ -270,8 +270,8 @@ class AtStart:
     def begin(self) -> None:
         """Undo what a manager before this one has left half done."""
 
-    def step(self, asked: bool) -> None:
-        """Look for changes, also for those that were rejected if `asked`. It is called every second."""
+    def step(self) -> None:
+        """Look for changes. It is called every second."""
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Write that Triton cannot load this model at its start, or that the model fails on its example. /ping names

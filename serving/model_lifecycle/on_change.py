@@ -4,7 +4,7 @@
                                                                            -> Triton loads it while the old one serves
 
 A call in flight may meet the new model. Models that call each other are checked together, and loaded one after the
-other. What is rejected is tried again when its folder changes, or after a SIGHUP.
+other. What is rejected is tried again when its folder changes.
 """
 
 import logging
@@ -108,17 +108,17 @@ class OnChange(AtStart):
                 self._reject({entry.name: entry.signature}, [reason], "it is not served")
                 self.manager.drop(entry)
 
-    def step(self, asked: bool) -> None:
+    def step(self) -> None:
         """Serve what has changed. Raise OSError, TritonUnavailable, TritonTimeout."""
         seen = self._folders.look()
         while self._old and self._old[0][0] < time.monotonic() - KEPT:
             _remove(self._old.pop(0)[1])
-        self._keep_rejected(lambda each: not asked and each.folders == _states(seen, each.folders))
+        self._keep_rejected(lambda each: each.folders == _states(seen, each.folders))
         wanted = _wanted(self.settings, seen)
         for unit in _units(wanted, seen, self.manager.models().entries):
             state = _states(seen, unit)
             is_rejected = any(each.folders == state for each in self.manager.models().rejected)
-            if is_rejected or not (asked or self._folders.is_settled(unit)):
+            if is_rejected or not self._folders.is_settled(unit):
                 continue
             try:
                 self._change(unit, {name: seen[name] for name in unit & wanted})
@@ -183,7 +183,7 @@ class OnChange(AtStart):
                     manager.store.stage(Path(old.folder), name)
                 else:
                     manager.store.remove(name)
-                ended = "tritonserver ended while it was loaded; correct it, or send serve a SIGHUP to try it again"
+                ended = "tritonserver ended while it was loaded; correct it, or touch a file in it to try it again"
                 raise Rejected([f"{name}: {ended if isinstance(err, TritonUnavailable) else err}"]) from err
             manager.put(entry)
             self._keep_rejected(lambda each: name not in each.folders)

@@ -58,7 +58,7 @@ class OnPost(AtStart):
             if entry.state == LOADING and not entry.reason:
                 self.manager.update(entry, state=UNLOADING)
 
-    def step(self, asked: bool) -> None:
+    def step(self) -> None:
         """End what has given up: a load of which Triton did not say how it ended, an unload that waited in vain."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING:

@@ -50,7 +50,7 @@ def hold_a_load(policy: OnPost) -> str:
 
 def test_a_load_that_took_too_long_is_ended_soon_after(policy: OnPost) -> None:
     hold_a_load(policy)
-    policy.step(False)
+    policy.step()
     assert policy.manager.get("m") is None
     assert policy.manager.store.names() == set()
     assert {each.state for each in policy.manager.index()} <= {"UNAVAILABLE"}
