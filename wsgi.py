@@ -1,4 +1,4 @@
-"""What gunicorn loads."""
+"""The app that gunicorn loads."""
 
 import os
 

@@ -45,7 +45,7 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class NamedValue:
-    """A value is read by `parser`, or by the type of the default, then checked.
+    """Describes a value, which is read by `parser`, or by the type of the default, then checked.
 
     Types: bool, int, float, str, Path, tuple (of numbers, written "0.5,0.5,0.5" or as a JSON list) and Names (of
     strings, written "cat,dog" or as a JSON list, where whole numbers count as strings). `form` says what a value looks

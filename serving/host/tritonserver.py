@@ -35,7 +35,7 @@ def package() -> Path:
     if folder and (folder / "bin" / "tritonserver").is_file():
         return folder
     raise FileNotFoundError(
-        f"no tritonserver here: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}; "
+        f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}; "
         f"install it there (pip install --no-deps {DISTRIBUTION}) or use NVIDIA's Triton image"
     )
 
@@ -65,7 +65,7 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
     words = [str(binary()), *(f"--{name}={value}" for name, value in flags.items())]
     if only_python_backends(backends):  # what is staged is complete
         words.append("--disable-auto-complete-config")
-    return words + [f"--backend-config={each},shm-region-prefix-name={prefix}" for each in python_backends(backends)]
+    return words + [f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends(backends)]
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -254,22 +254,22 @@ class Settings:
         return {setting.variables[0]: setting.formatter(getattr(self, setting.name)) for setting in TABLE}
 
     def logs(self, level: str) -> bool:
-        """Whether lines of that level are logged."""
+        """Return whether lines of that level are logged."""
         return LOG_LEVELS[self.log_level] <= LOG_LEVELS[level]
 
     @property
     def threads(self) -> int:
-        """Of each worker. All but one may be busy with requests: one is always free for /ping."""
+        """Return the threads of a worker. All but one may be busy with requests: one is always free for /ping."""
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
     def several_models(self) -> bool:
-        """Whether one that hangs must leave others room."""
+        """Return whether a model that hangs must leave room for others."""
         return self.multi_model or self.reloads or len(self.load_models) > 1
 
     @property
     def reloads(self) -> bool:
-        """Whether models change while others are served."""
+        """Return whether models change while others are served."""
         return self.reload == "true"
 
     @property
@@ -278,7 +278,7 @@ class Settings:
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:
-        """What SageMaker's batch transform asks for, and takes where a job does not say it itself."""
+        """Return what batch transform asks for. It takes these values if a job has none of its own."""
         payload, concurrency = self.batch_payload_mb, self.batch_concurrency
         if payload < 0:
             payload = min(DEFAULT_PAYLOAD, int(self.max_body_mb) or 1, BATCH_MEGABYTES // (concurrency or 1) or 1)
@@ -288,23 +288,23 @@ class Settings:
 
     @property
     def models_root(self) -> Path:
-        """Folder of the archives of multi-model mode, ID/model each."""
+        """Return the folder of multi-model mode's archives: ID/model for each."""
         return self.model_repositories[0]
 
     @property
     def stream_timeout(self) -> float:
-        """Seconds that a stream of responses may last."""
+        """Return the seconds that a stream of responses may last."""
         return max(LONGEST_STREAM, self.request_timeout)
 
     @property
     def grpc_timeout(self) -> float:
-        """nginx outlasts gRPC: the innermost one, which knows most, answers."""
+        """Return the seconds of a call of Triton. nginx waits longer, so that the reply says what was late."""
         return 0.9 * self.request_timeout
 
     @property
     def most_workers(self) -> int:
-        """How many of gunicorn's processes may live at once: for each worker one that works and others that are ending,
-        and the master."""
+        """Return how many of gunicorn's processes may live at once: the master, and for each worker one that works and
+        others that are ending."""
         return 4 * self.workers + 1
 
 
