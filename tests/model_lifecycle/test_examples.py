@@ -1,0 +1,56 @@
+"""What the manager makes of a worker's answer to a model's example."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.errors import ModelFailed, Overloaded, ServingError
+from serving.model_lifecycle.examples import Examples
+from serving.model_lifecycle.manager import AtStart, Manager
+from serving.model_status.table import FAILED, READY, Entry
+from serving.settings.table import Settings
+from tests.model_lifecycle.test_recovery import FakeTriton
+
+pytestmark = pytest.mark.unit
+
+
+class Asked(Examples):
+    """Gets each of `errors` for an answer, None for a 200. `restarts` has tritonserver replaced meanwhile."""
+
+    def __init__(self, folder: Path, *errors: Exception | None, restarts: bool = False) -> None:
+        manager = Manager(replace(Settings(), run_dir=folder, workers=1), FakeTriton())
+        manager.put(Entry("m", "m", "", "load", 0, READY))
+        super().__init__(manager, AtStart(manager))
+        self.errors, self.restarts = list(errors), restarts
+
+    def _ask(self, name: str) -> None:
+        if self.restarts:
+            self.manager.write(lambda models: replace(models, server=models.server + 1))
+        if error := self.errors.pop(0):
+            raise error
+
+    def entry(self) -> Entry:
+        return self.manager.models().entries["m"]
+
+
+@pytest.mark.parametrize("error", [Overloaded("busy"), ServingError("a bug of the client"), ConnectionRefusedError()])
+def test_without_a_verdict_the_example_is_asked_again(tmp_path: Path, error: Exception) -> None:
+    asked = Asked(tmp_path, error, None)
+    assert asked.step() > 0
+    assert (asked.entry().state, asked.entry().answered, asked.manager.models().was_ready) == (READY, False, False)
+    assert asked.step() == 0
+    assert (asked.entry().answered, asked.entry().reason, asked.manager.models().was_ready) == (True, "", True)
+
+
+def test_a_model_that_fails_on_its_example_is_not_served(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, ModelFailed("m", "no"))
+    assert asked.step() == 0
+    assert (asked.entry().state, asked.entry().reason) == (FAILED, "no")
+    assert asked.step() == 0 and not asked.manager.models().was_ready
+
+
+def test_an_answer_of_the_tritonserver_before_counts_for_nothing(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, None, restarts=True)
+    asked.step()
+    assert not asked.entry().answered
