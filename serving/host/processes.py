@@ -89,19 +89,11 @@ def _read(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Stub:
-    """`file` is REPOSITORY/MODEL/VERSION/FILE."""
+    """`file` is REPOSITORY/MODEL/VERSION/FILE; `alive` is when it was last seen alive (time.monotonic)."""
 
     pid: int
     file: Path
     instance: str
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a stub ended, in words, and when it was last seen alive (time.monotonic)."""
-
-    stub: Stub
-    how: str
     alive: float
 
 
@@ -109,37 +101,29 @@ class Stubs:
     """Those of one tritonserver after another, as far as they were seen alive."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Stub, float]] = {}
+        self._seen: dict[int, Stub] = {}
         self._zombies: set[int] = set()
 
-    def look(self, server: int) -> list[Death]:
-        """Return those that have died since the last call. A process counts as dead if two looks find it dead, because
-        tritonserver may just be reaping it."""
-        seen, before, now = self._seen, self._zombies, time.monotonic()
-        self._seen, self._zombies, dead = {}, set(), list[Death]()
+    def look(self, server: int) -> list[tuple[Stub, str]]:
+        """Return those that have died since the last call, and how. A process counts as dead if two looks find it dead,
+        because tritonserver may just be reaping it."""
+        seen, before, dead = self._seen, self._zombies, list[tuple[Stub, str]]()
+        self._seen, self._zombies = {}, set()
         for pid in sorted(tree(server)):
             fields = _status(pid)
             if fields and fields[STATE] != b"Z":
-                if stub := _stub(pid):
-                    self._seen[pid] = stub, now
+                words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
+                if len(words) > FILE - INSTANCE and Path(words[0]).name == PROGRAM:
+                    self._seen[pid] = Stub(pid, Path(words[FILE]), words[INSTANCE], time.monotonic())
             elif fields:
                 self._zombies.add(pid)
                 if pid in seen and pid in before:
-                    dead.append(Death(seen[pid][0], f"it {_exit(fields)}", seen[pid][1]))
+                    code = os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))
+                    dead.append((seen[pid], f"it {describe_exit(code)}"))
                 elif pid in seen:
                     self._seen[pid] = seen[pid]
         return dead
 
-    def all(self) -> list[tuple[Stub, float]]:
-        """Return them as the last look saw them, and when each was last seen alive (time.monotonic)."""
+    def all(self) -> list[Stub]:
+        """Return them as the last look saw them."""
         return list(self._seen.values())
-
-
-def _stub(pid: int) -> Stub | None:
-    words = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
-    is_stub = len(words) > FILE - INSTANCE and Path(words[0]).name == PROGRAM
-    return Stub(pid, Path(words[FILE]), words[INSTANCE]) if is_stub else None
-
-
-def _exit(fields: list[bytes]) -> str:
-    return describe_exit(os.waitstatus_to_exitcode(int(fields[EXIT_CODE])))

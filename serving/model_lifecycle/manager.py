@@ -194,7 +194,7 @@ class Manager:
     def _kill_processes(self, entry: Entry) -> None:
         stubs = Stubs()
         stubs.look(self.pid())
-        for stub, _ in stubs.all():
+        for stub in stubs.all():
             if {entry.triton_name, *entry.parts} & set(stub.file.parts):
                 with suppress(ProcessLookupError):
                     os.kill(stub.pid, signal.SIGKILL)

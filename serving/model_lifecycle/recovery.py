@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
-from serving.host.processes import Death, Stub, Stubs
+from serving.host.processes import Stub, Stubs
 from serving.model_lifecycle.manager import Manager
 from serving.model_status.table import READY, REFUSED, RESTARTING, Entry
 from serving.triton.quirks import MOST_RELOADS
@@ -96,9 +96,9 @@ class Recovery:
 
     def _look(self, now: float) -> None:
         self._looked = now
-        for death in self._stubs.look(self._pid):
-            if entry := self._entry_of(death.stub):
-                self._handle(entry, _told(death), death.alive)
+        for stub, how in self._stubs.look(self._pid):
+            if entry := self._entry_of(stub):
+                self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry_of(self, stub: Stub) -> Entry | None:
         """Return the model whose process it is. Triton starts it with the model's folder, run/models/NAME/1."""
@@ -116,7 +116,7 @@ class Recovery:
         if "'" not in details:
             return None
         called = names[1:] or names
-        instances = [stub for stub, _ in self._stubs.all() if f"'{stub.instance}'" in details]
+        instances = [stub for stub in self._stubs.all() if f"'{stub.instance}'" in details]
         own = {stub.file.parts[-3] for stub in instances if len(stub.file.parts) > 2}
         named = (name for name in called if name in own or re.search(rf"'{re.escape(name)}_\d+_\d+'", details))
         return self._entry(next(named, called[0]))
@@ -205,7 +205,3 @@ class Recovery:
 
     def _history(self, entry: Entry) -> _History:
         return self._histories.setdefault((entry.load_id, entry.name), _History())
-
-
-def _told(death: Death) -> str:
-    return f"process '{death.stub.instance}' died: {death.how}"

@@ -234,8 +234,7 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     if not binary:
         raise FileNotFoundError("nginx is not installed: install a package of it, such as Debian's nginx-light")
     configuration = settings.run_dir / "nginx.conf"
-    text = nginx_configuration(settings)
-    configuration.write_text(text, encoding="utf-8")
+    configuration.write_text(nginx_configuration(settings), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
@@ -252,7 +251,8 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
 
 
 def nginx_configuration(settings: Settings) -> str:
-    """Return nginx.conf with every {{name}} replaced, without each {{#name}} … {{/name}} whose setting is false."""
+    """Return nginx.conf with every {{name}} replaced by one of `values`, else by the setting of that name, and without
+    each {{#name}} … {{/name}} whose setting is false."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
@@ -263,16 +263,10 @@ def nginx_configuration(settings: Settings) -> str:
         "open_files": connections + OWN_FILES,
         "most_requests": min(connections // FILES_PER_REQUEST, max(FEWEST_REQUESTS, 4 * settings.max_concurrency)),
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
-        "run_dir": settings.run_dir,
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
-        "gunicorn_socket": settings.gunicorn_socket,
-        "triton_http": settings.triton_http,
-        "triton_grpc": settings.triton_grpc,
-        "triton_metrics": settings.triton_metrics,
         "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
         "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
         "kserve": settings.kserve,
-        "max_body_bytes": settings.max_body_bytes,
         "max_body_mb": f"{settings.max_body_mb:g}",
         "request_timeout": _milliseconds(settings.request_timeout),
         "log_successes": int(settings.logs("info")),
@@ -284,10 +278,13 @@ def nginx_configuration(settings: Settings) -> str:
         "version": VERSION,
         "listen": f"{bracketed(settings.host)}:{settings.port}",
     }
-    wanted = {name: getattr(settings, name) for name in ("allow_grpc", "allow_metrics")}
-    wanted["page"] = settings.page == "true"
-    template = SECTION.sub(lambda match: match[2] if wanted[match[1]] else "", TEMPLATE.read_text(encoding="utf-8"))
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
+
+    def value(name: str) -> object:
+        return values[name] if name in values else getattr(settings, name)
+
+    template = TEMPLATE.read_text(encoding="utf-8")
+    text = SECTION.sub(lambda match: "" if value(match[1]) in (False, "false") else match[2], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(value(match[1])), text)
 
 
 def _milliseconds(seconds: float) -> str:
