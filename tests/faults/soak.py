@@ -9,12 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import requests
 
-from tests.support.archives import Loader, make_archive, usage
+from tests.support.archives import Loader, Usage, make_archive, usage
 from tests.support.harness import Server
 
 SHARE = 0.7
@@ -22,20 +21,19 @@ ARCHIVES, LOADED = 8, 4
 CALLERS = 4
 WARM = 0.1  # of the time, which the slopes leave out
 SAMPLE_SECONDS = 5.0
+MEGABYTE = 2**20
 
 
-@dataclass
 class Steady:
     """Callers that ask so many times a second, together; `rate` 0: as often as they can."""
 
-    loader: Loader
-    rate: float = 0.0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, loader: Loader, rate: float = 0.0) -> None:
+        self.loader, self.rate = loader, rate
+        self.verdicts: Counter[str] = Counter()
+        self._numbers, self._stop = itertools.count(), threading.Event()
 
     def run(self, seconds: float) -> float:
-        """The answers per second."""
+        """Return the answers per second."""
         threads = [threading.Thread(target=self._call, args=(time.monotonic(),)) for _ in range(CALLERS)]
         for thread in threads:
             thread.start()
@@ -62,73 +60,58 @@ class Steady:
             return type(err).__name__
 
 
-@dataclass(frozen=True)
-class Sample:
-    minutes: float
-    memory: float  # MB
-    descriptors: int
-    shared: float  # MB in /dev/shm
-
-
-def soak(minutes: float) -> str:
-    with tempfile.TemporaryDirectory(prefix="soak-") as name:
-        folder = Path(name)
-        for number in range(1, ARCHIVES + 1):
-            make_archive(folder / "models", number)
-        own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_LOG_LEVEL": "warning"}
-        server = Server(folder, folder / "models", **own).wait_ready()
-        try:
-            loader = Loader(server.url, folder / "models")
-            for number in range(1, ARCHIVES):
-                loader.load(number)
-            most = Steady(loader).run(10)
-            return _soak(loader, server.process.pid, server.run_dir, minutes, most)
-        finally:
-            server.stop()
-
-
-def _soak(loader: Loader, pid: int, run_dir: Path, minutes: float, most: float) -> str:
+def soak(server: Server, loader: Loader, minutes: float) -> str:
+    for number in range(1, ARCHIVES):
+        loader.load(number)
+    most = Steady(loader).run(10)
     load = Steady(loader, SHARE * most)
     thread = threading.Thread(target=load.run, args=(60 * minutes,))
     thread.start()
-    samples = list(_samples(loader, pid, run_dir, thread))
-    thread.join()
-    kept = [sample for sample in samples if sample.minutes >= WARM * minutes]
-    return _describe(load, kept, minutes, most)
+    samples = list(measure(server, loader, thread))
+    seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
+    return (
+        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} archives called and one more "
+        f"loaded or unloaded every minute: {seen}. Without the first {WARM:.0%}:\n\n"
+        f"{table([sample for sample in samples if sample[0] >= WARM * minutes])}"
+    )
 
 
-def _samples(loader: Loader, pid: int, run_dir: Path, running: threading.Thread) -> Iterator[Sample]:
-    """Loads and unloads the archives that nobody calls, in turn, one a minute. Each sample has the same loaded."""
+def measure(server: Server, loader: Loader, load: threading.Thread) -> Iterator[tuple[float, Usage]]:
+    """Load and unload the archive that nobody calls, one a minute; yield the minutes with what is used without it."""
     begun, changes = time.monotonic(), 0
-    while running.is_alive():
-        running.join(SAMPLE_SECONDS)
+    while load.is_alive():
+        load.join(SAMPLE_SECONDS)
         passed = (time.monotonic() - begun) / 60
         if passed > changes + 1:
             changes += 1
             (loader.load if changes % 2 else loader.unload)(ARCHIVES)
-        elif changes % 2 == 0 and running.is_alive():
-            found = usage(pid, run_dir)
-            yield Sample(passed, found.memory / 2**20, found.descriptors, found.shared / 2**20)
+        elif changes % 2 == 0 and load.is_alive():
+            yield passed, usage(server.process.pid, server.run_dir)
 
 
-def _describe(load: Steady, samples: list[Sample], minutes: float, most: float) -> str:
-    seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
-    lines = [
-        f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, {LOADED} archives called and one more "
-        f"loaded or unloaded every minute: {seen}. Without the first {WARM:.0%}:",
-        "",
-        "| | at the beginning | at the end | slope per hour |",
-        "|---|---|---|---|",
-    ]
-    for what, unit in (("memory", "MB"), ("descriptors", ""), ("shared", "MB")):
-        values = [float(getattr(sample, what)) for sample in samples]
-        slope = statistics.linear_regression([sample.minutes / 60 for sample in samples], values).slope
-        named = "memory in /dev/shm" if what == "shared" else what
-        lines.append(f"| {named} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |")
+def table(samples: list[tuple[float, Usage]]) -> str:
+    lines = ["| | at the beginning | at the end | slope per hour |", "|---|---|---|---|"]
+    for name, values, unit in (
+        ("memory", [each.memory / MEGABYTE for _, each in samples], "MB"),
+        ("descriptors", [float(each.descriptors) for _, each in samples], ""),
+        ("memory in /dev/shm", [each.shared / MEGABYTE for _, each in samples], "MB"),
+    ):
+        slope = statistics.linear_regression([minutes / 60 for minutes, _ in samples], values).slope
+        lines.append(f"| {name} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    print(soak(parser.parse_args().minutes))
+    minutes = parser.parse_args().minutes
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        models = Path(name) / "models"
+        for number in range(1, ARCHIVES + 1):
+            make_archive(models, number)
+        own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_LOG_LEVEL": "warning"}
+        server = Server(Path(name), models, **own).wait_ready()
+        try:
+            print(soak(server, Loader(server.url, models), minutes))
+        finally:
+            server.stop()

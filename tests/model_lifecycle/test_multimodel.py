@@ -15,7 +15,7 @@ import requests
 from serving.host.processes import tree
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
-from tests.support.harness import ROOT, Server, link_model, wait_until
+from tests.support.harness import Server, wait_until
 from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
@@ -155,7 +155,6 @@ LOADED = {  # model_name: (folder, Target-Model)
     "first": ("h1", "net-1.tar.gz"),
     "sec/ond %20": ("h2", "team a/net-2.tar.gz"),
     "ensemble-1": ("e1", ""),
-    "digits": ("d1", "digits.tar.gz"),
 }
 
 
@@ -167,8 +166,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     make_model(root / "h1/model/net", 10, label="ten")
     make_model(root / "h2/model/net", 20, label="twenty")
     make_ensemble(root / "e1/model", 3, "three")
-    (root / "d1/model").mkdir(parents=True)
-    link_model(ROOT / "model_repository/resnet", root / "d1/model")
     server = Server(
         folder, folder / "none", SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(root), SERVE_WORKERS="2"
     )
@@ -210,21 +207,9 @@ def test_what_is_loaded_is_listed_page_by_page_and_each_has_its_url(running: Con
     assert names == sorted(LOADED)
 
 
-def test_a_loaded_model_is_a_409_and_so_is_a_target_that_is_taken(running: Container) -> None:
-    expect(running.load("first", "h1"), 409, "model_already_loaded", "first")
-    expect(running.load("other", "h1", "net-1.tar.gz"), 409, "model_already_loaded", "net-1.tar.gz")
-    assert running.listed() == sorted(LOADED)
-
-
 def test_two_archives_with_a_model_of_one_name_have_each_its_own_client(running: Container) -> None:
     assert predictions(running.invoke("first", 1, 2)) == [{"ten": 10.0}, {"ten": 20.0}]
     assert predictions(running.invoke("sec/ond %20", 1)) == [{"twenty": 20.0}]
-
-
-def test_an_archive_takes_raw_images_by_the_client_that_its_configuration_names(running: Container) -> None:
-    image = next((ROOT / "model_repository/resnet").glob("example.*")).read_bytes()
-    reply = running.invoke("digits", data=image, headers={"Content-Type": "image/png"})
-    assert "classes" in predictions(reply)[0]
 
 
 @pytest.mark.parametrize(
@@ -242,20 +227,14 @@ def test_neither_triton_nor_the_manager_listens_on_a_port(running: Container) ->
     assert (running.server.run_dir / "manager.sock").is_socket()
 
 
-def test_invocations_without_a_name_are_a_400(running: Container) -> None:
+def test_invocations_without_a_target_are_a_400_and_with_an_unknown_one_a_404(running: Container) -> None:
     expect(running.server.post(json={"instances": [1]}), 400, "invalid_request", TARGET)
+    expect(running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}), 404, "model_not_loaded", "absent")
 
 
 def test_a_name_in_the_body_does_not_change_the_model_of_the_path(running: Container) -> None:
     body = {"modelname": "resnet", "payload": 7}
     assert running.invoke("first", json=body).json()["result"] == {"ten": 70.0}
-
-
-def test_what_is_not_loaded_is_a_404_everywhere(running: Container) -> None:
-    expect(running.invoke("absent", 1), 404, "model_not_loaded", "absent")
-    expect(running.server.post(headers={TARGET: "absent"}, json={"instances": [1]}), 404, "model_not_loaded")
-    expect(running.get("/absent"), 404, "model_not_loaded")
-    expect(running.unload("absent"), 404, "model_not_loaded")
 
 
 @pytest.mark.parametrize(
