@@ -41,10 +41,8 @@ def arithmetic(shape: Shape) -> bytes:
 
 def lookup() -> bytes:
     """value = TABLE[index], which fails past the table; double = index + index."""
-    nodes = [
-        helper.make_node("Gather", ["table", "index"], ["value"]),
-        helper.make_node("Add", ["index", "index"], ["double"]),
-    ]
+    make = helper.make_node
+    nodes = [make("Gather", ["table", "index"], ["value"]), make("Add", ["index", "index"], ["double"])]
     return model(
         nodes,
         {"index": (TensorProto.INT64, ["N", 1])},

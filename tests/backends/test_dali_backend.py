@@ -66,12 +66,8 @@ def server(backends: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     write(models / "from_source", CONFIG, "dali.py", SOURCE)
     other = 'default_model_filename: "resize.dali"\nparameters { key: "num_threads" value: { string_value: "2" } }\n'
     write(models / "serialized", CONFIG + other, "resize.dali", pipeline().serialize())
-    write(
-        models / "bad_gpu",
-        CONFIG,
-        "dali.py",
-        SOURCE.replace('decoders.image(image, device="cpu"', 'decoders.image(image, device="mixed"'),
-    )
+    gpu = SOURCE.replace('decoders.image(image, device="cpu"', 'decoders.image(image, device="mixed"')
+    write(models / "bad_gpu", CONFIG, "dali.py", gpu)
     write(models / "bad_source", CONFIG, "dali.py", SOURCE.replace("@autoserialize\n", ""))
     write(models / "bad_empty", CONFIG, "other.txt", "")
     tiny_network(folder / "tiny.onnx", (299, 299, 3))

@@ -102,10 +102,8 @@ def test_a_model_without_config_gets_one_from_its_file(client: Client) -> None:
     assert made["max_batch_size"] == 6  # the server's --backend-config=default-max-batch-size
     assert "dynamic_batching" in made
     assert made["platform"] == "onnxruntime_onnx"
-    assert [(i["name"], i["data_type"], i["dims"]) for i in made["input"]] == [
-        ("x", "TYPE_FP32", ["3", "-1"]),
-        ("y", "TYPE_FP32", ["3", "-1"]),
-    ]
+    assert [each["name"] for each in made["input"]] == ["x", "y"]
+    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3", "-1"]) for each in made["input"])
     assert [o["name"] for o in made["output"]] == ["sum", "product"]
     feed = {"x": floats(2, 3, 6), "y": floats(2, 3, 6)}
     assert_equal(infer(client, "without_config", feed), reference(SERVED["without_config"][0], feed))

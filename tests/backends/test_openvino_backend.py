@@ -159,10 +159,8 @@ def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None
     assert made["backend"] == "openvino"
     assert made["max_batch_size"] == 4  # Triton's default
     assert "dynamic_batching" in made
-    assert [(i["name"], i["data_type"], i["dims"]) for i in made["input"]] == [
-        ("x", "TYPE_FP32", ["3"]),
-        ("y", "TYPE_FP32", ["3"]),
-    ]
+    assert [each["name"] for each in made["input"]] == ["x", "y"]
+    assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3"]) for each in made["input"])
     feed = pair(2, 3)
     found = infer(client, "own_format", feed)
     assert_close(

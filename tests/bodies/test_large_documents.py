@@ -18,9 +18,8 @@ from serving.triton.tensors import Tensor
 pytestmark = pytest.mark.unit
 
 PADDING = b" " * documents.LARGE
-NUMBERS = st.one_of(
-    st.integers(-(2**64), 2**66), st.floats(allow_nan=False, allow_infinity=False), st.integers(-200, 300)
-)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.one_of(st.integers(-(2**64), 2**66), FLOATS, st.integers(-200, 300))
 ODD: st.SearchStrategy[Any] = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.just({}))
 DATA = st.one_of(st.lists(NUMBERS), st.lists(st.lists(NUMBERS, max_size=3)), st.lists(ODD), ODD)
 DATATYPES = st.sampled_from(

@@ -138,11 +138,6 @@ def save_pages(folder: Path, count: int = 16) -> Path:
 def save_texts(folder: Path) -> Path:
     """Save lines of text, to calibrate `bert` with; return their file."""
     file = folder / "texts.txt"
-    words = (
-        "the train was late",
-        "how do I reset my password",
-        "a cat sleeps on the roof",
-        "water boils at 100 degrees",
-    )
+    words = ("the train was late", "how do I reset my password", "a cat sleeps on the roof", "water boils at 100°")
     file.write_text("".join(f"{one}, and {other}.\n" for one in words for other in words))
     return file

@@ -45,11 +45,8 @@ def test_an_input_for_each_column_gets_its_cells_in_its_datatype() -> None:
     client = client_of(EACH)
     assert client.columns == ("age", "job", "paid")
     tensors = client.preprocess([[1, "a", True], {"paid": "0", "age": "2.5", "job": "ö"}])
-    assert [tensors[name].tolist() for name in client.columns] == [
-        [[1.0], [2.5]],
-        [[b"a"], ["ö".encode()]],
-        [True, False],
-    ]
+    columns = [tensors[name].tolist() for name in client.columns]
+    assert columns == [[[1.0], [2.5]], [[b"a"], ["ö".encode()]], [True, False]]
     assert {name: array.dtype.str for name, array in tensors.items()} == {"age": "<f4", "job": "|O", "paid": "|b1"}
 
 
@@ -133,10 +130,8 @@ def test_classes_have_the_names_of_the_folder(tmp_path: Path) -> None:
     named = client_of(folder=written(tmp_path, labels="no\nyes\n"))
     assert answers(named, **outputs)[0] == {"prediction": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
     numbered = client_of(folder=tmp_path, classes="3,7")
-    assert [each["prediction"] for each in answers(numbered, label=[[7], [3]], probabilities=[[0, 1], [1, 0]])] == [
-        "yes",
-        "no",
-    ]
+    found = answers(numbered, label=[[7], [3]], probabilities=[[0, 1], [1, 0]])
+    assert [each["prediction"] for each in found] == ["yes", "no"]
 
 
 def test_further_outputs_keep_their_names() -> None:

@@ -29,6 +29,7 @@ from tests.clients.text_models import FAMILIES, LIMIT, MASKED, TEXTS, VOCABULARY
 pytestmark = pytest.mark.full
 
 LABELS = {0: "O", 1: "B-CAT", 2: "I-CAT", 3: "B-DOG", 4: "I-DOG"}
+ZERO_SHOT = "zero-shot-classification"
 INFERENCE = {0: "contradiction", 1: "neutral", 2: "entailment"}
 PAIRS = [
     {"text": "the cat sat on the mat.", "text_pair": "A dog!"},
@@ -88,10 +89,27 @@ def test_masks_are_filled_with_the_targets_that_are_named(served_with: Serve) ->
 @pytest.mark.parametrize("family", ["bert", "roberta", "deberta-v2", "modernbert"])
 def test_classes_of_texts_and_pairs_are_those_of_the_pipeline(family: str, served_with: Serve) -> None:
     served, checkpoint = served_with("text-classification", family, num_labels=3)
+    check_classes(served, checkpoint, [TEXTS[0], PAIRS[0], TEXTS[2]])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_labels": 4},
+        {"num_labels": 1},
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        {"num_labels": 1, "problem_type": "regression"},
+        named({0: "bad", 1: "good"}),
+    ],
+)
+def test_the_problem_of_a_classifier_is_that_of_its_checkpoint(changes: dict[str, Any], tmp_path: Path) -> None:
+    check_classes(serve(tmp_path, "text-classification", changes), tmp_path / "checkpoint", TEXTS, top_k=2)
+
+
+def check_classes(served: Served, checkpoint: Path, instances: list[Any], top_k: int = 5) -> None:
     reference = pipeline("text-classification", checkpoint)
-    instances = [TEXTS[0], PAIRS[0], TEXTS[2]]
-    for instance, prediction in zip(instances, served.predict(instances), strict=True):
-        theirs = reference(instance, top_k=None, truncation=True)
+    for instance, prediction in zip(instances, served.predict(instances, top_k=top_k), strict=True):
+        theirs = reference(instance, top_k=top_k, truncation=True)
         assert [c["label"] for c in prediction["classes"]] == [c["label"] for c in theirs]
         np.testing.assert_allclose([c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4)
 
@@ -100,9 +118,8 @@ def test_a_long_pair_loses_the_end_of_its_longer_text_and_says_so(served_with: S
     served, checkpoint = served_with("text-classification", "roberta", num_labels=3)
     theirs = pipeline("text-classification", checkpoint)(PAIRS[1], top_k=None, truncation=True)
     ours = served.predict([PAIRS[1], PAIRS[0]])
-    np.testing.assert_allclose(
-        sorted(c["score"] for c in ours[0]["classes"]), sorted(c["score"] for c in theirs), atol=1e-4
-    )
+    scores = [sorted(each["score"] for each in classes) for classes in (ours[0]["classes"], theirs)]
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     assert [p["tokens"] for p in ours] == [len(tokenizer(**pair).input_ids) for pair in (PAIRS[1], PAIRS[0])]
     assert [p["truncated"] for p in ours] == [True, False]
@@ -155,8 +172,8 @@ def test_a_long_text_is_read_in_windows_where_a_stride_says_so(stride: int, serv
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_zero_shot_classes_are_those_of_the_pipeline(family: str, multi_label: bool, served_with: Serve) -> None:
-    served, checkpoint = served_with("zero-shot-classification", family, **named(INFERENCE))
-    reference = pipeline("zero-shot-classification", checkpoint)
+    served, checkpoint = served_with(ZERO_SHOT, family, **named(INFERENCE))
+    reference = pipeline(ZERO_SHOT, checkpoint)
     for labels, template in ((["cat", "red dog", "moon"], "the {} is big."), (["fox"], "This example is {}.")):
         parameters = {"multi_label": multi_label, "hypothesis_template": template}
         ours = served.predict(TEXTS[:3], candidate_labels=labels, **parameters)
@@ -167,7 +184,7 @@ def test_zero_shot_classes_are_those_of_the_pipeline(family: str, multi_label: b
 
 
 def test_an_instance_names_its_own_labels(served_with: Serve) -> None:
-    served, _ = served_with("zero-shot-classification", "bert", **named(INFERENCE))
+    served, _ = served_with(ZERO_SHOT, "bert", **named(INFERENCE))
     own = {"text": TEXTS[0], "candidate_labels": ["moon", "sun"]}
     ours = served.predict([own, TEXTS[0]], candidate_labels=["cat", "dog", "fox"])
     assert [{c["label"] for c in p["classes"]} for p in ours] == [{"moon", "sun"}, {"cat", "dog", "fox"}]
@@ -202,17 +219,16 @@ def test_a_text_without_tokens_is_refused_by_its_number(task: str, tmp_path: Pat
 
 def test_a_model_without_entailment_is_not_a_zero_shot_classifier(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'entail'"):
-        serve(tmp_path, "zero-shot-classification", named({0: "bad", 1: "good"}))
+        serve(tmp_path, ZERO_SHOT, named({0: "bad", 1: "good"}))
 
 
 def test_documents_are_ranked_by_their_scores_with_the_query(served_with: Serve) -> None:
     served, checkpoint = served_with("text-ranking", "bert", num_labels=1)
     documents = ["the moon was red", "A dog!", "the cat sat on the mat.", LONG]
     reference = pipeline("text-classification", checkpoint)
-    scores = [
-        reference({"text": "the big cat", "text_pair": document}, truncation=True)["score"] for document in documents
-    ]
-    two = [{"query": "the big cat", "documents": documents}, {"query": "a", "documents": documents[1:2]}]
+    query = "the big cat"
+    scores = [reference({"text": query, "text_pair": text}, truncation=True)["score"] for text in documents]
+    two = [{"query": query, "documents": documents}, {"query": "a", "documents": documents[1:2]}]
     ours = served.predict(two, return_documents=True)
     order = np.argsort(scores)[::-1].tolist()
     assert [entry["index"] for entry in ours[0]["ranking"]] == order
@@ -248,11 +264,7 @@ def with_tokenizer(served: Served, checkpoint: Path, changes: dict[str, Any], fo
 @pytest.mark.parametrize("changes", [*NO_TYPES, *TYPES], ids=str)
 def test_token_types_are_given_as_by_transformers(changes: dict[str, Any], served_with: Serve, tmp_path: Path) -> None:
     served, checkpoint = with_tokenizer(*served_with("text-classification", num_labels=3), changes, tmp_path)
-    reference = pipeline("text-classification", checkpoint)
-    for instance, prediction in zip(PAIRS, served.predict(PAIRS), strict=True):
-        theirs = reference(instance, top_k=None, truncation=True)
-        np.testing.assert_allclose([c["score"] for c in prediction["classes"]], [c["score"] for c in theirs], atol=1e-4)
-        assert [c["label"] for c in prediction["classes"]] == [c["label"] for c in theirs]
+    check_classes(served, checkpoint, PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -416,27 +428,13 @@ def test_starts_and_ends_may_be_two_outputs(served_with: Serve, tmp_path: Path) 
 def test_an_answer_need_not_be_of_whole_words(served_with: Serve) -> None:
     served, _ = served_with("question-answering", "bert")
     instance = {"question": "is it", "context": "suns"}
-    aligned, bare = (
-        {a["answer"] for a in served.predict([instance], top_k=9, align_to_words=words)[0]["answers"]}
-        for words in (True, False)
-    )
-    assert (aligned, bare) == ({"suns"}, {"sun", "s", "suns"})
+    for words, expected in ((True, {"suns"}), (False, {"sun", "s", "suns"})):
+        (prediction,) = served.predict([instance], top_k=9, align_to_words=words)
+        assert {each["answer"] for each in prediction["answers"]} == expected
 
 
 def vectors(predictions: list[Any]) -> NDArray[Any]:
     return np.array([prediction["embedding"] for prediction in predictions])
-
-
-@pytest.mark.parametrize(("pooling", "output"), [("", "sentence_embedding"), ("cls", "last_hidden_state")])
-def test_a_vector_that_the_network_pooled_itself_is_not_pooled_again(pooling: str, output: str, tmp_path: Path) -> None:
-    settings = {"pooling": pooling} if pooling else {}
-    served = serve(tmp_path, "embedding", None, "bert", normalize="false", **settings)
-    assert served.client.outputs == (output,)
-    tensors = served.client.preprocess(TEXTS)
-    pooled = np.arange(4 * 32, dtype=np.float16).reshape(4, 32)
-    parameters = served.client.read_parameters({})
-    predictions = served.client.postprocess({output: pooled}, tensors, TEXTS, parameters)
-    np.testing.assert_array_equal(vectors(predictions), pooled.astype(float))
 
 
 def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Path) -> None:
@@ -451,31 +449,6 @@ def test_fill_mask_takes_a_model_that_gives_logits_for_every_token(tmp_path: Pat
     for ours, theirs in zip(full, served.predict(MASKED), strict=True):
         scores = [np.array([[t["score"] for t in m] for m in p["masks"]]) for p in (ours, theirs)]
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_labels": 4},
-        {"num_labels": 1},
-        {"num_labels": 3, "problem_type": "multi_label_classification"},
-        {"num_labels": 1, "problem_type": "regression"},
-        {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}},
-    ],
-)
-def test_classes_are_those_of_transformers_pipeline(changes: dict[str, Any], tmp_path: Path) -> None:
-    served = serve(tmp_path, "text-classification", changes)
-    pipeline = transformers.pipeline("text-classification", str(tmp_path / "checkpoint"))
-    for text, prediction in zip(TEXTS, served.predict(TEXTS), strict=True):
-        ours, theirs = prediction["classes"], pipeline(text, top_k=5)
-        assert [c["label"] for c in ours] == [c["label"] for c in theirs]
-        np.testing.assert_allclose([c["score"] for c in ours], [c["score"] for c in theirs], atol=1e-4)
-
-
-def test_top_k_limits_the_classes(tmp_path: Path) -> None:
-    served = serve(tmp_path, "text-classification", {"num_labels": 4})
-    every = served.predict(TEXTS)
-    assert [p["classes"] for p in served.predict(TEXTS, top_k=2)] == [p["classes"][:2] for p in every]
 
 
 def test_a_label_file_takes_the_place_of_id2label(tmp_path: Path) -> None:
@@ -565,30 +538,21 @@ def test_threads_share_a_client(served_with: Serve) -> None:
             assert list(got) == expected
 
 
-CHANGES = {
-    "token-classification": named(LABELS),
-    "zero-shot-classification": named(INFERENCE),
-    "text-ranking": {"num_labels": 1},
-}
+CHANGES = {"token-classification": named(LABELS), ZERO_SHOT: named(INFERENCE), "text-ranking": {"num_labels": 1}}
 CAT = {"candidate_labels": ["cat"]}
-REFUSED: list[tuple[str, list[Any], dict[str, Any], type[ServingError], str]] = [
+Refused = tuple[str, list[Any], dict[str, Any], type[ServingError], str]
+REFUSED: list[Refused] = [
     ("fill-mask", ["the [MASK] sat"], {"targets": ["cat", "catamaran"]}, InvalidRequest, "'catamaran'"),
     ("fill-mask", ["the [MASK]", "the cat"], {}, DecodingError, "instance 1"),
     ("fill-mask", ["cat " * 50 + "[MASK]"], {}, DecodingError, "24"),
     ("token-classification", [LONG], {"stride": 22}, DecodingError, "instance 0"),
     ("token-classification", ["a", "a" * 300_000], {"stride": 2}, DecodingError, "300000"),
     ("token-classification", ["a " * 4_000], {"stride": 21}, DecodingError, "3979"),
-    ("zero-shot-classification", [{"text": "a", **CAT}, "a"], {}, DecodingError, "instance 1"),
-    ("zero-shot-classification", ["a"], {"candidate_labels": ["cat"] * 101}, DecodingError, "101"),
-    ("zero-shot-classification", ["a"] * 32, {"candidate_labels": ["b" * 3000] * 100}, PayloadTooLarge, r"\d"),
+    (ZERO_SHOT, [{"text": "a", **CAT}, "a"], {}, DecodingError, "instance 1"),
+    (ZERO_SHOT, ["a"], {"candidate_labels": ["cat"] * 101}, DecodingError, "101"),
+    (ZERO_SHOT, ["a"] * 32, {"candidate_labels": ["b" * 3000] * 100}, PayloadTooLarge, r"\d"),
     *(
-        (
-            "zero-shot-classification",
-            ["a"],
-            CAT | {"hypothesis_template": template},
-            InvalidRequest,
-            "hypothesis_template",
-        )
+        (ZERO_SHOT, ["a"], CAT | {"hypothesis_template": template}, InvalidRequest, "hypothesis_template")
         for template in ("about", "{} or {}", "{}" * 500, "{}" + "a" * 1000, 1, ["{}"])
     ),
     ("text-ranking", [{"query": "a", "documents": ["b"] * size} for size in (1, 1001)], {}, DecodingError, "1001"),
@@ -602,15 +566,9 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], type[ServingError], str]] = 
 ]
 
 
-@pytest.mark.parametrize(("task", "instances", "parameters", "error", "name"), REFUSED)
-def test_an_instance_or_a_parameter_beyond_the_limits_is_refused(
-    task: str,
-    instances: list[Any],
-    parameters: dict[str, Any],
-    error: type[ServingError],
-    name: str,
-    served_with: Serve,
-) -> None:
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]}: {case[4]}")
+def test_an_instance_or_a_parameter_beyond_the_limits_is_refused(case: Refused, served_with: Serve) -> None:
+    task, instances, parameters, error, name = case
     served, _ = served_with(task, **CHANGES.get(task, {}))
     with pytest.raises(error, match=name):
         served.predict(instances, **parameters)

@@ -109,14 +109,8 @@ def test_ids_and_offsets_are_those_of_autotokenizer(save: Callable[[Path], None]
     assert len({tuple(row) for row in ours.encode(texts(), 1)["input_ids"].tolist()}) > 150
     for text in texts():
         encodings = ours.windows([text], LENGTH, STRIDE, 1)["encodings"]
-        windows = theirs(
-            text,
-            truncation=True,
-            max_length=LENGTH,
-            stride=STRIDE,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+        cut = {"truncation": True, "max_length": LENGTH, "stride": STRIDE}
+        windows = theirs(text, return_overflowing_tokens=True, return_offsets_mapping=True, **cut)
         assert [encoding.ids for encoding in encodings] == windows["input_ids"]
         assert [encoding.offsets for encoding in encodings] == windows["offset_mapping"]
 

@@ -28,10 +28,8 @@ class TritonPythonModel:
     def initialize(self, args):
         raise RuntimeError("TEXT")
 """
-TEXTS = (
-    'input { name: "text_input" data_type: TYPE_STRING dims: [1] }\n'
-    'output { name: "text_output" data_type: TYPE_STRING dims: [1] }\n'
-)
+PORT = '%sput { name: "text_%sput" data_type: TYPE_STRING dims: [1] }\n'
+TEXTS = PORT % ("in", "in") + PORT % ("out", "out")
 
 
 def make_single_repository(repository: Path) -> None:

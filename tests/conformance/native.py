@@ -104,11 +104,5 @@ def multi(folder: Path, archives: Path) -> Native:
 
 def generating(folder: Path, repository: Path, model: str) -> Native:
     """Triton's HTTP endpoint, whose generate the SageMaker endpoint of newer versions calls for /invocations."""
-    options = [
-        "--http-address=127.0.0.1",
-        "--http-port=PORT",
-        "--allow-grpc=false",
-        "--allow-metrics=false",
-        f"--load-model={model}",
-    ]
-    return Native(folder, repository, options, health="/v2/health/ready")
+    options = ["--http-address=127.0.0.1", "--http-port=PORT", "--allow-grpc=false", "--allow-metrics=false"]
+    return Native(folder, repository, [*options, f"--load-model={model}"], health="/v2/health/ready")

@@ -23,9 +23,8 @@ HEADER = compact(
 
 def framing(answer: Answer) -> str:
     names = ("content-type", "content-length", "content-encoding", "transfer-encoding")
-    return ", ".join(
-        [str(answer.status), *(f"{name}: {answer.headers[name]}" for name in names if name in answer.headers)]
-    )
+    found = [f"{name}: {answer.headers[name]}" for name in names if name in answer.headers]
+    return ", ".join([str(answer.status), *found])
 
 
 def status(answer: Answer) -> str:

@@ -63,9 +63,8 @@ def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
         make_archives(side)
         theirs = native.multi(folder / "native", archives)
         stack.callback(theirs.stop)
-        ours = _ours(
-            folder, folder / "unused", stack, SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(archives)
-        )
+        own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(archives)}
+        ours = _ours(folder, folder / "unused", stack, **own)
         theirs.wait_ready()
         ours.wait_ready()
         yield replace(side, port=theirs.port, revive=theirs.revive, archives=PLATFORM), replace(side, port=ours.port)

@@ -90,12 +90,8 @@ def test_classes_travel_as_binary_data_and_in_streams_too(server: Server) -> Non
 
 def test_a_request_that_would_crash_tritonserver_does_not_reach_it(server: Server) -> None:
     pid = server.pid("tritonserver")
-    for model, datatype, data in (
-        ("bytes", "BYTES", ["a", "b"]),
-        ("fp16", "FP16", [1, 2]),
-        ("bool", "BOOL", [True, False]),
-    ):
-        reply = ask(server, model, body(datatype, [1, 2], data, 1))
+    for model, data in (("bytes", ["a", "b"]), ("fp16", [1, 2]), ("bool", [True, False])):
+        reply = ask(server, model, body(model.upper(), [1, 2], data, 1))
         assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
     for shape, expected in (([1, 0], [1, 0]), ([2, 0], [2, 0])):
         (output,) = ask(server, "fp32", body("FP32", shape, [], 2)).json()["outputs"]

@@ -76,10 +76,8 @@ def test_pooling_by_the_ensemble_equals_pooling_in_the_network(triton: Inference
 
 def test_the_embedding_is_the_one_that_bert_s_client_makes(server: Server) -> None:
     texts = TEXTS * 10  # past max_batch_size
-    replies = [
-        server.post(json={"model_name": name, "instances": texts}).json()["predictions"]
-        for name in ("text_embedding", "bert")
-    ]
+    bodies = [{"model_name": name, "instances": texts} for name in ("text_embedding", "bert")]
+    replies = [server.post(json=body).json()["predictions"] for body in bodies]
     ours, theirs = (np.array([each["embedding"] for each in predictions]) for predictions in replies)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
@@ -116,9 +114,8 @@ def test_images_through_the_ensemble_equal_its_parts(triton: InferenceServerClie
     whole = infer(triton, "image_classes", {"INPUT": images})["OUTPUT"]
     pixels = infer(triton, "image_classes_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
     assert (pixels.shape, pixels.dtype.name) == ((3, 3, 64, 64), "uint8")
-    resized = [
-        Image.open(io.BytesIO(encoded(page, "JPEG"))).resize((64, 64), Image.Resampling.BILINEAR) for page in pages
-    ]
+    opened = [Image.open(io.BytesIO(encoded(page, "JPEG"))) for page in pages]
+    resized = [page.resize((64, 64), Image.Resampling.BILINEAR) for page in opened]
     np.testing.assert_array_equal(pixels, [np.asarray(image).transpose(2, 0, 1) for image in resized])
     scores = infer(triton, "image_classes_classifier", {"input": pixels})["logits"]
     np.testing.assert_array_equal(whole, scores)

@@ -193,9 +193,8 @@ def test_instances_of_many_rows_and_of_few_keep_their_order(server: Server) -> N
 def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
     lines = [{"question": "the dog", "context": "the cat sat"}, {"inputs": {"question": "a", "context": "the sun"}}]
     body = "\n".join(map(json.dumps, lines))
-    answer = server.post(
-        "/invocations?model_name=answers", data=body, headers={"Content-Type": "application/jsonlines"}
-    )
+    headers = {"Content-Type": "application/jsonlines"}
+    answer = server.post("/invocations?model_name=answers", data=body, headers=headers)
     bare, framed = map(json.loads, answer.text.splitlines())
     assert "answers" in bare
     assert "answers" in framed["predictions"][0]

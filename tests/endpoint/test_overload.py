@@ -81,9 +81,8 @@ def test_requests_beyond_the_limit_are_refused_counted_and_logged(running: Serve
     answers = {name.split()[0]: number for name, number in load.answers.items()}
     assert (set(answers), load.refused, load.cut) == ({"200", "503"}, 0, 0)
     wait_until(lambda: counted(running) - before == Counter(answers), lambda: f"{counted(running)} are {answers}")
-    wait_until(
-        lambda: len(running.entries("nginx", status=503, code="overloaded")) == answers["503"], "the log has them"
-    )
+    refused = {"status": 503, "code": "overloaded"}
+    wait_until(lambda: len(running.entries("nginx", **refused)) == answers["503"], "the log has them")
     with ThreadPoolExecutor(SLOTS) as pool:
         assert {reply.status_code for reply in pool.map(lambda n: ask(running, n), range(SLOTS))} == {200}
 

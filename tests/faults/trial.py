@@ -64,11 +64,8 @@ def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
 def logged_twice(log: Path, name: str) -> list[str]:
     """Ids of the load that stand in nginx's log more than once, or with another status than the first."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')]
-    ids = Counter(
-        id_
-        for document in map(_json, lines)
-        if document.get("process") == "nginx" and (id_ := document.get("request_id"))
-    )
+    requests = (document.get("request_id") for document in map(_json, lines) if document.get("process") == "nginx")
+    ids = Counter(filter(None, requests))
     return [each for each, count in ids.items() if each.startswith(f"{name}-") and count > 1]
 
 

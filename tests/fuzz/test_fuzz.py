@@ -69,11 +69,8 @@ def _with_type(target: str, data: bytes) -> tuple[dict[str, str], bytes]:
     return {"Content-Type": word}, rest
 
 
-SEEDS = [
-    _with_type(target, data)
-    for target in ("body", "binary", "form", "image", "packed")
-    for data in corpus(target).values()
-]
+TYPED = ("body", "binary", "form", "image", "packed")
+SEEDS = [_with_type(target, data) for target in TYPED for data in corpus(target).values()]
 EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "double", "insert"]), st.binary(max_size=8)))
 
 

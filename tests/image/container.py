@@ -72,14 +72,8 @@ def build_image(command: str) -> str:
     environ = (
         os.environ | podman_environment() | {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}
     )
-    done = subprocess.run(
-        [*SUDO, *shlex.split(command)],
-        cwd=ROOT,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([*SUDO, *shlex.split(command)], cwd=ROOT, env=environ, **pipes)
     assert done.returncode == 0, done.stdout[-5000:]
     return f"{name}:1"
 

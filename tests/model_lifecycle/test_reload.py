@@ -97,9 +97,7 @@ def answer(server: Server, name: str) -> Any:
 
 
 def wait_for_answer(server: Server, name: str, expected: Any) -> None:
-    wait_until(
-        lambda: answer(server, name) == expected, lambda: f"{name} answers {expected}:\n{server.output()[-3000:]}"
-    )
+    wait_until(lambda: answer(server, name) == expected, lambda: f"{expected}:\n{server.output()[-3000:]}")
 
 
 def described(server: Server) -> dict[str, Any]:

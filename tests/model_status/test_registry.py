@@ -61,9 +61,8 @@ def registry(tmp_path: Path) -> Registry:
     for name in ("slow", "warm"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "client.py").write_text(OWN)
-    write(
-        table, *(Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm")))
-    )
+    entries = [Entry(name, name, str(tmp_path / name), "load", i, READY) for i, name in enumerate(("slow", "warm"))]
+    write(table, *entries)
     return Registry(Loaded(), table, deaths=tmp_path / "deaths")
 
 

@@ -54,10 +54,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     for folder in folders:
         make_scale(folder / "models")
-    first, second = (
-        Server(folder, folder / "models", **allowed, **more)
-        for folder, more in zip(folders, ({}, exposed), strict=True)
-    )
+    one, other = folders
+    first = Server(one, one / "models", **allowed)
+    second = Server(other, other / "models", **allowed, **exposed)
     yield first.wait_ready(), second.wait_ready(), range(low, low + 10)
     assert (first.stop(), second.stop()) == (0, 0)
 

@@ -18,7 +18,7 @@ REQUEST = {
     "time": "2026-01-31T12:00:00+00:00",
     "process": "nginx",
     "level": "warning",
-    "request_id": "4711",
+    "request_id": "471",
     "method": "POST",
     "path": "/invocations",
     "status": 404,
@@ -109,12 +109,7 @@ def test_a_terminal_gets_text() -> None:
     output = Output(theirs)
     output.write("nginx", json.dumps(REQUEST))
     output.write("tritonserver", GLOG)
-    entry = {
-        "level": "error",
-        "message": "\x1b[31m\nserve | ready",
-        "request_id": "4711",
-        "trace": "KeyError\n  a.py:1",
-    }
+    entry = {"level": "error", "message": "\x1b[31m\nserve | ready", "request_id": "471", "trace": "KeyError\n  a.py:1"}
     output.write("gunicorn", json.dumps(entry))
     output.write("serve", "plain")
     written = b""
@@ -123,11 +118,11 @@ def test_a_terminal_gets_text() -> None:
     lines = written.decode().split("\r\n")
     os.close(theirs)
     os.close(ours)
-    assert re.fullmatch(r"[\d-]{10} [\d:]{8} nginx \| POST /invocations 404 model_not_found 0.031 s, .* 4711", lines[0])
+    assert re.fullmatch(r"[\d-]{10} [\d:]{8} nginx \| POST /invocations 404 model_not_found 0.031 s, .* 471", lines[0])
     assert lines[1].endswith(' tritonserver | ERROR: it failed: "x"')
     assert lines[3:5] == ["    At:", "      model.py(14)"]
     assert lines[5].endswith(r" gunicorn | ERROR: \u001b[31m")
-    assert lines[6:9] == ["    serve | ready (request 4711)", "    KeyError", "      a.py:1"]
+    assert lines[6:9] == ["    serve | ready (request 471)", "    KeyError", "      a.py:1"]
     assert lines[9].endswith(" serve | plain")
 
 

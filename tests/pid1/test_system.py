@@ -75,10 +75,11 @@ class Supervised:
 
     def says(self, *words: str, process: str = "serve") -> None:
         """Wait for a message with all of the words."""
-        wait_until(
-            lambda: any(all(word in said for word in words) for said in self.entries(process)),
-            lambda: f"{words} in {self.lines()}",
-        )
+
+        def is_said() -> bool:
+            return any(all(word in said for word in words) for said in self.entries(process))
+
+        wait_until(is_said, lambda: f"{words} in {self.lines()}")
 
     def number(self, process: str, text: str) -> int:
         """Wait for the number that the process prints behind that text."""

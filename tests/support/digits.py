@@ -51,9 +51,8 @@ def photo(scan: NDArray[np.uint8], rng: Rng) -> Image.Image:
     dark = rng.uniform(0, 165)
     light = rng.uniform(dark + 90, 255)
     paper, stroke = (light, dark) if rng.random() < 0.5 else (dark, light)
-    return _exposed(
-        Image.composite(_plain((width, height), stroke, rng), _plain((width, height), paper, rng), ink), rng
-    )
+    size = (width, height)
+    return _exposed(Image.composite(_plain(size, stroke, rng), _plain(size, paper, rng), ink), rng)
 
 
 def held_out_pages(seed: int) -> Iterator[Page]:

@@ -138,10 +138,8 @@ def test_a_network_of_any_size_is_timed_at_its_shorter_side_and_runs_on_openvino
     _, folder = made(tmp_path, checkpoint)
     feed = example_feed(open_model("own", folder.parent).model, 1)
     assert feed["input"].shape == (1, 3, 64, 64)
-    onnx, openvino = (
-        onnx_runner(folder / "1/model.onnx"),
-        openvino_runner(folder / "1/model.onnx", {"INFERENCE_PRECISION_HINT": "f32"}),
-    )
+    file = folder / "1/model.onnx"
+    onnx, openvino = onnx_runner(file), openvino_runner(file, {"INFERENCE_PRECISION_HINT": "f32"})
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
         wanted, found = onnx(feeds), openvino(feeds)
         assert all(np.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)

@@ -93,13 +93,9 @@ def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None
 
 def test_a_client_its_labels_and_its_settings_are_flags(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("cat\ndog\n\nfox\n")
-    stored = made(
-        tmp_path,
-        save_classifier(tmp_path / "c.onnx"),
-        client="resnet",
-        labels=tmp_path / "names",
-        settings={"mean": "0", "std": "1"},
-    )
+    own = {"mean": "0", "std": "1"}
+    file, labels = save_classifier(tmp_path / "c.onnx"), tmp_path / "names"
+    stored = made(tmp_path, file, client="resnet", labels=labels, settings=own)
     client = stored.client()
     assert client
     assert client.labels == ["cat", "dog", "fox"]  # type: ignore[attr-defined]
@@ -141,9 +137,7 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
 
 
 @pytest.mark.parametrize(("outputs", "names", "told"), HEADS)
-def test_a_head_of_no_client_is_named(
-    outputs: dict[str, tuple[int, ...]], names: str, told: str, tmp_path: Path
-) -> None:
+def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=told):
         made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
 
@@ -171,9 +165,8 @@ def test_a_head_gets_its_file_s_labels(
 @pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
 @pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
 def test_refuse_boxes_not_in_pixels(shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path) -> None:
-    file = save_constants(
-        tmp_path / "net.onnx", {"output0": np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)}
-    )
+    values = np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)
+    file = save_constants(tmp_path / "net.onnx", {"output0": values})
     if is_built:
         assert made(tmp_path, file, client="yolov5").client()
     else:

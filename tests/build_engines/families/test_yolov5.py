@@ -46,9 +46,8 @@ def test_the_exported_model_returns_the_networks_best_boxes_at_any_batch_size(tm
     for count in (1, 3):
         (output,) = session.run(["output0"], {"images": pixels[:count].numpy()})
         assert output.shape == (count, 1000, 8)
-        torch.testing.assert_close(
-            torch.from_numpy(output[..., 4]).sort().values, expected[:count], rtol=1e-3, atol=1e-3
-        )
+        found = torch.from_numpy(output[..., 4]).sort().values
+        torch.testing.assert_close(found, expected[:count], rtol=1e-3, atol=1e-3)
 
 
 def test_the_moving_average_goes_first(tmp_path: Path) -> None:

@@ -119,11 +119,8 @@ def wrong_calibration(given: dict[str, str]) -> str:
     if "calib" not in given:
         return ""
     first = Path(given["calib"]).read_text().splitlines()[0]
-    return (
-        ""
-        if first == f"TRT-{CODE}-EntropyCalibration2"
-        else "Calibration table does not match calibrator algorithm type."
-    )
+    matches = first == f"TRT-{CODE}-EntropyCalibration2"
+    return "" if matches else "Calibration table does not match calibrator algorithm type."
 
 
 def note(given: dict[str, str]) -> None:
