@@ -16,37 +16,40 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from itertools import count
-from pathlib import Path
-from types import ModuleType
 
 import clients
 from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-TASKS = {  # another name of a client: the task of its models
-    "image_classification": "resnet",
-    "object_detection": "yolov5",
-    "text": "bert",
-}
+# another name of a client: the task of its models
+TASKS = {"image_classification": "resnet", "object_detection": "yolov5", "text": "bert"}
 OWN_PACKAGE = "_model_clients_"  # and a number: the package of a client from a model repository
 _numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
     """Make the model's client; return None if it has none. Raise what the client's code raises, or ConfigError."""
-    module = _client_module(model)
-    if module is None:
-        return None
-    client = getattr(module, "Client", None)
-    if not (isinstance(client, type) and issubclass(client, ModelClient)):
-        raise ConfigError(module.__file__, "defines no class Client(ModelClient)")
-    return client(model)
+    named = model.parameters.get("client", "")
+    if file := own_client(model.path, named):  # imported in a package of its own, in which it finds its neighbours
+        spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
+        spec.submodule_search_locations = [str(file.parent)]
+        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        client = getattr(importlib.import_module(f"{spec.name}.{file.stem}"), "Client", None)
+        if not (isinstance(client, type) and issubclass(client, ModelClient)):
+            raise ConfigError(file, "defines no class Client(ModelClient)")
+        return client(model)
+    if named and family_name(named) not in families():
+        expected = f"the clients are {', '.join([*families(), *TASKS])}; one of your own is {CLIENTS}/NAME.py beside "
+        raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
+    # an archive's folder has another name than Triton's model
+    names = [family_name(named)] if named else [model.name, model.path.name]
+    return next((family(name)(model) for name in names if name in families()), None)
 
 
 def forget(client: ModelClient) -> None:
     """Forget the modules of a client that came from a model repository."""
-    package, _, _ = type(client).__module__.partition(".")
+    package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
         for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
             sys.modules.pop(name, None)
@@ -62,8 +65,7 @@ def source_of(client: ModelClient) -> str:
 
 def families() -> list[str]:
     """Return the names of the clients in this project: the modules of clients/, without its base."""
-    names = (module.name for module in pkgutil.iter_modules(clients.__path__))
-    return sorted(name for name in names if name != "base" and not name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(clients.__path__) if m.name != "base" and m.name[0] != "_")
 
 
 def family_name(name: str) -> str:
@@ -76,19 +78,6 @@ def family(name: str) -> type[ModelClient]:
     """Return the class of one of these clients."""
     client: type[ModelClient] = importlib.import_module(f"clients.{name}").Client
     return client
-
-
-def _client_module(model: Model) -> ModuleType | None:
-    named = model.parameters.get("client", "")
-    if file := own_client(model.path, named):
-        return _import_file(file)
-    if not named:
-        names = (model.name, model.path.name)  # an archive's folder has another name than Triton's model
-        return next((importlib.import_module(f"clients.{name}") for name in names if name in families()), None)
-    if family_name(named) not in families():
-        expected = f"the clients are {', '.join([*families(), *TASKS])}; one of your own is {CLIENTS}/NAME.py beside "
-        raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
-    return importlib.import_module(f"clients.{family_name(named)}")
 
 
 class _Source(SourceFileLoader):
@@ -105,17 +94,9 @@ class _Finder:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Return None for all other modules."""
-        if not (path and name.startswith(OWN_PACKAGE)):
-            return None
-        return FileFinder(path[0], (_Source, [".py"])).find_spec(name)
+        if path and name.startswith(OWN_PACKAGE):
+            return FileFinder(path[0], (_Source, [".py"])).find_spec(name)
+        return None
 
 
 sys.meta_path.insert(0, _Finder)
-
-
-def _import_file(file: Path) -> ModuleType:
-    """Import `file` in a package of its own, in which it finds its neighbours: `from ._neighbour import x`."""
-    spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
-    spec.submodule_search_locations = [str(file.parent)]
-    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{spec.name}.{file.stem}")

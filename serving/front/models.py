@@ -5,11 +5,10 @@ these statuses. A model's name may hold slashes, plain or as %2F. The model mana
 """
 
 import base64
-import binascii
 import hmac
 import http.client
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import wraps
@@ -29,15 +28,12 @@ from serving.front.incoming import FORWARDED, incoming, services
 from serving.front.replies import json_reply
 from serving.headers import TARGET_MODEL
 from serving.host.network import LocalConnection
-from serving.model_status.registry import Registry
 from serving.model_status.served_model import ServedModel
-from serving.model_status.table import READY, Entry
-from serving.triton.connection import IndexEntry
+from serving.model_status.table import READY
 
 PAGE, LARGEST_PAGE = 100, 1000
 MANAGER_MARGIN = 5.0  # seconds: the manager answers before we give up
 MANAGER_SECONDS, PAUSE = 10.0, 0.05  # a start of the model manager takes 0.5 s, on busy processors a few
-
 
 managing_routes = Blueprint("managing", __name__)
 describing_routes = Blueprint("describing", __name__)
@@ -45,8 +41,8 @@ example_routes = Blueprint("examples", __name__)
 
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
-    """Make a view one of managing models: its caller sends what SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE", and the
-    request takes a slot. Raise Forbidden or Overloaded."""
+    """Have a view's caller send what SERVE_MANAGEMENT_SECRET names, "HEADER=VALUE". The request takes a slot. Raise
+    Forbidden or Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -79,30 +75,18 @@ def models() -> Response:
     """Every model that Triton knows: versions and states, client, inputs and outputs; and our own version.
     `refused` has changes of model folders that are not served."""
     registry = services().registry
-    described = [_with_versions(registry, name, versions) for name, versions in sorted(registry.index().items())]
+    described = []
+    for name, entries in sorted(registry.index().items()):
+        versions = [{"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason} for e in entries]
+        try:
+            described.append({"name": name, "versions": versions} | _describe(registry.get(name)))
+        except ServingError as err:
+            described.append({"name": name, "versions": versions, "error": str(err)})
     refused = [{"models": sorted(each.folders), "reasons": each.reasons} for each in registry.models().rejected]
     return json_reply({"models": described, "version": VERSION} | ({"refused": refused} if refused else {}))
 
 
-@describing_routes.get("/execution-parameters")
-def execution_parameters() -> Response:
-    """How SageMaker's batch transform is to call: what the job's own settings leave open."""
-    return json_reply(services().settings.execution_parameters)
-
-
-def _with_versions(registry: Registry, name: str, entries: Iterable[IndexEntry]) -> dict[str, Any]:
-    versions = [
-        {"version": entry.version, "state": entry.state or "UNAVAILABLE", "reason": entry.reason} for entry in entries
-    ]
-    description: dict[str, Any] = {"name": name, "versions": versions}
-    try:
-        return description | describe_served(registry.get(name))
-    except ServingError as err:
-        return description | {"error": str(err)}
-
-
-def describe_served(served: ServedModel) -> dict[str, Any]:
-    """Return what GET /models says of a model."""
+def _describe(served: ServedModel) -> dict[str, Any]:
     client, model = served.client, served.model
     description: dict[str, Any] = {
         "engine": served.engine,
@@ -119,7 +103,7 @@ def describe_served(served: ServedModel) -> dict[str, Any]:
         description["parameters"] = [
             {
                 "name": parameter.name,
-                "default": plain(client.defaults[parameter.name]),
+                "default": client.defaults[parameter.name],
                 "expected": parameter.expected(),
                 "help": parameter.help,
                 "schema": schemas[parameter.name],
@@ -129,19 +113,28 @@ def describe_served(served: ServedModel) -> dict[str, Any]:
     return description | ({"error": served.client_error} if served.client_error else {})
 
 
-def plain(value: Any) -> Any:
-    """Return a tuple as a list, because orjson does not write subclasses of tuple, such as Names."""
-    return list(value) if isinstance(value, tuple) else value
+@describing_routes.get("/execution-parameters")
+def execution_parameters() -> Response:
+    """How SageMaker's batch transform is to call: what the job's own settings leave open."""
+    return json_reply(services().settings.execution_parameters)
 
 
 @managing_routes.post("/models")
 @managed
 def load() -> Response:
     """{"model_name", "url"}: 200, or 409, 507, 400. A model whose client cannot be made is unloaded again."""
-    app = services()
+    app, source = services(), incoming()
+    expected = '{"model_name": NAME, "url": FOLDER}, both strings'
     with _counted(app.metrics.loads):
-        name, url = _read_load()
-        target = incoming().headers.get(TARGET_MODEL) or name
+        try:
+            document = orjson.loads(source.get_data())
+        except orjson.JSONDecodeError as err:
+            raise InvalidRequest(f"the body is not valid JSON ({err}); it must be {expected}") from err
+        fields = document if isinstance(document, dict) else {}
+        name, url = fields.get("model_name"), fields.get("url")
+        if not (isinstance(name, str) and isinstance(url, str)):
+            raise InvalidRequest(f"the body must be {expected}; got {describe(document)}")
+        target = source.headers.get(TARGET_MODEL) or name
         _ask("POST", name=name, url=url, target=target)
         if reason := app.registry.get(target).client_error:
             _ask("DELETE", name=name)
@@ -165,28 +158,44 @@ def get(name: str) -> Response:
     entry = services().registry.models().entries.get(name)
     if entry is None or entry.state != READY:
         raise ModelNotLoaded(name)
-    return json_reply(_name_and_url(entry))
+    return json_reply({"modelName": name, "modelUrl": entry.url})
 
 
 @managing_routes.get("/models")
 @managed
 def page() -> Response:
     """Those that are ready; ?limit and ?next_page_token page through them."""
-    after, limit = _read_token(), _read_limit()
-    entries = services().registry.models().entries
-    ready = sorted(name for name, entry in entries.items() if name > after and entry.state == READY)
-    more = len(ready) > limit
-    token = {"nextPageToken": base64.urlsafe_b64encode(ready[limit - 1].encode()).decode()} if more else {}
-    return json_reply({"models": [_name_and_url(entries[name]) for name in ready[:limit]]} | token)
+    token, limit = incoming().args.get("next_page_token", ""), incoming().args.get("limit", str(PAGE))
+    try:
+        after = base64.urlsafe_b64decode(token.encode()).decode()
+    except ValueError as err:
+        raise InvalidRequest(f"next_page_token={token!r} is not a token that a previous page returned") from err
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= LARGEST_PAGE):
+        raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
+    entries = sorted(services().registry.models().entries.items())
+    ready = [{"modelName": name, "modelUrl": e.url} for name, e in entries if name > after and e.state == READY]
+    listed = ready[: int(limit)]
+    if len(ready) == len(listed):
+        return json_reply({"models": listed})
+    token = base64.urlsafe_b64encode(listed[-1]["modelName"].encode()).decode()
+    return json_reply({"models": listed, "nextPageToken": token})
 
 
 def _ask(method: str, **fields: str) -> None:
-    """Have the manager do it. Raise what it answers, or ModelNotReady. It listens a moment after tritonserver, or
-    is started again: until it takes the connection, nothing has been asked, so this waits for it."""
+    """Have the model manager do it, and wait for a manager that is being started. Raise what it answers, or
+    ModelNotReady."""
     settings = services().settings
     connection = LocalConnection(settings.manager_socket, settings.load_timeout + MANAGER_MARGIN)
+    end = time.monotonic() + MANAGER_SECONDS
     try:
-        _connect(connection)
+        while connection.sock is None:
+            try:
+                connection.connect()
+            except OSError:
+                connection.close()
+                if time.monotonic() > end:
+                    raise
+                time.sleep(PAUSE)
         connection.request(method, "/models", orjson.dumps(fields))
         reply = connection.getresponse()
         answer = orjson.loads(reply.read())
@@ -198,58 +207,12 @@ def _ask(method: str, **fields: str) -> None:
         raise by_code(answer["code"], answer["error"])
 
 
-def _connect(connection: LocalConnection) -> None:
-    """Raise OSError."""
-    end = time.monotonic() + MANAGER_SECONDS
-    while True:
-        try:
-            return connection.connect()
-        except OSError:
-            if time.monotonic() > end:
-                raise
-        time.sleep(PAUSE)
-
-
 @contextmanager
 def _counted(results: Counter) -> Iterator[None]:
     """Count the result: "ok", or the error's code."""
-    result = "ok"
     try:
         yield
     except Exception as err:
-        result = err.code if isinstance(err, ServingError) else ServingError.code
+        results.labels(err.code if isinstance(err, ServingError) else ServingError.code).inc()
         raise
-    finally:
-        results.labels(result).inc()
-
-
-def _name_and_url(model: Entry) -> dict[str, str]:
-    return {"modelName": model.name, "modelUrl": model.url}
-
-
-def _read_load() -> tuple[str, str]:
-    expected = '{"model_name": NAME, "url": FOLDER}, both strings'
-    try:
-        document = orjson.loads(incoming().get_data())
-    except orjson.JSONDecodeError as err:
-        raise InvalidRequest(f"the body is not valid JSON ({err}); it must be {expected}") from err
-    fields = document if isinstance(document, dict) else {}
-    name, url = fields.get("model_name"), fields.get("url")
-    if not (isinstance(name, str) and isinstance(url, str)):
-        raise InvalidRequest(f"the body must be {expected}; got {describe(document)}")
-    return name, url
-
-
-def _read_token() -> str:
-    token = incoming().args.get("next_page_token", "")
-    try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
-    except (binascii.Error, UnicodeError) as err:
-        raise InvalidRequest(f"next_page_token={token!r} is none that a page has given") from err
-
-
-def _read_limit() -> int:
-    limit = incoming().args.get("limit", str(PAGE))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= LARGEST_PAGE):
-        raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
-    return int(limit)
+    results.labels("ok").inc()

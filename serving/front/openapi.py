@@ -22,7 +22,7 @@ from serving import VERSION
 from serving.errors import TABLE, NotFound
 from serving.front.incoming import services
 from serving.front.metrics import CONTENT_TYPE as PROMETHEUS
-from serving.front.models import managed, plain
+from serving.front.models import managed
 from serving.front.replies import json_reply
 from serving.headers import JSON_TYPE, TARGET_MODEL
 
@@ -151,7 +151,7 @@ def _schemas() -> dict[str, Json]:
 def _request(client: Any) -> Json:
     """Return the schema of a JSON body for a model of this client."""
     parameters = {
-        parameter.name: parameter.schema() | {"description": parameter.help, "default": plain(parameter.default)}
+        parameter.name: parameter.schema() | {"description": parameter.help, "default": parameter.default}
         for parameter in client.parameters
     }
     instances = {"type": "array", "minItems": 1, "description": f"each is {client.codec.expected}"}

@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
-    """Return the value as JSON, with any status."""
-    return Response(orjson.dumps(value), status=status, mimetype="application/json")
+    """Return the value as JSON. Its values may be tuples of our own classes, which orjson does not write by itself."""
+    return Response(orjson.dumps(value, default=list), status=status, mimetype="application/json")
 
 
 def error_reply(error: Exception) -> Response:
