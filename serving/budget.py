@@ -1,8 +1,6 @@
-"""What one request may take, decided before work is done for it. Every figure stands here, with its reason.
+"""What one request may take, decided before work is done for it: the limits, with their reasons, and its Deadline.
 
-What has no setting is far beyond what callers send, and bounds what a small body can make of itself. docs/errors.md has
-the table. How long a request may take is its Deadline, which every loop over a caller's data looks at. What all
-requests may take together is in front/admission.py.
+Limits without a setting are far beyond what callers send. docs/errors.md has the table of all of them.
 """
 
 import math
@@ -18,88 +16,62 @@ from serving.errors import PayloadTooLarge, TooLate
 
 Each = TypeVar("Each")
 
-# Of lists, objects and strings in one JSON document: Python takes some 60 to 120 bytes for one, however short it is.
-# 25 MB of them would be 700 MB and more; of numbers, which are not counted, 25 MB are 250 MB at most.
-MOST_JSON_PARTS = 2_000_000
-# In one body, JSON or form: no model answers as many within a minute; JSON lines are read one by one.
-MOST_INSTANCES = 100_000
-# Of strings in a tensor: each takes four bytes in a body and about 60 as a Python object, here and in Python models.
-MOST_STRINGS = 1_000_000
-# In one row of CSV: a cell is a Python string of about 50 bytes. Tables have at most some thousands of columns.
-MOST_CELLS = 100_000
-# Of inputs, of outputs, of parameters, that a tensor request names: models have at most a few hundred.
-MOST_NAMED = 10_000
-# numpy 1 has no more, nor has Triton's Python backend.
-MOST_DIMENSIONS = 32
-# That a client makes of one instance: documents with a query, windows of a long text. BERT-base needs a minute for so
-# many.
-MOST_ROWS = 1_000
-# Characters that a client makes of a query with each of its documents, or of a template with each of its labels.
-MOST_MADE = 2**22
-# Of a gzip file: bgzip, which writes the most, makes one of 64 kB of data, so 400 for 25 MB.
-MOST_MEMBERS = 10_000
-# Of a form, files and fields: werkzeug's own default.
-MOST_PARTS = 1_000
-# JSON of a reply to the largest body: a list of short texts becomes embeddings of 100 times its length.
-OUTPUT_FACTOR = 10
-# Items between two looks at the deadline, where one takes microseconds.
-LOOK_EACH = 1_000
-# Bytes that are looked at together: they stay in the processor's cache.
-PIECE = 64 * 1024
+MOST_JSON_PARTS = 2_000_000  # lists, objects and strings of a document: 60 to 120 bytes each as Python objects
+MOST_INSTANCES = 100_000  # of a body that is not JSON lines: no model answers as many within a minute
+MOST_STRINGS = 1_000_000  # of a tensor: four bytes each in a body, about 60 as a Python object
+MOST_CELLS = 100_000  # of a row of CSV: a cell is a Python string of about 50 bytes
+MOST_NAMED = 10_000  # inputs, outputs or parameters of a tensor request: models have at most a few hundred
+MOST_DIMENSIONS = 32  # of numpy 1, and of Triton's Python backend
+MOST_ROWS = 1_000  # that a client makes of one instance: BERT-base needs a minute for them
+MOST_MADE = 2**22  # characters of a query with all of its documents, or of a template with all of its labels
+MOST_MEMBERS = 10_000  # of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
+MOST_PARTS = 1_000  # files and fields of a form: werkzeug's own default
+OUTPUT_FACTOR = 10  # JSON of a reply to the largest body: short texts become embeddings of 100 times their length
+LOOK_EACH = 1_000  # items between two looks at the deadline
+PIECE = 64 * 1024  # bytes that are counted together: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The figures that settings change.
-
-    body_bytes    of a body, and of what it unpacks to (SERVE_MAX_BODY_MB)
-    image_pixels  of an image, and about of all that are decoded together
-    """
+    """The limit that a setting changes: the bytes of a body, and of what it unpacks to (SERVE_MAX_BODY_MB)."""
 
     body_bytes: int = 25 * 2**20
-    image_pixels: int = 89_000_000
-
-    @property
-    def output_bytes(self) -> int:
-        """Of what is written as JSON in a reply in one piece. Binary outputs and streams are not written anew."""
-        return OUTPUT_FACTOR * self.body_bytes
 
     def check_output(self, size: int) -> None:
-        """Raises PayloadTooLarge."""
-        if size > self.output_bytes:
+        """Raise PayloadTooLarge if the JSON of a reply in one piece is longer than `OUTPUT_FACTOR` bodies."""
+        most = OUTPUT_FACTOR * self.body_bytes
+        if size > most:
             raise PayloadTooLarge(
-                f"the answer is longer than {self.output_bytes} bytes of JSON: ask for binary outputs or a stream, "
+                f"the answer is longer than {most} bytes of JSON: ask for binary outputs or a stream, "
                 f"send less at a time, or raise SERVE_MAX_BODY_MB (the limit is {OUTPUT_FACTOR} times that)"
             )
 
 
 def check_count(count: int, most: int, what: str, remedy: str = "send fewer at a time") -> None:
-    """Raises PayloadTooLarge where there are more."""
+    """Raise PayloadTooLarge if there are more."""
     if count > most:
         raise PayloadTooLarge(f"{count} {what}, and at most {most} can be in one request: {remedy}")
 
 
 def read_json(data: bytes) -> Any:
-    """The value of a JSON text; raises orjson.JSONDecodeError, or PayloadTooLarge before anything is made of it."""
+    """Return the value of a JSON text. Raise orjson.JSONDecodeError, or PayloadTooLarge before the text is read."""
     check_json(data)
     return orjson.loads(data)
 
 
 def check_json(data: bytes) -> None:
-    """Raises PayloadTooLarge where a JSON text would become too many objects."""
+    """Raise PayloadTooLarge if a JSON text would become too many objects."""
     if len(data) <= MOST_JSON_PARTS:  # each takes a byte at least
         return
-    objects, lists, quotes = _counts(data, b'{["')
+    values = np.frombuffer(data, np.uint8)  # compared in half of the time of bytes.count
+    objects = lists = quotes = 0
+    for start in range(0, len(values), PIECE):
+        piece = values[start : start + PIECE]
+        objects += int(np.count_nonzero(piece == ord("{")))
+        lists += int(np.count_nonzero(piece == ord("[")))
+        quotes += int(np.count_nonzero(piece == ord('"')))
     what = "lists, objects and strings of JSON"
     check_count(objects + lists + quotes // 2, MOST_JSON_PARTS, what, "send fewer at a time, or binary tensors")
-
-
-def _counts(data: bytes, wanted: bytes) -> list[int]:
-    """How often each of those bytes is there; in half of the time of bytes.count."""
-    values = np.frombuffer(data, np.uint8)
-    pieces = (values[start : start + PIECE] for start in range(0, len(values), PIECE))
-    found = [[int(np.count_nonzero(piece == byte)) for byte in wanted] for piece in pieces]
-    return [sum(counts) for counts in zip(*found, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +88,10 @@ class Deadline:
         """Return the seconds left, at most `most`. Raise TooLate when none are left."""
         seconds = min(most, self.end - monotonic())
         if seconds <= 0:
-            raise TooLate
+            raise TooLate(
+                "the request waited for its turn until its time was over: send fewer requests at once, serve on more "
+                "or larger machines, or raise SERVE_REQUEST_TIMEOUT"
+            )
         return seconds
 
 
@@ -124,7 +99,7 @@ NEVER = Deadline()
 
 
 def in_time(items: Iterable[Each], deadline: Deadline) -> Iterator[Each]:
-    """The items; raises TooLate when the request's time is over."""
+    """Yield the items. Raise TooLate when the request's time is over."""
     for number, item in enumerate(items):
         if number % LOOK_EACH == 0:
             deadline.left()

@@ -1,17 +1,12 @@
-"""The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md are held against it.
+"""The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md must have them."""
 
-The body of an error is `{"error": message, "code": code, "request_id": id}`.
-"""
-
-from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
 LONGEST = 2_000  # characters of a message
 
 
 class Row(NamedTuple):
-    """What an error code means. `retry_after` is the Retry-After header in seconds, 0 for none; `also` has statuses
-    that only nginx gives."""
+    """What an error code means. `retry_after` is in seconds, 0 for none; `also` has statuses that only nginx gives."""
 
     status: int
     retry_after: int
@@ -89,8 +84,7 @@ def by_code(code: str, text: str) -> ServingError:
 
 
 class ConfigError(Exception):
-    """A mistake of the operator, who is not a caller: a wrong config.pbtxt, archive or client. It has no status.
-    `source` is the file, folder or parameter, `what` is wrong there, `remedy` what to do."""
+    """A mistake of the operator in `source`, a file, folder or parameter: `what` is wrong, and what to do."""
 
     def __init__(self, source: object, what: str, remedy: str = "") -> None:
         self.source, self.what, self.remedy = source, " ".join(what.split()), remedy
@@ -112,13 +106,14 @@ class Overloaded(ServingError, code="overloaded"): ...
 class TritonTimeout(ServingError, code="triton_timeout"): ...
 class LoadFailed(ServingError, code="load_failed"): ...
 class ModelAlreadyLoaded(ServingError, code="model_already_loaded"): ...
+class ModelNotFound(ServingError, code="model_not_found"): ...
+class VersionNotFound(ServingError, code="version_not_found"): ...
+class TooLate(ServingError, code="timeout"): ...
 class OutOfMemory(ServingError, code="out_of_memory"): ...
 # fmt: on
 
 
 class DecodingError(ServingError, code="decoding_error"):
-    """Says which instance cannot be decoded, in which field, and what was expected there."""
-
     def __init__(self, reason: str, *, field: str = "", instance: int | None = None) -> None:
         self.reason, self.field, self.instance = reason, field, instance
         super().__init__(reason)
@@ -131,16 +126,6 @@ class DecodingError(ServingError, code="decoding_error"):
         position = [] if self.instance is None else [f"instance {self.instance}"]
         position += [f"field '{self.field}'"] if self.field else []
         return f"{', '.join(position)}: {self.reason}" if position else self.reason
-
-
-class ModelNotFound(ServingError, code="model_not_found"):
-    def __init__(self, name: str, available: Iterable[str]) -> None:
-        super().__init__(f"there is no model '{name}'; the models served are: {_listed(available)}")
-
-
-class VersionNotFound(ServingError, code="version_not_found"):
-    def __init__(self, name: str, version: str, available: Iterable[str]) -> None:
-        super().__init__(f"model '{name}' has no version '{version}'; its versions are: {_listed(available)}")
 
 
 class ModelNotLoaded(ServingError, code="model_not_loaded"):
@@ -176,15 +161,3 @@ class SessionNotFound(ServingError, code="session_not_found"):
             f"there is no session '{session_id}': it has ended, was idle for longer than its model allows "
             "(max_sequence_idle_microseconds), or never began; X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one"
         )
-
-
-class TooLate(ServingError, code="timeout"):
-    def __init__(self) -> None:
-        super().__init__(
-            "the request waited for its turn until its time was over: send fewer requests at once, serve on more or "
-            "larger machines, or raise SERVE_REQUEST_TIMEOUT"
-        )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

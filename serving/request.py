@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import describe
 from serving.errors import InvalidRequest, SessionNotFound
+from serving.headers import Session
 from serving.model_status.served_model import ServedModel
-from serving.sessions import Session
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor

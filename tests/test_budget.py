@@ -50,8 +50,7 @@ def test_an_error_s_text_is_cut_however_long_the_name_that_it_quotes() -> None:
 
 
 def test_the_figures_without_settings_are_those_of_the_defaults() -> None:
-    defaults = Settings.from_env({})
-    assert Budget() == Budget(defaults.max_body_bytes, defaults.max_image_pixels)
+    assert Budget() == Budget(Settings.from_env({}).max_body_bytes)
 
 
 def test_the_page_of_limits_has_every_figure() -> None:

@@ -27,9 +27,9 @@ from serving.bodies.values import (
 from serving.budget import Deadline, check_json, read_json
 from serving.codecs import ROW, describe
 from serving.errors import InvalidRequest, NotAcceptable
+from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Target
-from serving.sessions import SEQUENCE_END
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, Tensor, to_raw
 

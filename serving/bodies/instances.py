@@ -29,10 +29,9 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import JSON_TYPE, preferred
+from serving.headers import JSON_TYPE, SEQUENCE_END, Session, preferred
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Batch, Job, Reply, Request, Target
-from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
 UNDECLARED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # clients' own defaults
@@ -189,7 +188,7 @@ class InstancesJob(Job):
         client, request = self.client, self.request
         decoder = request.decoder or Decoder(Limits())
         sequencing = self.served.sequencing
-        session = self.session or (Session.of_one_request(sequencing) if sequencing else None)
+        session = self.session or (Session(sequencing, sequencing.new_id()) if sequencing else None)
         size = 1 if session else client.model.max_batch_size or 1
         first, total = 0, len(self.items)
         while first < total:

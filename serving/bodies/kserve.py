@@ -29,10 +29,10 @@ from serving.bodies.values import (
 from serving.budget import MOST_NAMED, MOST_STRINGS, NEVER, Budget, Deadline, check_count, in_time
 from serving.codecs import describe
 from serving.errors import InvalidRequest, NotAcceptable
+from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest
 from serving.request import RESERVED, Batch, Job, Reply, Request, Target
-from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from serving.budget import MOST_DIMENSIONS, MOST_NAMED, MOST_STRINGS, NEVER, Deadline, check_count
 from serving.codecs import describe
 from serving.errors import InvalidRequest
+from serving.headers import SEQUENCE_ID, check_id
 from serving.named_value import INT64, quoted, unknown
-from serving.sessions import SEQUENCE_ID, check_id
 from serving.triton.tensors import Parameters, Tensor, numpy_dtype
 
 # The types of JSON's values that fit a datatype, by numpy's kind of its dtype.

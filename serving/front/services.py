@@ -45,8 +45,8 @@ class Services:
         )
         self.registry = Registry(self.gateway, table, settings.default_model, settings.deaths_socket)
         turns = max(1, settings.inference_threads // settings.workers)
-        self.budget = Budget(settings.max_body_bytes, settings.max_image_pixels)
-        limits, threads = Limits(self.budget.image_pixels), settings.inference_threads
+        self.budget = Budget(settings.max_body_bytes)
+        limits, threads = Limits(settings.max_image_pixels), settings.inference_threads
         self.decoder = Decoder(limits, turns, threads)
         self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()

@@ -105,7 +105,10 @@ class Registry:
             raise error
         if reasons := [reason for each in models.rejected if name in each.folders for reason in each.reasons]:
             raise ModelFailed(name, "; ".join(reasons))
-        raise ModelNotLoaded(name) if models.on_demand else ModelNotFound(name, models.current)
+        if models.on_demand:
+            raise ModelNotLoaded(name)
+        names = ", ".join(sorted(models.current)) or "none"
+        raise ModelNotFound(f"there is no model '{name}'; the models served are: {names}")
 
     def _check_version(self, entry: Entry, served: ServedModel, version: str) -> None:
         if self.gateway.is_model_ready(served.name, version):
@@ -113,7 +116,8 @@ class Registry:
         if entry.target:  # an archive: its platform reads a 404 as "not loaded"
             raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
         entries = self.index().get(served.name, [])
-        raise VersionNotFound(served.name, version, [each.version for each in entries if each.state == "READY"])
+        versions = ", ".join(sorted(each.version for each in entries if each.state == "READY")) or "none"
+        raise VersionNotFound(f"model '{served.name}' has no version '{version}'; its versions are: {versions}")
 
     def _only_name(self) -> str:
         """Return the name of the only model, unless models come and go on demand."""

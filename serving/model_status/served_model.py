@@ -10,6 +10,7 @@ from typing import Any
 from clients.base import Model, ModelClient, TensorSpec, leads_out
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
+from serving.headers import Sequencing
 from serving.model_status.shared_files import Table
 from serving.repository.model_config import (
     ENGINE_REASON,
@@ -19,7 +20,6 @@ from serving.repository.model_config import (
     datatype_name,
     sequence_idle_seconds,
 )
-from serving.sessions import Sequencing
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)

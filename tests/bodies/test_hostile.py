@@ -15,9 +15,9 @@ from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
 from serving.budget import MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
+from serving.headers import Sequencing
 from serving.model_status.served_model import ServedModel
 from serving.request import Reply, Request
-from serving.sessions import Sequencing
 from serving.triton.tensors import InferReply, Tensor
 from tests.bodies.hostile import (
     CLIENT,
@@ -103,7 +103,7 @@ class Looks(Deadline):
     def left(self, most: float = math.inf) -> float:
         self.looks[0] -= 1
         if self.looks[0] < 0:
-            raise TooLate
+            raise TooLate("")
         return min(most, 1.0)
 
 

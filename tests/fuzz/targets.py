@@ -22,12 +22,12 @@ from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
 from serving.errors import ConfigError, InvalidRequest, ServingError
 from serving.front.incoming import Incoming, incoming, read_invocation, read_request, target_model
 from serving.front.services import Services
+from serving.headers import Sequencing, Session
 from serving.model_lifecycle.on_post import triton_name
 from serving.model_status.served_model import ServedModel, describe_model
 from serving.repository.archives import locate
 from serving.repository.model_config import backend_of, is_complete, parse_config, parts_of
 from serving.request import Request, Target
-from serving.sessions import Sequencing, Session
 from serving.settings.table import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.hostile import Echo, Ones
