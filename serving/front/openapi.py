@@ -1,8 +1,7 @@
 """GET /openapi.json, and the routes that only the page to try the models (page/, which nginx serves) calls.
 
-The document has the routes, the errors, and each client's parameters and example, as OpenAPI 3.1. It is made from the
-code alone and calls nothing, so it is the same whatever is served; GET /models has the models. What writes it is
-imported at the first call, because that takes time.
+The document is made from the code alone, so it is the same whatever is served. Its parts are imported at the first
+call, because that takes time.
 """
 
 import base64
@@ -11,7 +10,6 @@ import mimetypes
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,11 @@ from serving.front.replies import json_reply
 from serving.headers import JSON_TYPE, TARGET_MODEL
 
 Json = dict[str, Any]
-UNSAID = {"HEAD", "OPTIONS"}
-PAGES = "/docs/"  # the page's files are not part of the API
 FOR_THE_MANAGER = "examples.answer_example"
 TEXT: Json = {"type": "string"}
 FILE: Json = {"type": "string", "format": "binary"}
 OBJECT: Json = {"type": "object"}
-TENSORS = "Tensors"
-
+SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
 page_routes = Blueprint("page", __name__)
@@ -44,47 +39,53 @@ page_routes = Blueprint("page", __name__)
 @managed
 def openapi() -> Response:
     """Return the API of this server as OpenAPI 3.1."""
+    from serving.clients import families, family
+
+    clients = {name: family(name) for name in families()}
+    codes = defaultdict(list)
+    for code, row in sorted(TABLE.items()):
+        for status in (row.status, *row.also):
+            codes[str(status)].append(code)
+    error = {JSON_TYPE: {"schema": _reference("schemas/Error")}}
+    errors = {key: {"description": f"code: {', '.join(codes[key])}", "content": error} for key in sorted(codes)}
     paths: dict[str, Json] = {}
     for rule in current_app.url_map.iter_rules():
-        if rule.rule.startswith(PAGES) or rule.endpoint == FOR_THE_MANAGER:
+        if rule.rule.startswith("/docs/") or rule.endpoint == FOR_THE_MANAGER:  # not part of the API
             continue
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
-        for method in sorted((rule.methods or set()) - UNSAID):
-            paths.setdefault(path, {})[method.lower()] = _operation(path, method, text)
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
+            operation = _operation(path, method, text, clients)
+            operation["responses"] |= {status: _reference(f"responses/{status}") for status in errors}
+            paths.setdefault(path, {})[method.lower()] = operation
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Several models on one endpoint", "version": VERSION, "license": {"name": "Apache-2.0"}},
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": _schemas(), "responses": _errors()},
+        "components": {"schemas": _schemas(clients), "responses": errors},
     }
     return json_reply(document)
 
 
-def _operation(path: str, method: str, text: str) -> Json:
+def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     summary, _, more = text.partition("\n")
+    tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
     reply: Json = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
     operation: Json = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
-        "tags": [_tag(path)],
+        "tags": ["kserve" if path.startswith("/v2/") else tag],
         "summary": summary,
-        "responses": {"200": reply} | {status: {"$ref": f"#/components/responses/{status}"} for status in _codes()},
+        "responses": {"200": reply},
     }
     if more.strip():
         operation["description"] = more.strip()
     if parameters := list(_parameters(path, method)):
         operation["parameters"] = parameters
     if method == "POST" and path != "/ping":
-        operation["requestBody"] = {"required": True, "content": _body(path)}
+        operation["requestBody"] = {"required": True, "content": _body(path, clients)}
     return operation
-
-
-def _tag(path: str) -> str:
-    if path.startswith("/v2/"):
-        return "kserve"
-    return "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
 
 
 def _parameters(path: str, method: str) -> Iterator[Json]:
@@ -98,30 +99,35 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
         yield {"name": TARGET_MODEL, "in": "header", "description": "what callers name the model by", "schema": TEXT}
 
 
-def _body(path: str) -> Json:
+def _body(path: str, clients: Json) -> Json:
     from serving.bodies.kserve import BINARY_TYPE
-
-    if path == "/models":
-        load = {"properties": {"model_name": TEXT, "url": TEXT}, "required": ["model_name", "url"]}
-        return {JSON_TYPE: {"schema": OBJECT | load}}
-    if path.startswith("/v2/"):
-        infer = path.endswith("/infer")
-        tensors = {JSON_TYPE: {"schema": _reference(TENSORS) if infer else OBJECT}}
-        return tensors | ({"application/octet-stream": {"schema": FILE}} if infer else {})
     from serving.bodies.lines import LINES_TYPES
     from serving.bodies.npy import NPY_TYPE
 
-    raw = {kind for client in _clients().values() for kind in client.codec.media_types} - {JSON_TYPE}
-    examples = {name: {"value": body} for name, client in _clients().items() if (body := _example(client))}
-    schema = {"anyOf": [*map(_reference, _clients()), _reference(TENSORS)]}
-    files = {kind: {"schema": FILE} for kind in sorted({*raw, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})}
+    tensors = _reference("schemas/Tensors")
+    if path == "/models":
+        load = {"properties": {"model_name": TEXT, "url": TEXT}, "required": ["model_name", "url"]}
+        return {JSON_TYPE: {"schema": OBJECT | load}}
+    if path.endswith("/infer"):
+        return {JSON_TYPE: {"schema": tensors}, "application/octet-stream": {"schema": FILE}}
+    if path.startswith("/v2/"):
+        return {JSON_TYPE: {"schema": OBJECT}}
+    kinds = {kind for client in clients.values() for kind in client.codec.media_types} - {JSON_TYPE}
+    files = {kind: {"schema": FILE} for kind in sorted({*kinds, *LINES_TYPES, NPY_TYPE, BINARY_TYPE})}
+    examples = {}
+    for name, client in clients.items():
+        data, part = getattr(client, "example", None), client.codec.part
+        if isinstance(data, bytes):  # otherwise the example depends on the model
+            instance = {part: base64.b64encode(data).decode()} if part else data.decode()
+            examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
+    schema = {"anyOf": [*(_reference(f"schemas/{name}") for name in clients), tensors]}
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
 def _reply(path: str, method: str) -> Json:
     if path == "/metrics":
         return {PROMETHEUS: {"schema": TEXT}}
-    if path.startswith("/examples/") or path == "/docs":
+    if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
     content: Json = {JSON_TYPE: {"schema": OBJECT}}
     if method == "POST" and path != "/models":
@@ -129,71 +135,34 @@ def _reply(path: str, method: str) -> Json:
     return content
 
 
-@cache
-def _clients() -> dict[str, Any]:
-    """Return the class of each client by its name."""
-    from serving.clients import families, family
-
-    return {name: family(name) for name in families()}
-
-
-def _schemas() -> dict[str, Json]:
+def _schemas(clients: Json) -> dict[str, Json]:
+    """Return the schemas of an error, of tensors, and of a JSON body for a model of each client."""
     error = dict.fromkeys(("error", "code", "request_id"), TEXT)
     tensor = {"name": TEXT, "datatype": TEXT, "shape": {"type": "array", "items": {"type": "integer"}}, "data": {}}
     inputs = {"type": "array", "items": OBJECT | {"properties": tensor, "required": ["name", "datatype", "shape"]}}
-    return {
+    schemas = {
         "Error": OBJECT | {"properties": error, "required": [*error]},
-        TENSORS: OBJECT | {"properties": {"model_name": TEXT, "inputs": inputs}, "required": ["inputs"]},
-        **{name: _request(client) for name, client in _clients().items()},
+        "Tensors": OBJECT | {"properties": {"model_name": TEXT, "inputs": inputs}, "required": ["inputs"]},
     }
-
-
-def _request(client: Any) -> Json:
-    """Return the schema of a JSON body for a model of this client."""
-    parameters = {
-        parameter.name: parameter.schema() | {"description": parameter.help, "default": parameter.default}
-        for parameter in client.parameters
-    }
-    instances = {"type": "array", "minItems": 1, "description": f"each is {client.codec.expected}"}
-    fields = {
-        "model_name": TEXT,
-        "model_version": {"type": ["string", "integer", "null"]},
-        "instances": instances,
-        "parameters": {"type": ["object", "null"], "properties": parameters, "additionalProperties": False},
-    }
-    return OBJECT | {"description": inspect.getdoc(client), "properties": fields, "required": ["instances"]}
-
-
-def _example(client: Any) -> Json | None:
-    """Return a body with the client's own example; None if an example depends on the model."""
-    data = getattr(client, "example", None)
-    if not isinstance(data, bytes):
-        return None
-    part = client.codec.part
-    instance = {part: base64.b64encode(data).decode()} if part else data.decode()
-    return {"model_name": "NAME", "instances": [instance]}
+    for name, client in clients.items():
+        parameters = {
+            parameter.name: parameter.schema() | {"description": parameter.help, "default": parameter.default}
+            for parameter in client.parameters
+        }
+        expected = f"each is {client.codec.expected}"
+        fields = {
+            "model_name": TEXT,
+            "model_version": {"type": ["string", "integer", "null"]},
+            "instances": {"type": "array", "minItems": 1, "description": expected},
+            "parameters": {"type": ["object", "null"], "properties": parameters, "additionalProperties": False},
+        }
+        about = inspect.getdoc(client)
+        schemas[name] = OBJECT | {"description": about, "properties": fields, "required": ["instances"]}
+    return schemas
 
 
 def _reference(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-@cache
-def _codes() -> dict[str, str]:
-    """Return the error codes of each status, separated by commas."""
-    codes = defaultdict(list)
-    for code, row in sorted(TABLE.items()):
-        for status in (row.status, *row.also):
-            codes[str(status)].append(code)
-    return {status: ", ".join(listed) for status, listed in sorted(codes.items())}
-
-
-def _errors() -> Json:
-    content = {JSON_TYPE: {"schema": _reference("Error")}}
-    return {status: {"description": f"code: {codes}", "content": content} for status, codes in _codes().items()}
-
-
-SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
+    return {"$ref": f"#/components/{name}"}
 
 
 @page_routes.get("/examples/<name>")
