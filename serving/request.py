@@ -169,14 +169,6 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Line:
-    """One response of a stream as JSON, and the version that gave it."""
-
-    version: str
-    json: bytes
-
-
 class Job:
     """One request to one model: each kind of body has one, which is run once.
 
@@ -206,12 +198,6 @@ class Job:
         """Return the answer in one piece. Raise a ServingError."""
         with closing(self.results(gateway)) as results:
             return self.reply(results)
-
-    def lines(self, gateway: TritonGateway, started: Started = lambda responses: None) -> Generator[Line, None, None]:
-        """Yield a line for each response as it comes. Raise a ServingError."""
-        with closing(self.responses(gateway, started)) as results:
-            for result in results:
-                yield Line(result.version, self.line(result))
 
     def results(self, gateway: TritonGateway) -> Results:
         """Yield the result of each batch. The next batch is prepared while Triton works on one."""

@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 import simdjson
 
-from clients.base import TensorSpec
 from serving.bodies.instances import Instances, Item, listed_items
 from serving.bodies.kserve import TensorBody, filled, request_id
 from serving.bodies.values import (
@@ -24,7 +23,7 @@ from serving.bodies.values import (
     objects,
     request_parameters,
 )
-from serving.budget import Deadline, check_json, read_json
+from serving.budget import check_json, read_json
 from serving.codecs import ROW, describe
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.headers import SEQUENCE_END
@@ -33,6 +32,10 @@ from serving.request import RESERVED, Batch, Job, Reply, Request, Results, Targe
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, Tensor, to_raw
 
+INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
+LONGEST_NUMBER = 10  # digits of a length
+MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
+LARGE = 16 * 1024  # bytes of JSON, from which making no object of a number saves more than it costs
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance that is an object, or '
     '{"modelname": …, "payload": {"img" or "text": …}}'
@@ -67,8 +70,13 @@ class FlatBody:
             return None
         parameters = an_object(self.document, "parameters")
         fields = {key: value for key, value in self.document.items() if key not in {*RESERVED, "parameters"}}
-        if "inputs" in fields:
-            return Instances(_items(fields), parameters, named=self.named)
+        if "inputs" in fields:  # an instance or a list of them
+            check_keys(
+                fields, ("inputs", "parameters"), "the body with 'inputs' (a model's parameters stand in 'parameters')"
+            )
+            values = fields["inputs"]
+            items = listed_items(values if isinstance(values, list) else [values], "inputs")
+            return Instances(items, parameters, named=self.named)
         if client.codec is ROW or set(client.keys or client.codec.keys or ()) & fields.keys():
             return Instances([Item("body", value=fields)], parameters, named=self.named)
         return None
@@ -86,7 +94,8 @@ class FlatJob(Job):
         if not (request.stream or body.generates):
             objects(self.document, "inputs")
             raise InvalidRequest(f"the body has none of the shapes {SHAPES}")
-        self.id = _request_id(self.document)
+        own_id = self.document.get("id") or ""  # the caller's, which the reply repeats as a string
+        self.id = str(own_id) if type(own_id) is int else request_id({"id": own_id})
 
     def batches(self) -> Iterator[Batch]:
         """Yield one call. Each input is a value or a list and makes one row, as in Triton's generate."""
@@ -97,11 +106,17 @@ class FlatJob(Job):
         if not specs.keys() & fields.keys():
             known = ", ".join(specs)
             raise InvalidRequest(f"none of {sorted(islice(fields, 8))} is an input of model '{model.name}': {known}")
-        batched, deadline = model.max_batch_size > 0, self.request.deadline
-        inputs = [_tensor(specs[key], value, batched, deadline) for key, value in fields.items() if key in specs]
-        rest = {key: value for key, value in fields.items() if key not in specs}
+        inputs, parameters = [], {}
+        for key, value in fields.items():
+            if (spec := specs.get(key)) is None:
+                parameters[key] = value
+                continue
+            flat = flat_array(key, spec.datatype, value, self.request.deadline)
+            shape = filled(spec.shape, flat.size) or (flat.size,)  # the declared shape, else a flat list
+            rows = (1, *shape) if model.max_batch_size else shape
+            inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
         flags = session.parameters() if session else {}
-        yield Batch(inputs, parameters={**request_parameters(rest | self.parameters), **flags})
+        yield Batch(inputs, parameters={**request_parameters(parameters | self.parameters), **flags})
 
     def results(self, gateway: TritonGateway) -> Results:
         return self.responses(gateway)
@@ -118,44 +133,16 @@ class FlatJob(Job):
     def line(self, result: InferReply) -> bytes:
         """Return the reply as Triton's generate writes it: a value or a flat list for each output, with sorted keys."""
         self.request.budget.check_output(sum(map(json_length, result.outputs)))
-        fields = {tensor.name: _value(tensor) for tensor in result.outputs}
+        fields: dict[str, Any] = {}
+        for tensor in result.outputs:
+            values = json_values(tensor)
+            fields[tensor.name] = values[0] if len(values) == 1 else values
         fields |= {"model_name": self.served.name, "model_version": result.version, **result.parameters}
         fields |= {"id": self.id} if self.id else {}
         return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _request_id(document: Mapping[str, Any]) -> str:
-    """Return the caller's `id`, which the reply repeats as a string, "" without one. Raise InvalidRequest."""
-    given = document.get("id") or ""
-    return str(given) if type(given) is int else request_id({"id": given})
-
-
-def _items(given: Mapping[str, Any]) -> list[Item]:
-    """Return an item for each instance in `inputs`, which is an instance or a list of them."""
-    known = ("inputs", "parameters", *RESERVED)
-    check_keys(given, known, "the body with 'inputs' (a model's parameters stand in 'parameters')")
-    values = given["inputs"]
-    return listed_items(values if isinstance(values, list) else [values], "inputs")
-
-
-def _tensor(spec: TensorSpec, value: Any, batched: bool, deadline: Deadline) -> Tensor:
-    """Return an input in its declared shape if the value has as many elements, else as a flat list."""
-    flat = flat_array(spec.name, spec.datatype, value, deadline)
-    shape = filled(spec.shape, flat.size) or (flat.size,)
-    return Tensor(spec.name, spec.datatype, (1, *shape) if batched else shape, to_raw(flat, spec.datatype))
-
-
-def _value(tensor: Tensor) -> Any:
-    values = json_values(tensor)
-    return values[0] if len(values) == 1 else values
-
-
 Shape = Instances | TensorBody | FlatBody
-NOTHING = memoryview(b"")
-INPUT_KEYS = {"name", "shape", "datatype", "data"}  # of KServe: an object with none of them is an instance
-LONGEST_NUMBER = 10  # digits of a length
-MOST_KEYS = 32  # of a document of tensors, and of a tensor: KServe has 4 and 5
-LARGE = 16 * 1024  # bytes of JSON, from which making no object of a number saves more than it costs
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
@@ -168,7 +155,7 @@ def read_document(document: Mapping[str, Any], length: int, generates: bool = Fa
     """Return the body that an object of `length` bytes is; `generates` and `stream` are those of a FlatBody. Raise
     InvalidRequest."""
     if _are_tensors(document.get("inputs")):
-        return TensorBody(document, NOTHING, length)
+        return TensorBody(document, memoryview(b""), length)
     if "instances" in document or "payload" in document:
         return _instances(document)
     return FlatBody(document, generates, stream)
@@ -186,7 +173,7 @@ def instances_in(document: Mapping[str, Any], served: ServedModel, generates: bo
 def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` are KServe's. Others are an input of that name, or instances, of a flat body."""
     return isinstance(inputs, list) and all(
-        isinstance(each, dict) and not (each and INPUT_KEYS.isdisjoint(each)) for each in inputs
+        isinstance(entry, dict) and not (entry and INPUT_KEYS.isdisjoint(entry)) for entry in inputs
     )
 
 
@@ -197,16 +184,13 @@ def _instances(document: Mapping[str, Any]) -> Instances:
     check_keys(document, known, f"the body with '{shape}' (a model's parameters stand in 'parameters')")
     parameters = an_object(document, "parameters")
     named = Target.within("the body", document)
-    if shape == "payload":
-        return Instances([_payload(document["payload"])], parameters, sample_shape=True, named=named)
-    return Instances(listed_items(document["instances"], shape), parameters, named=named)
-
-
-def _payload(payload: Any) -> Item:
+    if shape == "instances":
+        return Instances(listed_items(document["instances"], shape), parameters, named=named)
+    payload, item = document["payload"], Item("payload", value=document["payload"])
     if isinstance(payload, dict) and "img" in payload:
         check_keys(payload, ("img",), "'payload'")
-        return Item("payload.img", value={"b64": payload["img"]})
-    return Item("payload", value=payload)
+        item = Item("payload.img", value={"b64": payload["img"]})
+    return Instances([item], parameters, sample_shape=True, named=named)
 
 
 def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
@@ -220,13 +204,13 @@ def parse_object(data: bytes, what: str, shapes: str = "") -> dict[str, Any]:
     return document
 
 
-def read_binary(header_length: str, place: str, data: bytes, is_kserve: bool = False) -> TensorBody:
+def read_binary(header_length: str, source: str, data: bytes, is_kserve: bool = False) -> TensorBody:
     """Return a body of a JSON header and binary data, or of raw input. Raise InvalidRequest."""
     digits = header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
     if not digits or int(header_length) > len(data):
         raise InvalidRequest(
-            f"{place} must be a whole number from 0 to the body's {len(data)} bytes, the length of the JSON before the "
-            f"binary tensors; got '{header_length[:40]}'"
+            f"{source} must be a whole number from 0 to the body's {len(data)} bytes, the length of the JSON before "
+            f"the binary tensors; got '{header_length[:40]}'"
         )
     size, whole = int(header_length), memoryview(data)
     document = parse_object(data[:size], "the JSON header of the body") if size else None
@@ -242,7 +226,7 @@ def _parse_tensors(data: bytes) -> dict[str, Any] | None:
     check_json(data)
     try:
         document = _members(simdjson.Parser().parse(data))
-        inputs = [_members(given) for given in document.pop("inputs")]
+        inputs = [_members(entry) for entry in document.pop("inputs")]
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None
     return {key: _plain(value) for key, value in document.items()} | {"inputs": list(map(_read_input, inputs))}
@@ -257,10 +241,10 @@ def _members(value: Any) -> dict[str, Any]:
     return {name: value[name] for name in names}
 
 
-def _read_input(given: dict[str, Any]) -> dict[str, Any]:
+def _read_input(entry: dict[str, Any]) -> dict[str, Any]:
     """Return an input as orjson reads it, but with an array of data unchanged."""
-    is_array = isinstance(given.get("data"), simdjson.Array)
-    return {key: value if key == "data" and is_array else _plain(value) for key, value in given.items()}
+    is_array = isinstance(entry.get("data"), simdjson.Array)
+    return {key: value if key == "data" and is_array else _plain(value) for key, value in entry.items()}
 
 
 def _plain(value: Any) -> Any:

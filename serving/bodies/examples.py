@@ -7,7 +7,7 @@ from pathlib import Path
 from serving.bodies.instances import Decoder, Instances, Item
 from serving.errors import DecodingError, InferenceFailed, InvalidRequest, LoadFailed, ModelFailed, NotAcceptable
 from serving.model_status.served_model import ServedModel
-from serving.request import Job, Request
+from serving.request import Request
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 
@@ -18,7 +18,11 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
         return
     instances, request = Instances([Item("example", raw=served.example())]), Request("example", decoder=decoder)
     try:
-        _infer(gateway, instances.bind(served, request))
+        job = instances.bind(served, request)
+        try:
+            job.answer(gateway)
+        except NotAcceptable:  # the model only streams
+            deque(map(job.line, job.responses(gateway)), maxlen=0)
     except (DecodingError, InvalidRequest) as err:
         raise ModelFailed(served.name, f"its example is refused: {err}") from err
 
@@ -43,10 +47,3 @@ def _place(cause: BaseException | None) -> str:
     return (
         f"[{type(cause).__name__}: {cause}, {Path(calls[-1].filename).name} line {calls[-1].lineno}]" if calls else ""
     )
-
-
-def _infer(gateway: TritonGateway, job: Job) -> None:
-    try:
-        job.answer(gateway)
-    except NotAcceptable:  # the model only streams
-        deque(job.lines(gateway), maxlen=0)

@@ -145,7 +145,10 @@ class Instances:
         raw = self.items[0].raw
         if raw is None or self.media_type not in UNDECLARED or JSON_TYPE in client.codec.media_types:
             return
-        if raw[:64].lstrip()[:1] in (b"[", b'"') and _is_json(raw):
+        if raw[:64].lstrip()[:1] not in (b"[", b'"'):
+            return
+        with suppress(orjson.JSONDecodeError):
+            read_json(raw)
             raise InvalidRequest(
                 f"the body is JSON without 'instances': send {{\"instances\": […]}}, each {client.codec.expected}; "
                 f"what only looks like JSON says what it is: Content-Type: {client.codec.media_types[0]}"
@@ -272,10 +275,10 @@ class InstancesJob(Job):
         """Return the outputs of all calls, joined by rows."""
         arrays = [reply.arrays() for reply in replies]
         if not self.client.model.max_batch_size:
-            arrays = [{name: np.expand_dims(array, 0) for name, array in each.items()} for each in arrays]
+            arrays = [{name: np.expand_dims(array, 0) for name, array in outputs.items()} for outputs in arrays]
         if len(arrays) == 1:
             return arrays[0]
-        return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
+        return {name: np.concatenate([outputs[name] for outputs in arrays]) for name in arrays[0]}
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, written batch by batch: as Python objects all predictions would take several times the
@@ -311,13 +314,6 @@ def document(served: ServedModel, items: bytes, version: str, sample_shape: bool
         return orjson.dumps({"modelname": served.name, "result": orjson.Fragment(items)})
     about = {"model_name": served.name, "model_version": version}
     return orjson.dumps({**about, "predictions": orjson.Fragment(b"[%b]" % items)})
-
-
-def _is_json(data: bytes) -> bool:
-    with suppress(orjson.JSONDecodeError):
-        read_json(data)
-        return True
-    return False
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:

@@ -26,9 +26,9 @@ from serving.bodies.values import (
     objects,
     request_parameters,
 )
-from serving.budget import MOST_NAMED, MOST_STRINGS, NEVER, Budget, Deadline, check_count, in_time
+from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, Deadline, check_count, in_time
 from serving.codecs import describe
-from serving.errors import InvalidRequest, NotAcceptable
+from serving.errors import InvalidRequest
 from serving.headers import SEQUENCE_END
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest
@@ -39,6 +39,8 @@ BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 KEYS = {"id", "parameters", "inputs", "outputs", SEQUENCE_END, *RESERVED}
 INPUT_KEYS = {"name", "shape", "datatype", "parameters", "data"}
 OUTPUT_KEYS = {"name", "parameters"}
+CLASSIFICATION = "classification"
+SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}  # as for Triton
 HEADER_LENGTH = "Inference-Header-Content-Length"  # KServe's own way to say how long the JSON header is
 
 
@@ -89,7 +91,16 @@ class TensorJob(Job):
         flags = self.session.parameters() if self.session else {}
         parameters = {**request_parameters(parameters), **flags}
         inputs = read_inputs(self.document, self.body.binary, self.body.length, self.request.deadline)
-        _check_inputs(self.served, inputs)
+        model = self.served.model
+        batch, specs = ([-1] if model.max_batch_size else []), {spec.name: spec for spec in model.inputs}
+        if specs and not inputs:
+            takes = ", ".join(f"{spec.name} {spec.datatype} {[*batch, *spec.shape]}" for spec in model.inputs)
+            raise InvalidRequest(f"'inputs' is empty; model '{model.name}' takes {takes}")
+        for tensor in inputs:
+            spec = specs.get(tensor.name)
+            if spec and len(tensor.shape) != len(batch) + len(spec.shape):
+                expected = [*batch, *spec.shape]
+                raise InvalidRequest(f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}")
         yield Batch(inputs, parameters=parameters, outputs=tuple(self.outputs))
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
@@ -128,43 +139,37 @@ def read_inputs(document: Mapping[str, Any], rest: memoryview, length: int, dead
         raise InvalidRequest("'inputs' is missing: a list of tensors with name, shape, datatype and data")
     inputs = []
     for entry in in_time(objects(document, "inputs"), deadline):
-        name, datatype, size = _described(entry, len(rest))
+        name, datatype, left = entry.get("name"), entry.get("datatype"), len(rest)
+        if not isinstance(name, str) or not isinstance(datatype, str):
+            raise InvalidRequest(f"an input needs name, shape and datatype; got {describe(dict(entry))}")
+        check_keys(entry, INPUT_KEYS, f"input '{name}'")
+        check_datatype(name, datatype)
+        size = _own_parameters(entry).get("binary_data_size")
+        if size is not None and not (type(size) is int and 0 <= size <= left):
+            raise InvalidRequest(f"input '{name}': binary_data_size is {describe(size)}, {left} bytes are left")
         shape = check_shape(name, entry.get("shape"), length)
-        if size is not None and "data" in entry:
-            raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
+        count = math.prod(shape)
         if size is None:
-            data = json_data(name, datatype, shape, entry.get("data"), deadline)
-        else:
-            data, rest = rest[:size], rest[size:]
-            _check_size(name, datatype, shape, size)
-        inputs.append(Tensor(name, datatype, shape, data))
+            flat = flat_array(name, datatype, entry.get("data"), deadline)
+            if flat.size != count:
+                raise InvalidRequest(
+                    f"input '{name}': its shape {list(shape)} does not fit the {flat.size} values in its data"
+                )
+            inputs.append(Tensor(name, datatype, shape, to_raw(flat, datatype)))
+            continue
+        if "data" in entry:
+            raise InvalidRequest(f"input '{name}': it has both data and binary_data_size; send one of them")
+        if datatype == "BYTES":  # Triton counts the strings itself
+            check_count(count, MOST_STRINGS, "strings")
+        elif count * SIZES[datatype] != size:
+            raise InvalidRequest(
+                f"input '{name}': {size} bytes of binary data do not fill its shape {list(shape)} of {datatype}"
+            )
+        inputs.append(Tensor(name, datatype, shape, rest[:size]))
+        rest = rest[size:]
     if len(rest):
         raise InvalidRequest(f"{len(rest)} bytes of the body belong to no input (binary_data_size)")
     return inputs
-
-
-def _check_inputs(served: ServedModel, inputs: Sequence[Tensor]) -> None:
-    """Raise InvalidRequest if there is no input, or one has another number of dimensions than the model's."""
-    batch = (-1,) if served.model.max_batch_size else ()
-    specs = {spec.name: spec for spec in served.model.inputs}
-    if specs and not inputs:
-        takes = ", ".join(f"{spec.name} {spec.datatype} {[*batch, *spec.shape]}" for spec in specs.values())
-        raise InvalidRequest(f"'inputs' is empty; model '{served.name}' takes {takes}")
-    for tensor in inputs:
-        spec = specs.get(tensor.name)
-        if spec and len(tensor.shape) != len(batch) + len(spec.shape):
-            expected = [*batch, *spec.shape]
-            raise InvalidRequest(f"input '{tensor.name}': its shape is {list(tensor.shape)}, expected {expected}")
-
-
-def json_data(
-    name: str, datatype: str, shape: tuple[int, ...], data: Any, deadline: Deadline = NEVER
-) -> bytes | memoryview:
-    """Return the values of a JSON body as Triton takes them. Raise InvalidRequest if they do not fill the shape."""
-    flat = flat_array(name, datatype, data, deadline)
-    if flat.size != math.prod(shape):
-        raise InvalidRequest(f"input '{name}': its shape {list(shape)} does not fit the {flat.size} values in its data")
-    return to_raw(flat, datatype)
 
 
 def write_reply(
@@ -200,7 +205,7 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
             raise InvalidRequest(
                 f"raw input '{spec.name}': the model takes {list(spec.shape)} strings, and this is one"
             )
-        return Tensor(spec.name, "BYTES", (*batch, *(1 for _ in spec.shape)), _counted(data))
+        return Tensor(spec.name, "BYTES", (*batch, *(1 for _ in spec.shape)), len(data).to_bytes(4, "little") + data)
     shape = filled(spec.shape, len(data) // SIZES[spec.datatype])
     if shape is None or math.prod(shape) * SIZES[spec.datatype] != len(data):
         raise InvalidRequest(
@@ -218,39 +223,12 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     return full if math.prod(full) == count else None
 
 
-def _counted(data: memoryview) -> bytes:
-    return len(data).to_bytes(4, "little") + data
-
-
-def _described(given: Mapping[str, Any], left: int) -> tuple[str, str, int | None]:
-    """Return an input's name, datatype and size of binary data, None for data in JSON. Raise InvalidRequest."""
-    name, datatype = given.get("name"), given.get("datatype")
-    if not isinstance(name, str) or not isinstance(datatype, str):
-        raise InvalidRequest(f"an input needs name, shape and datatype; got {describe(dict(given))}")
-    check_keys(given, INPUT_KEYS, f"input '{name}'")
-    check_datatype(name, datatype)
-    size = _own_parameters(given).get("binary_data_size")
-    if size is not None and not (type(size) is int and 0 <= size <= left):
-        raise InvalidRequest(f"input '{name}': binary_data_size is {describe(size)}, {left} bytes are left")
-    return name, datatype, size
-
-
-def _check_size(name: str, datatype: str, shape: tuple[int, ...], size: int) -> None:
-    """Raise InvalidRequest if `size` bytes do not fill the shape. Triton counts the strings of BYTES itself."""
-    if datatype == "BYTES":
-        check_count(math.prod(shape), MOST_STRINGS, "strings")
-    if datatype in SIZES and math.prod(shape) * SIZES[datatype] != size:
-        raise InvalidRequest(
-            f"input '{name}': {size} bytes of binary data do not fill its shape {list(shape)} of {datatype}"
-        )
-
-
 def request_id(document: Mapping[str, Any]) -> str:
     """Return the caller's `id`, which the reply repeats. Raise InvalidRequest."""
-    given = document.get("id", "")
-    if not isinstance(given, str):
-        raise InvalidRequest(f"'id' must be a string, got {describe(given)}")
-    return given
+    own_id = document.get("id", "")
+    if not isinstance(own_id, str):
+        raise InvalidRequest(f"'id' must be a string, got {describe(own_id)}")
+    return own_id
 
 
 def _own_parameters(tensor: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +250,11 @@ def _wanted(document: Mapping[str, Any]) -> dict[str, int]:
             raise InvalidRequest(f"an output needs a name; got {describe(output)}")
         check_keys(output, OUTPUT_KEYS, f"output '{name}'")
         parameters = _own_parameters(output)
-        count = read_count(name, parameters[CLASSIFICATION]) if CLASSIFICATION in parameters else 0
+        count = parameters.get(CLASSIFICATION, 0)
+        if CLASSIFICATION in parameters and (type(count) is not int or count < 1):
+            raise InvalidRequest(
+                f"output '{name}': {CLASSIFICATION} is how many classes to give, at least 1; got {describe(count)}"
+            )
         wanted.setdefault(name, count)
     return wanted
 
@@ -288,26 +270,6 @@ def _binary(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
     return {name for name in names if asked.get(name, default)}
 
 
-def require_json(reply: Reply) -> Reply:
-    """Return the reply. Raise NotAcceptable if it is binary, which a line of JSON cannot hold."""
-    if reply.content_type != "application/json":
-        raise NotAcceptable("binary outputs cannot stand in a line: ask for outputs without binary_data")
-    return reply
-
-
-CLASSIFICATION = "classification"
-SCORES = {"FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}  # as for Triton
-
-
-def read_count(name: str, value: Any) -> int:
-    """Return how many classes of an output are wanted. Raise InvalidRequest."""
-    if type(value) is not int or value < 1:
-        raise InvalidRequest(
-            f"output '{name}': {CLASSIFICATION} is how many classes to give, at least 1; got {describe(value)}"
-        )
-    return value
-
-
 def check_scores(name: str, datatype: str) -> None:
     """Raise InvalidRequest if the numbers of an output cannot be scores."""
     if datatype not in SCORES:
@@ -320,10 +282,10 @@ def with_classes(served: ServedModel, reply: InferReply, counts: Mapping[str, in
     """Return the reply with classes in place of the outputs in `counts`. Raise InvalidRequest, PayloadTooLarge."""
     is_batched = served.model.max_batch_size > 0
     outputs = (
-        _classes(each, counts[each.name], is_batched, served.labels.get(each.name, ()), budget)
-        if each.name in counts
-        else each
-        for each in reply.outputs
+        _classes(tensor, counts[tensor.name], is_batched, served.labels.get(tensor.name, ()), budget)
+        if tensor.name in counts
+        else tensor
+        for tensor in reply.outputs
     )
     return replace(reply, outputs=tuple(outputs))
 

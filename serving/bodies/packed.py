@@ -28,24 +28,24 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 def _inflated(body: bytes, limit: int) -> bytes:
     """Return what all gzip members of the body hold."""
-    rest, made, members = memoryview(body), bytearray(), 0
+    rest, content, members = memoryview(body), bytearray(), 0
     while rest:
         members += 1
         check_count(members, MOST_MEMBERS, "gzip members", "pack the body in one piece")
-        rest = rest[_inflate_member(rest, made, limit) :]
-    return bytes(made)
+        rest = rest[_inflate_member(rest, content, limit) :]
+    return bytes(content)
 
 
-def _inflate_member(packed: memoryview, made: bytearray, limit: int) -> int:
-    """Append the content of the first member to `made`, and return the member's packed length. zlib copies the data
+def _inflate_member(packed: memoryview, content: bytearray, limit: int) -> int:
+    """Append the content of the first member to `content`, and return the member's packed length. zlib copies the data
     behind a member, so it gets the data in pieces."""
     member, end = zlib.decompressobj(DETECT), 0
     while not member.eof:
         piece = packed[end : end + PIECE]
         if not piece:
             raise zlib.error("it ends too early")
-        made += member.decompress(piece, limit - len(made) + 1)
-        if len(made) > limit:
+        content += member.decompress(piece, limit - len(content) + 1)
+        if len(content) > limit:
             raise PayloadTooLarge(f"the body unpacks to more than {limit} bytes; SERVE_MAX_BODY_MB sets the limit")
         end += len(piece) - len(member.unused_data)
     return end

@@ -130,14 +130,14 @@ def _rows(data: bytes) -> Iterator[bytes]:
 def as_csv(predictions: Sequence[Any]) -> bytes:
     """Return a line for each prediction: its values in order, those of lists and objects side by side."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(list(_cells(each)) for each in predictions)
+    csv.writer(text, lineterminator="\n").writerows(list(_cells(prediction)) for prediction in predictions)
     return text.getvalue().encode()
 
 
 def _cells(value: Any) -> Iterator[Any]:
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _cells(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _cells(item)
     else:
         yield value if isinstance(value, str) else orjson.dumps(value).decode()
 

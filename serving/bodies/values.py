@@ -41,7 +41,7 @@ def flat_array(name: str, datatype: str, data: Any, deadline: Deadline = NEVER) 
         data = data.as_list()
     values, types = _flat(name, data if isinstance(data, list) else [data], deadline)
     if strange := types - TYPES[dtype.kind]:
-        value = next(each for each in values if type(each) in strange)
+        value = next(value for value in values if type(value) in strange)
         raise InvalidRequest(f"input '{name}': its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
@@ -93,7 +93,7 @@ def _flat(name: str, values: list[Any], deadline: Deadline) -> tuple[list[Any], 
         deadline.left()
         if list not in (types := set(map(type, values))):
             return values, types
-        values = list(chain.from_iterable(each if type(each) is list else [each] for each in values))
+        values = list(chain.from_iterable(value if type(value) is list else [value] for value in values))
     raise InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
@@ -133,22 +133,22 @@ def check_shape(name: str, shape: Any, length: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def request_parameters(given: Mapping[str, Any]) -> Parameters:
+def request_parameters(parameters: Mapping[str, Any]) -> Parameters:
     """Return a request's parameters for Triton. Raise InvalidRequest or PayloadTooLarge."""
-    check_count(len(given), MOST_NAMED, "parameters")
-    for name, value in given.items():
+    check_count(len(parameters), MOST_NAMED, "parameters")
+    for name, value in parameters.items():
         if not isinstance(value, bool | int | float | str):
             raise InvalidRequest(f"parameter '{name}' must be a number, a string, true or false; got {describe(value)}")
         if isinstance(value, int) and value not in INT64:
             raise InvalidRequest(f"parameter '{name}': {value} is not in the range of INT64")
         if name == SEQUENCE_ID and isinstance(value, str):
             check_id(value)
-    return dict(given)
+    return dict(parameters)
 
 
-def check_keys(given: Mapping[str, Any], known: Iterable[str], what: str) -> None:
+def check_keys(fields: Mapping[str, Any], known: Iterable[str], what: str) -> None:
     """Raise InvalidRequest if `what` has a key that is not known, and so would be ignored."""
-    if strange := sorted(given.keys() - set(known)):
+    if strange := sorted(fields.keys() - set(known)):
         raise InvalidRequest(f"{what}: {unknown('key', strange[0], known)}")
 
 
@@ -158,7 +158,7 @@ def objects(document: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]
     value = document.get(field, [])
     if isinstance(value, list):
         check_count(len(value), MOST_NAMED, field)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise InvalidRequest(
             f"'{field}' must be a list of tensors, each an object with name, shape, datatype and data; "
             f"got {describe(value)}"

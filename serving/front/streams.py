@@ -14,7 +14,7 @@ from flask import Response
 from serving.errors import ServingError
 from serving.front.incoming import Incoming, services
 from serving.headers import EVENT_STREAM, JSON_LINES
-from serving.request import Job, Line
+from serving.request import Job
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import Responses, TritonGateway
 
@@ -34,7 +34,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     if connection is not None:
         app.hang_ups.watch(connection, stream.cancel)
     try:
-        stream.open()
+        stream.advance()
     except BaseException:
         app.hang_ups.forget(connection)
         stream.close()
@@ -68,22 +68,21 @@ class StreamedReply:
     """The body of a streamed reply. `cancel` may come from any thread. An error up to the first response is raised, for
     an ordinary reply; a later one is the last event."""
 
+    version = ""  # that gave the first response
+
     def __init__(self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]) -> None:
         self._event, self._error_event = FORMATS[job.request.stream]
-        self._request_id, self._report = job.request.id, report
+        self._job, self._report = job, report
         self._responses: Responses | None = None
         self.cancelled = False
-        self._lines = job.lines(gateway, self._note)
-        self._line: Line | None = None
+        self._results = job.responses(gateway, self._note)
+        self._line: bytes | None = None
 
-    def open(self) -> None:
-        """Wait for the first response. Raise a ServingError."""
-        self._line = next(self._lines, None)
-
-    @property
-    def version(self) -> str:
-        """Return the version that gave the first response; "" when there was none."""
-        return self._line.version if self._line else ""
+    def advance(self) -> None:
+        """Wait for the next response. Raise a ServingError."""
+        result = next(self._results, None)
+        self._line = None if result is None else self._job.line(result)
+        self.version = self.version or (result.version if result else "")
 
     def _note(self, responses: Responses) -> None:
         self._responses = responses
@@ -99,15 +98,15 @@ class StreamedReply:
     def __iter__(self) -> Iterator[bytes]:
         try:
             while self._line is not None:
-                yield self._event % self._line.json
-                self._line = next(self._lines, None)
+                yield self._event % self._line
+                self.advance()
         except Exception as err:
             if not self.cancelled:
                 yield self._error_event % self._error(err)
 
     def _error(self, error: Exception) -> bytes:
         """Return the JSON of the last event. There is no Flask request any more, so name its id."""
-        about = {"request_id": self._request_id}
+        about = {"request_id": self._job.request.id}
         if isinstance(error, BackendDied):
             error = self._report(error)
         if isinstance(error, ServingError):
@@ -119,7 +118,7 @@ class StreamedReply:
 
     def close(self) -> None:
         """End the stream, wherever it is."""
-        self._lines.close()
+        self._results.close()
 
 
 class HangUps:

@@ -106,18 +106,22 @@ class Connection:
     def call(
         self, send: Callable[[], Any], again: Callable[[], Any] | None = None, seconds: float = CONNECT_SECONDS
     ) -> Any:
-        """Make a call. If it could not be sent, repeat it, with `again` if given. Wait `seconds` for a connection
-        first: after a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just
-        have come up. Raise what the failure is translated to."""
+        """Make a call. If it could not be sent, repeat it, with `again` if given."""
         try:
             return send()
         except grpc.RpcError as err:
-            if err.code() is not grpc.StatusCode.UNAVAILABLE or "failed to connect" not in str(err.details()).lower():
-                raise translated(err) from err
+            return self.repeat(err, again or send, seconds)
+
+    def repeat(self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
+        """Repeat a call that failed with `error` if it could not be sent. Wait `seconds` for a connection first: after
+        a failed attempt to connect gRPC pauses, and fails all calls in between, although Triton may just have come up.
+        Raise what the failure is translated to."""
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or "failed to connect" not in str(error.details()).lower():
+            raise translated(error) from error
         with contextlib.suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(self._channel).result(timeout=seconds)
         try:
-            return (again or send)()
+            return again()
         except grpc.RpcError as err:
             raise translated(err) from err
 

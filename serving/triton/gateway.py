@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from serving.budget import NEVER, Deadline
 from serving.triton.connection import NOWHERE, Connection, RegionUnknown, translated_text
-from serving.triton.shared_memory import Region, SharedMemory
+from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
 
@@ -57,7 +57,9 @@ class Call:
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
         self._gateway, self._request, self._deadline = gateway, request, deadline
         self._future: Any = None
-        self._regions: dict[str, Region] = gateway.shared_memory.write(request.inputs)
+        self._regions: dict[str, Region] = {}
+        if any(len(tensor.data) >= LEAST for tensor in request.inputs):
+            self._regions = gateway.shared_memory.write(request.inputs)
         self._message = request.message({name: region.name for name, region in self._regions.items()})
 
     def send(self) -> None:
@@ -67,8 +69,7 @@ class Call:
         """Return the reply. Send the call first if that was not done. Raise a ServingError or BackendDied."""
         try:
             try:
-                first = self._future.result if self._future else self._wait
-                message = self._gateway.call(first, again=self._wait)
+                message = self._answer()
             except RegionUnknown:
                 self._gateway.shared_memory.forget(self._regions.values())
                 self._message = self._request.message({})
@@ -84,6 +85,12 @@ class Call:
         if self._future:
             self._future.cancel()
         self._release(late=True)
+
+    def _answer(self) -> Any:
+        try:
+            return self._future.result() if self._future else self._wait()
+        except grpc.RpcError as err:
+            return self._gateway.repeat(err, again=self._wait)
 
     def _wait(self) -> Any:
         return self._begin(self._gateway.stub.ModelInfer)
