@@ -13,7 +13,6 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from serving.host.machine import processor_features
 from serving.repository.layout import config_file
 from serving.repository.model_config import (
     ENGINE_REASON,
-    ModelConfig,
     Unreadable,
     backend_of,
     mistake_of_client,
@@ -81,36 +79,28 @@ def choose(asked: str, setting: str, here: Processor) -> Choice | None:
     return Choice(OPENVINO, f"this processor computes in BF16 ({here.bf16})")
 
 
-@dataclass(frozen=True)
-class Engines:
-    """Choose for the models of a server whose Triton has its backends in the folder `backends`."""
-
-    settings: Settings
-    backends: Path
-
-    @cached_property
-    def here(self) -> Processor:
-        return this_processor(self.backends)
-
-    def made(self, model: Path, config: Any = None) -> tuple[Any, Choice | None]:
-        """Return the ModelConfig that is served for the model on this machine, and why an engine was chosen, None if
-        there was no choice. `config` is what its files say, None: they are read. Raise Unreadable."""
-        file = config_file(model, self.settings.device)
-        config = read_merged(model, file) if config is None else config
-        if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, self.settings):
-            raise Unreadable(file, mistake)
-        try:
-            return self.fitted(config)
-        except ConfigError as err:
-            raise Unreadable(file, str(err)) from err
-
-    def fitted(self, config: Any) -> tuple[Any, Choice | None]:
-        """Return the configuration with the chosen engine, and the choice; the same and None if there is none. Raise
-        ConfigError."""
-        if self.settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
-            return config, None
-        choice = choose(asked_of(config), self.settings.cpu_engine, self.here)
-        return (with_engine(config, choice), choice) if choice else (config, None)
+def fitted(model: Path, settings: Settings, here: Processor, config: Any = None) -> tuple[Any, Choice | None]:
+    """Return the ModelConfig that is served for the model on this machine, and why an engine was chosen, None if
+    there was no choice. `config` is what its files say and is changed; None: they are read. Raise Unreadable."""
+    file = config_file(model, settings.device)
+    config = read_merged(model, file) if config is None else config
+    if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
+        raise Unreadable(file, mistake)
+    if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
+        return config, None
+    try:
+        choice = choose(asked_of(config), settings.cpu_engine, here)
+    except ConfigError as err:
+        raise Unreadable(file, str(err)) from err
+    if choice:
+        config.parameters[ENGINE_REASON].string_value = choice.reason
+    if choice and choice.engine == OPENVINO:
+        config.platform, config.backend = "", OPENVINO
+        config.default_model_filename = config.default_model_filename or "model.onnx"
+        for theirs, own in THREADS.items():
+            if theirs in config.parameters and own not in config.parameters:
+                config.parameters[own].string_value = config.parameters[theirs].string_value
+    return config, choice
 
 
 def asked_of(config: Any) -> str:
@@ -119,20 +109,6 @@ def asked_of(config: Any) -> str:
     if asked not in ("", AUTO, *NAMES):
         raise ConfigError(f"parameter '{PARAMETER}'", f"is '{asked}'; it must be {AUTO}, {' or '.join(NAMES)}")
     return asked
-
-
-def with_engine(config: Any, choice: Choice) -> Any:
-    """Return a copy for that engine, with the reason that GET /models shows."""
-    made = ModelConfig()
-    made.CopyFrom(config)
-    made.parameters[ENGINE_REASON].string_value = choice.reason
-    if choice.engine == OPENVINO:
-        made.platform, made.backend = "", OPENVINO
-        made.default_model_filename = made.default_model_filename or "model.onnx"
-        for theirs, own in THREADS.items():
-            if theirs in made.parameters and own not in made.parameters:
-                made.parameters[own].string_value = made.parameters[theirs].string_value
-    return made
 
 
 def this_processor(backends: Path) -> Processor:

@@ -7,8 +7,8 @@ to it (repository/store.py).
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class LayoutError(Exception):
 def is_model(folder: Path) -> bool:
     """Return whether it has a configuration, a version or weights. Another container's code/ has none of them."""
     named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
-    return named or bool(versions(folder)) or any((folder / "configs").glob("*.pbtxt"))
+    return named or bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
 
 
 def holds_models(folder: Path) -> bool:
@@ -80,10 +80,8 @@ def own_client(model: Path, named: str = "") -> Path | None:
     """Return the file of the client that the model repository has for `model`, None if it has none. `named` is
     config.pbtxt's parameter `client`."""
     name = (named or model.name).replace("-", "_")
-    files = [model / CLIENT]
-    if name.isidentifier() and not name.startswith("_"):
-        files.append(model.parent / CLIENTS / f"{name}.py")
-    return next((file for file in files if file.is_file()), None)
+    shared = [model.parent / CLIENTS / f"{name}.py"] if name.isidentifier() and name[0] != "_" else []
+    return next((file for file in [model / CLIENT, *shared] if file.is_file()), None)
 
 
 def config_file(model: Path, device: str) -> Path:
@@ -93,24 +91,16 @@ def config_file(model: Path, device: str) -> Path:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """A model that is loaded: the models that it calls, and its backend."""
-
-    parts: tuple[str, ...] = ()
-    backend: str = ""
-
-
-@dataclass(frozen=True)
 class Facts:
-    """The repositories' final folders, the models that are loaded by name, the one of requests that name none ("":
-    there is no such), and what the log should say.
+    """The repositories' final folders, the names of the models that are loaded, the one of requests that name none
+    ("": there is no such), and what the log should say.
 
     `engines` says which engines were chosen and why. A start ends with `mistakes`, those of the layout, or
     `unreadable`, those of configurations.
     """
 
     folders: tuple[str, ...] = ()
-    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
     default: str = ""
     warnings: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
@@ -123,6 +113,4 @@ class Facts:
     @classmethod
     def from_json(cls, text: str) -> "Facts":
         found: dict[str, Any] = json.loads(text)
-        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-        models = {name: ModelFacts(**each | {"parts": tuple(each["parts"])}) for name, each in found["models"].items()}
-        return cls(**found | lists | {"models": models})
+        return cls(**found | {name: tuple(value) for name, value in found.items() if isinstance(value, list)})

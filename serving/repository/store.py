@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from google.protobuf import json_format, text_format
 from serving.errors import ConfigError
 from serving.host.files import digest
 from serving.host.tritonserver import only_python_backends
-from serving.repository.engines import Choice, Engines
+from serving.repository.engines import Choice, fitted, this_processor
 from serving.repository.layout import CONFIG, FILES, versions
 from serving.repository.model_config import ENSEMBLE, HOOK, backend_of, is_complete, read_file, written
 from serving.settings.table import Settings
@@ -44,7 +44,7 @@ class Store:
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root, self.settings, self.backends = root, settings, backends
-        self._engines = Engines(settings, backends)
+        self._processor = this_processor(backends)
         self._completes = only_python_backends(backends)
         self.lock = threading.Lock()  # held while a staged folder comes or goes
 
@@ -60,9 +60,21 @@ class Store:
         shown = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)
+        choice = None
         try:
-            config, choice = self._engines.made(folder) if config is None else (config, None)
-            self._fill(shown, folder, config, names or {})
+            if config is None:
+                config, choice = fitted(folder, self.settings, self._processor)
+            for entry in folder.iterdir():
+                if entry.name not in (CONFIG, "configs"):
+                    (shown / entry.name).symlink_to(entry.absolute())
+            config.name = ""  # Triton's name is the folder's
+            for step in config.ensemble_scheduling.step:
+                step.model_name = (names or {}).get(step.model_name, step.model_name)
+            if is_ensemble := backend_of(config) == ENSEMBLE:
+                config.platform = ENSEMBLE  # Triton does not load one without (quirks.py)
+            (shown / CONFIG).write_text(written(config), encoding="utf-8")
+            if self._completes and not is_ensemble and not is_complete(shown, config):
+                (shown / CONFIG).write_text(self._completed(shown, folder.name), encoding="utf-8")
             self.root.mkdir(exist_ok=True)
             with self.lock:
                 shutil.rmtree(self.path(triton_name), ignore_errors=True)
@@ -70,19 +82,6 @@ class Store:
         finally:
             shutil.rmtree(shown, ignore_errors=True)
         return choice
-
-    def _fill(self, shown: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
-        for entry in folder.iterdir():
-            if entry.name not in (CONFIG, "configs"):
-                (shown / entry.name).symlink_to(entry.absolute())
-        config.name = ""  # Triton's name is the folder's
-        for step in config.ensemble_scheduling.step:
-            step.model_name = names.get(step.model_name, step.model_name)
-        if backend_of(config) == ENSEMBLE and not config.platform:  # Triton does not load one without (quirks.py)
-            config.platform = ENSEMBLE
-        (shown / CONFIG).write_text(written(config), encoding="utf-8")
-        if self._completes and backend_of(config) != ENSEMBLE and not is_complete(shown, config):
-            (shown / CONFIG).write_text(self._completed(shown, folder.name), encoding="utf-8")
 
     def remove(self, triton_name: str) -> None:
         with self.lock:
@@ -93,10 +92,9 @@ class Store:
         return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
     def _completed(self, shown: Path, name: str) -> str:
-        module = "serving.repository.store"
+        module, place = "serving.repository.store", f"the configuration of '{name}'"
         command = [sys.executable, "-m", module, str(shown), str(shown / CONFIG), str(self.backends)]
         seconds, environ = self.settings.load_timeout, os.environ | {"PYTHONPATH": str(HERE)}
-        place = f"the configuration of '{name}'"
         try:
             done = subprocess.run(command, cwd=HERE, env=environ, capture_output=True, text=True, timeout=seconds)
         except subprocess.TimeoutExpired as err:
@@ -110,46 +108,32 @@ class Store:
 def signature(*folders: Path | None) -> str:
     """Return a fingerprint that changes whenever a file in the folders changes; "" if the first is not there."""
     rows: list[str] = []
-    for folder in filter(None, folders):
-        try:
-            rows += [_row(folder, path) for path in _entries(folder)]
-        except FileNotFoundError:  # removed while we looked
-            break
+    with suppress(FileNotFoundError):  # removed while we looked
+        for folder in filter(None, folders):
+            for path in _entries(folder):
+                found, name = path.stat(), path.relative_to(folder)
+                file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+                rows.append(f"{name} {'' if path.is_dir() else file}")
     return digest("\n".join(rows)) if rows else ""
 
 
 def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
-    """Copy a model's folder, and beside it the folder of clients that it shares with others. Raise OSError."""
-    _copy(folder, target)
-    if clients and not (beside := target.with_name(clients.name)).exists():
-        _copy(clients, beside)
-
-
-def _copy(folder: Path, target: Path) -> None:
-    """A file larger than LARGEST_COPY becomes a hard link, or a symbolic link if it is on another file system."""
+    """Copy a model's folder, and beside it the folder of clients that it shares with others. A file larger than
+    LARGEST_COPY becomes a hard link, or a symbolic link if it is on another file system. Raise OSError."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)
         if path.is_dir():
             copied.mkdir()
-        elif path.stat().st_size > LARGEST_COPY:
-            _link(path.resolve(), copied)
-        else:
+        elif path.stat().st_size <= LARGEST_COPY:
             shutil.copy(path, copied)
-
-
-def _link(file: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(file)
-    except OSError:
-        target.symlink_to(file)
-
-
-def _row(folder: Path, path: Path) -> str:
-    found, name = path.stat(), path.relative_to(folder)
-    if path.is_dir():
-        return f"{name}/"
-    return f"{name} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        else:
+            try:
+                copied.hardlink_to(path.resolve())
+            except OSError:
+                copied.symlink_to(path.resolve())
+    if clients and not (beside := target.with_name(clients.name)).exists():
+        copy_model(clients, beside, None)
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
@@ -165,29 +149,33 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
             yield from _entries(path, above)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the completed configuration. Raise ValueError if something is still missing."""
-    model, file, backends = map(Path, arguments)
+def main(model: Path, file: Path, backends: Path) -> None:
+    """Print the completed configuration. Raise ValueError if something is still missing, and whatever the backend's or
+    the model's code raises."""
     with redirect_stdout(sys.stderr):  # what the model prints
-        config = completed(read_file(file), model, backends)
+        config = _completed(read_file(file), model, backends)
     for tensor in (*config.input, *config.output):
         if not tensor.dims or not tensor.data_type:
             raise ValueError(f"'{tensor.name}' has no {'data_type' if tensor.dims else 'dims'} in {file.name}")
     sys.stdout.write(text_format.MessageToString(config, as_utf8=True))
-    return 0
 
 
-def completed(config: Any, model: Path, backends: Path) -> Any:
-    """Return the ModelConfig with what the backend adds. Raise whatever its code raises."""
-    found = versions(model)
-    if not found:
+def _completed(config: Any, model: Path, backends: Path) -> Any:
+    """Return the ModelConfig with what `auto_complete_config` of the model's code, or of its backend's, adds."""
+    if not (found := versions(model)):
         return config
+    version = found[-1]
     if not backend_of(config):
-        config.backend = next((name for name, file in FILES.items() if (found[-1] / file).exists()), "")
-    sys.path.insert(0, str(backends / "python"))
+        config.backend = next((name for name, file in FILES.items() if (version / file).exists()), "")
+    backend = backend_of(config)
+    folder, module = (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
+    if not (folder / f"{module.replace('.', '/')}.py").is_file():
+        return config
+    sys.path[:0] = [str(backends / "python"), str(folder)]
+    os.environ["COMPLETED_MODEL"] = str(version / config.default_model_filename)
     utils: Any = importlib.import_module("triton_python_backend_utils")
     utils.__getattr__ = _absent
-    hook = _hook(config, model, found[-1], backends)
+    hook = getattr(importlib.import_module(module).TritonPythonModel, HOOK, None)
     if hook is None:
         return config
     name, config.name = config.name, model.name
@@ -197,17 +185,6 @@ def completed(config: Any, model: Path, backends: Path) -> Any:
     made = json_format.ParseDict(hook(utils.ModelConfig(given)).as_dict(), type(config)())
     made.name = name
     return made
-
-
-def _hook(config: Any, model: Path, version: Path, backends: Path) -> Any:
-    """Return `auto_complete_config` of the model's code, or of its backend's; None without one."""
-    backend = backend_of(config)
-    folder, module = (model, f"{version.name}.model") if backend == "python" else (backends / backend, "model")
-    if not (folder / f"{module.replace('.', '/')}.py").is_file():
-        return None
-    sys.path.insert(0, str(folder))
-    os.environ["COMPLETED_MODEL"] = str(version / config.default_model_filename)
-    return getattr(importlib.import_module(module).TritonPythonModel, HOOK, None)
 
 
 class _Absent(type):
@@ -226,6 +203,6 @@ def _absent(name: str) -> Any:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        main(*map(Path, sys.argv[1:]))
     except Exception as err:
         sys.exit(f"{type(err).__name__}: {' '.join(str(err).split())}")

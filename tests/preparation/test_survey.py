@@ -8,7 +8,7 @@ from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import LOADING
 from serving.preparation.survey import survey
-from serving.repository.layout import Facts, ModelFacts
+from serving.repository.layout import Facts
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
 
@@ -20,17 +20,12 @@ def look(repository: Path, stages: bool = False, **more: str) -> Facts:
     return survey(Settings.from_env(variables), backend_directory(), stages)
 
 
-def test_the_backend_of_a_model_is_surveyed(tmp_path: Path) -> None:
-    write(tmp_path / "net", ONNX)
-    assert look(tmp_path).models == {"net": ModelFacts(backend="onnxruntime")}
-
-
 def test_it_is_the_same_behind_json(tmp_path: Path) -> None:
     write(tmp_path / "net", 'platform: "tensorrt_plan"')
     (tmp_path / "other").mkdir()
     facts = look(tmp_path)
     assert Facts.from_json(facts.to_json()) == facts
-    assert facts.default == "net"
+    assert (facts.models, facts.default) == (("net",), "net")
     assert any(f"{tmp_path}/other" in line for line in facts.warnings)
 
 
@@ -38,7 +33,7 @@ def test_mistakes_are_told_and_those_of_configurations_apart(tmp_path: Path) -> 
     assert str(tmp_path) in look(tmp_path).mistakes[0]
     write(tmp_path / "net", "no protobuf")
     facts = look(tmp_path)
-    assert (facts.mistakes, len(facts.unreadable), list(facts.models)) == ((), 1, ["net"])
+    assert (facts.mistakes, len(facts.unreadable), facts.models) == ((), 1, ("net",))
 
 
 def test_it_says_which_engine_is_chosen_and_stages_what_is_loaded(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serving.host.tritonserver import backend_directory
 from serving.repository import store as store_module
-from serving.repository.engines import Engines, Processor, choice_lines, choose, this_processor
+from serving.repository.engines import Choice, Processor, choice_lines, choose, fitted, this_processor
 from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
 from serving.repository.store import Store, copy_model, signature
 from serving.settings.table import Settings
@@ -127,11 +128,8 @@ NVIDIAS = replace(SAPPHIRE_RAPIDS, own=False)
 SETTINGS = {"SERVE_DEVICE": "cpu"}
 
 
-def engines(here: Processor = CASCADE_LAKE, **more: str) -> Engines:
-    """Return the choice of engines with a made-up processor."""
-    made = Engines(Settings.from_env(SETTINGS | more), Path("unused"))
-    made.__dict__["here"] = here
-    return made
+def fit(model: Path, here: Processor = CASCADE_LAKE, config: Any = None, **more: str) -> tuple[Any, Choice | None]:
+    return fitted(model, Settings.from_env(SETTINGS | more), here, config)
 
 
 def parameter(value: str, name: str = "cpu_engine") -> str:
@@ -179,7 +177,7 @@ def test_the_log_has_a_line_for_each_choice_and_not_for_each_model() -> None:
 
 def test_openvino_gets_the_same_file_and_the_same_threads(tmp_path: Path) -> None:
     config = f"{ONNX} {X} {Y} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
-    made, _ = engines(SAPPHIRE_RAPIDS).made(write(tmp_path / "net", config))
+    made, _ = fit(write(tmp_path / "net", config), SAPPHIRE_RAPIDS)
     assert (made.platform, made.backend, made.default_model_filename) == ("", "openvino", "model.onnx")
     assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "3"
     assert made.parameters["cpu_engine_reason"].string_value.endswith("(AMX)")
@@ -187,10 +185,10 @@ def test_openvino_gets_the_same_file_and_the_same_threads(tmp_path: Path) -> Non
     assert (made.input, made.output) == (given.input, given.output)
 
 
-def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads() -> None:
+def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads(tmp_path: Path) -> None:
     own = f"{parameter('2', 'INFERENCE_NUM_THREADS')} {parameter('3', 'intra_op_thread_count')}"
     config = parse_config(f'{ONNX} default_model_filename: "net.onnx" {own}')
-    made, _ = engines(SERVE_CPU_ENGINE="openvino").fitted(config)
+    made, _ = fit(tmp_path, config=config, SERVE_CPU_ENGINE="openvino")
     assert made.default_model_filename == "net.onnx"
     assert made.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
 
@@ -198,18 +196,18 @@ def test_a_file_of_another_name_stays_and_so_do_openvinos_own_threads() -> None:
 @pytest.mark.parametrize("backend", ['backend: "python"', 'platform: "pytorch_libtorch"', 'backend: "openvino"', ""])
 def test_models_of_other_backends_stay_as_they_are(backend: str, tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{backend} {X} {Y} {parameter('auto')}")
-    assert engines(SERVE_CPU_ENGINE="openvino").made(model) == (read_config(model, "cpu"), None)
+    assert fit(model, SERVE_CPU_ENGINE="openvino") == (read_config(model, "cpu"), None)
 
 
 def test_on_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
-    assert engines(SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino").made(model) == (read_config(model, "gpu"), None)
+    assert fit(model, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino") == (read_config(model, "gpu"), None)
 
 
 def test_a_word_that_names_no_engine_is_told_with_its_file(tmp_path: Path) -> None:
     model = write(tmp_path / "net", f"{ONNX} {parameter('tensorflow')}")
     with pytest.raises(Unreadable, match=r"config\.pbtxt .*'tensorflow'"):
-        engines().made(model)
+        fit(model)
 
 
 def test_this_machine_says_what_it_can_without_openvino_being_imported() -> None:
