@@ -14,6 +14,7 @@ from serving.clients import families
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[1]
+QUIRKS = ROOT / "serving/triton/quirks.py"  # each quirk, what works around it and the tests that need it
 SHARED = ("errors", "headers", "budget", "named_value")
 # The packages, the lowest first; a file belongs to the package in which it lies, so a new file is covered.
 PACKAGES: dict[str, tuple[str, ...]] = {
@@ -122,3 +123,14 @@ def test_every_client_is_complete(family: str) -> None:
         return
     assert (ROOT / f"model_repository/{family}/config.pbtxt").is_file()
     assert list((ROOT / f"model_repository/{family}").glob("example.*"))
+
+
+def test_every_file_that_the_quirks_name_exists() -> None:
+    named = set(re.findall(r"[a-z_]+/[\w/]+\.(?:py|c)\b", QUIRKS.read_text()))
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / "serving" / path).exists()] == []
+
+
+def test_no_other_file_of_serving_knows_what_a_version_of_triton_does() -> None:
+    files = [path for path in (ROOT / "serving").rglob("*.py") if path != QUIRKS]
+    assert [path.name for path in files if re.search(r"24\.10|Triton 2\.", path.read_text())] == []

@@ -35,9 +35,7 @@ def what_was_told(config: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_complete_a_config_as_triton(
-    name: str, client: InferenceServerClient, repository: Path, backends: Path
-) -> None:
+def test_complete_as_triton(name: str, client: InferenceServerClient, repository: Path, backends: Path) -> None:
     done = run(repository / name, backends)
     assert done.returncode == 0, done.stderr
     ours = text_format.Parse(done.stdout, ModelConfig())

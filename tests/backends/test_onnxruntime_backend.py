@@ -43,9 +43,8 @@ def test_merged_requests_that_run_at_the_same_time_get_their_own_rows(client: Cl
     feeds = [{"index": np.array(rows, dtype=np.int64).reshape(-1, 1)} for rows in ([0], [1, 2], [3], [4, 0], [2])]
     for feed, answer in zip(feeds, answered_together(client, "at_once", feeds, most=4), strict=True):
         assert_equal(answer, reference(SERVED["at_once"][0], feed))
-    assert "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged" in (
-        server.text()
-    )
+    said = "at_once_0_0: CPUExecutionProvider, 2 intra-op threads, sequential execution, graph level 0, merged"
+    assert said in server.text()
 
 
 def test_bytes_that_are_not_utf8_are_the_callers_fault(client: Client) -> None:

@@ -163,9 +163,8 @@ def test_a_model_in_openvinos_own_format_needs_no_config(client: Client) -> None
     assert all((each["data_type"], each["dims"]) == ("TYPE_FP32", ["3"]) for each in made["input"])
     feed = pair(2, 3)
     found = infer(client, "own_format", feed)
-    assert_close(
-        {name.removesuffix("_too"): array for name, array in found.items()}, reference(SERVED["minimal"][0], feed), BF16
-    )
+    named = {name.removesuffix("_too"): array for name, array in found.items()}
+    assert_close(named, reference(SERVED["minimal"][0], feed), BF16)
 
 
 def test_an_output_with_several_names_takes_the_one_in_the_config(client: Client) -> None:

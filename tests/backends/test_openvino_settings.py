@@ -33,9 +33,7 @@ def settings(**parameters: str) -> OpenvinoSettings:
         ({"HINT_BF16": "YES", "INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "f32"}),
     ],
 )
-def test_parameters_are_properties(
-    given: dict[str, str], found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_are_properties(given: dict[str, str], found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_INFERENCE_THREADS", "7")
     assert settings(**given).properties(WITH_BF16).items() >= found.items()
 

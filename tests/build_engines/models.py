@@ -53,9 +53,8 @@ def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
     }}""").graph
     for node in graph.node:
         node.name = node.output[0]
-    graph.initializer.extend(
-        numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), n) for n, s in shapes.items()
-    )
+    arrays = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     return save(graph, path)
 
 

@@ -90,9 +90,8 @@ def test_exact_cuts_as_torchvision_or_as_transformers_does(size: tuple[int, int]
     left, top = (round((side - 224) / 2.0) for side in sides)
     wanted = image.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
     np.testing.assert_array_equal(client_of(exact="true").fit(image), np.asarray(wanted))
-    reference = ConvNextImageProcessorPil(
-        size={"shortest_edge": 224}, crop_pct=0.875, resample=2, do_rescale=False, do_normalize=False
-    )
+    only_cut = {"resample": 2, "do_rescale": False, "do_normalize": False}
+    reference = ConvNextImageProcessorPil(size={"shortest_edge": 224}, crop_pct=0.875, **only_cut)
     theirs = reference(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
     np.testing.assert_array_equal(client_of(exact="transformers").fit(image), theirs)
 

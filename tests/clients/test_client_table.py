@@ -155,9 +155,7 @@ def test_further_outputs_keep_their_names() -> None:
         ((TensorSpec("X", "FP32", (-1,)),), {}, {}, "columns.txt"),
     ],
 )
-def test_refuse_folders_that_do_not_fit(
-    inputs: Any, files: dict[str, str], options: Any, name: str, tmp_path: Path
-) -> None:
+def test_refuse_folders_that_do_not_fit(inputs: Any, files: Any, options: Any, name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=name):
         client_of(inputs, folder=written(tmp_path, **files), **options)
 

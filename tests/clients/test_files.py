@@ -21,9 +21,7 @@ OUTSIDE = ["/{tmp}/secret.txt", "../secret.txt", "sub/../../secret.txt"]
 @pytest.mark.parametrize(
     ("client", "setting", "spec"), [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)]
 )
-def test_refuse_files_outside_the_folder(
-    tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str
-) -> None:
+def test_refuse_files_of_other_folders(tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str) -> None:
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
     for file in (tmp_path / "secret.txt", folder / "sub/inside.txt"):

@@ -295,9 +295,8 @@ def test_the_network_pools_as_the_checkpoint_says(pooling: str, family: str, tmp
     (checkpoint / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{kind}": True}))
     (tmp_path / "bert/1").mkdir(parents=True)
     spec = export(Request("own", client="bert", task="embedding"), checkpoint, tmp_path / "bert")
-    network, client = (
-        Served(tmp_path / "bert", **spec.settings, **settings).predict(TEXTS) for settings in ({}, {"pooling": pooling})
-    )
+    network = Served(tmp_path / "bert", **spec.settings).predict(TEXTS)
+    client = Served(tmp_path / "bert", **spec.settings, pooling=pooling).predict(TEXTS)
     assert [p["tokens"] for p in network] == [p["tokens"] for p in client]
     for ours, theirs in zip(network, client, strict=True):
         np.testing.assert_allclose(ours["embedding"], theirs["embedding"], atol=1e-5)
@@ -394,9 +393,7 @@ INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_id
         {"top_k": 4, "doc_stride": 3, "max_seq_len": 20, "max_answer_len": 2},
     ],
 )
-def test_answers_are_those_of_all_spans_of_all_windows(
-    family: str, parameters: dict[str, Any], served_with: Serve
-) -> None:
+def test_answers_are_those_of_all_spans_in_windows(family: str, parameters: dict[str, Any], served_with: Serve) -> None:
     served, checkpoint = served_with("question-answering", family)
     instances = [{"question": QUESTION, "context": context} for context in (CONTEXT, "the cat ran.")]
     length = served.client.tokenizer.max_length

@@ -116,9 +116,7 @@ def test_ids_and_offsets_are_those_of_autotokenizer(save: Callable[[Path], None]
 
 
 @pytest.mark.parametrize("save", FAMILIES)
-def test_a_folder_with_tokenizer_json_gives_the_same_without_importing_transformers(
-    save: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_tokenizer_json_gives_the_same_without_transformers(save: Callable[[Path], None], tmp_path: Path) -> None:
     save(tmp_path)
     code = (
         "import json, sys, pathlib; from clients._text.tokenizer import TextTokenizer\n"

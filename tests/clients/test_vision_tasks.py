@@ -192,9 +192,7 @@ def segmenter_of(folder: Path, *shape: int) -> semantic_segmentation.Client:
     return semantic_segmentation.Client(Model("own", folder, inputs, outputs, 8))
 
 
-def map_answer(
-    client: semantic_segmentation.Client, scores: NDArray[Any], picture: Image.Image, **parameters: Any
-) -> Any:
+def map_answer(client: semantic_segmentation.Client, scores: Any, picture: Image.Image, **parameters: Any) -> Any:
     outputs = {"scores": scores[None].astype(np.float32)}
     return client.postprocess(outputs, {}, [picture], client.read_parameters(parameters))[0]
 

@@ -79,9 +79,8 @@ def save_tokenizer(folder: Path, kind: str) -> Any:
     """Save and return a tokenizer with the words above, of one of the kinds that encoders have."""
     if kind == "pieces":
         vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
-        tokenizer = transformers.BertTokenizer(
-            vocab=vocabulary, model_max_length=LIMIT, bos_token="[CLS]", eos_token="[SEP]"
-        )
+        ends = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+        tokenizer = transformers.BertTokenizer(vocab=vocabulary, model_max_length=LIMIT, **ends)
     else:
         marks = BERTS if kind.startswith("albert") else ROBERTAS
         named = {f"{name}_token": token for name, token in marks.items()}
@@ -101,9 +100,8 @@ def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-        )
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
     elif kind.endswith("pieces"):
         tokenizer = Tokenizer(models.WordPiece(unk_token=marks["unk"]))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
@@ -152,10 +150,8 @@ def _specs(values: Any) -> tuple[TensorSpec, ...]:
     )
 
 
-def serve(
-    tmp: Path, task: str, changes: Mapping[str, Any] | None = None, family: str = "bert", **settings: str
-) -> Served:
+def serve(tmp: Path, task: str, changes: Mapping[str, Any] | None = None, family: str = "bert", **own: str) -> Served:
     """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its client."""
     checkpoint = save_checkpoint(tmp / "checkpoint", task, family, **(changes or {}))
     spec = export(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
-    return Served(tmp / "bert", **{**spec.settings, "pad_to_multiple_of": "1", **settings})
+    return Served(tmp / "bert", **{**spec.settings, "pad_to_multiple_of": "1", **own})

@@ -14,6 +14,7 @@ COME_BACK = "they come back, as SageMaker asks of a container; native loses them
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 SHOWN = 320
 REQUEST_ID = re.compile(r'("request_id": ?")[^"]*')
+See = Callable[[Answer], str]
 SAME, IMPROVEMENT, BUG = "same", "improvement", "BUG"
 
 
@@ -113,13 +114,11 @@ def _error(body: bytes) -> str:
     return '{"error"}' if isinstance(message, str) and message else "an empty error"
 
 
-def get(path: str, method: str = "GET", see: Callable[[Answer], str] = shown) -> Ask:
+def get(path: str, method: str = "GET", see: See = shown) -> Ask:
     return lambda side: see(wire.send(side.port, method, path))
 
 
-def post(
-    body: object, headers: Headers | None = None, see: Callable[[Answer], str] = shown, method: str = "POST"
-) -> Ask:
+def post(body: object, headers: Headers | None = None, see: See = shown, method: str = "POST") -> Ask:
     """An invocation; a body that is neither bytes nor a string is sent as JSON."""
     data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else compact(body)
     sent = {"Content-Type": "application/json", **(headers or {})}

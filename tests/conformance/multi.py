@@ -1,12 +1,10 @@
 """CONTRACT section 3, rows 6, 7 and 9: the routes of a multi-model endpoint, in the order in which they are asked."""
 
-from collections.abc import Callable
-
 from tests.conformance import wire
-from tests.conformance.behaviours import ATTRIBUTES, COME_BACK, Ask, Row, Side, compact, shown, tensor
+from tests.conformance.behaviours import ATTRIBUTES, COME_BACK, Ask, Row, See, Side, compact, shown, tensor
 from tests.conformance.models import make_broken, make_ensemble, make_talker
 from tests.conformance.probes import echo_of, status
-from tests.conformance.wire import Answer, Headers
+from tests.conformance.wire import Headers
 
 WORDS = "the status has a text"
 TOLD = "the answer says what was loaded"
@@ -22,7 +20,6 @@ TARGET = "X-Amzn-SageMaker-Target-Model"
 TRACED = {ATTRIBUTES: "a=1"}
 MENDABLE = "500, as the model failed and not the caller"
 
-See = Callable[[Answer], str]
 OUT_OF_MEMORY = (
     *("CUDA out of memory", "CUDA_OUT_OF_MEMORY", "Out of memory", "Out Of Memory", "out of memory", "MemoryError"),
     *("OutOfMemory", "OOM", "Dst tensor is not initialized", "Src tensor is not initialized"),

@@ -87,9 +87,8 @@ def make_models(repository: Path) -> None:
     link_model(ROOT / "model_repository/resnet", repository)
 
 
-server = module_server(
-    make_models, SERVE_REQUEST_TIMEOUT="4", SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="3", SERVE_WORKERS="2"
-)
+own = {"SERVE_REQUEST_TIMEOUT": "4", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "3", "SERVE_WORKERS": "2"}
+server = module_server(make_models, **own)
 
 
 def send(server: Server, records: list[Any] | bytes, model: str = "summer", **request: Any) -> requests.Response:
@@ -217,9 +216,7 @@ def test_the_version_of_the_request_answers_every_line(server: Server) -> None:
         ([[1, 2]] * 8 + [[104, 0]], "summer", 504, "triton_timeout"),
     ],
 )
-def test_a_wrong_request_is_an_error(
-    server: Server, records: list[Any] | bytes, model: str, status: int, code: str
-) -> None:
+def test_a_wrong_request_is_an_error(server: Server, records: Any, model: str, status: int, code: str) -> None:
     reply = send(server, records, model)
     assert (reply.status_code, reply.json()["code"]) == (status, code)
 

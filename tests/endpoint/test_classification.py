@@ -67,9 +67,7 @@ def ask(server: Server, model: str, document: Any) -> requests.Response:
         ("uint64", "UINT64", [1, 3], [2**64 - 1, 0, 2**63], 3),
     ],
 )
-def test_classes_are_triton_s(
-    server: Server, model: str, datatype: str, shape: list[int], data: list[Any], count: int
-) -> None:
+def test_classes_are_triton_s(server: Server, model: str, datatype: str, shape: Any, data: Any, count: int) -> None:
     document = body(datatype, shape, data, count)
     with server.triton() as triton:
         expected = triton.post(f"/v2/models/{model}/infer", json=document).json()

@@ -171,9 +171,7 @@ def test_a_mistake_is_answered_with_its_code_and_the_names_that_help(server: Ser
         ("model_version=1", None, {"model_name": "scale"}, {"model_version": 2}),
     ],
 )
-def test_refuse_two_sources(
-    server: Server, attributes: str, target: str | None, query: dict[str, str], document: dict[str, Any]
-) -> None:
+def test_refuse_two_sources(server: Server, attributes: str, target: str | None, query: Any, document: Any) -> None:
     headers = {ATTRIBUTES: attributes, TARGET: target}
     reply = server.post(params=query, json={"instances": ["x"], **document}, headers=headers)
     expect(reply, 400, "invalid_request")

@@ -81,9 +81,8 @@ def test_many_instances_come_back_in_order_past_max_batch_size(server: Server, d
 def test_several_files_of_a_form_are_several_instances(server: Server, digits: list[tuple[bytes, str]]) -> None:
     files = [("image", (f"{n}.png", digits[n][0], "image/png")) for n in range(3)]
     found = predictions(server.post(params={"model_name": "resnet"}, files=files, data={"top_k": "1"}))
-    single = [
-        predictions(server.post(params={"model_name": "resnet"}, data=digits[n][0], headers=PNG))[0] for n in range(3)
-    ]
+    named = {"model_name": "resnet"}
+    single = [predictions(server.post(params=named, data=digits[n][0], headers=PNG))[0] for n in range(3)]
     assert [top(p) for p in found] == [top(p) for p in single]
     assert [len(p["classes"]) for p in found] == [1, 1, 1]
 

@@ -66,15 +66,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("info")
     for make in (make_scale, make_sleeper, make_identity, make_printer):
         make(folder / "models")
-    agent = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true", "PATH": path_with_agent(folder, DYING_AGENT)}
+    agent = PUBLISH | {"PATH": path_with_agent(folder, DYING_AGENT)}
     running = Server(folder, folder / "models", SERVE_MAX_BODY_MB="1", **agent).wait_ready()
     yield running
     assert running.stop() == 0
 
 
-quiet = module_server(
-    make_scale, make_sleeper, SERVE_LOG_LEVEL="error", SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH="true"
-)
+PUBLISH = {"SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH": "true"}
+quiet = module_server(make_scale, make_sleeper, SERVE_LOG_LEVEL="error", **PUBLISH)
 
 
 def send(server: Server, path: str = "/invocations", /, **request: Any) -> tuple[requests.Response, str]:
@@ -144,9 +143,7 @@ def test_forwarded_tensors_have_triton_s_stage_only_and_the_version_that_answere
     ],
     ids=["model", "body", "route", "size", "failure"],
 )
-def test_refusals_are_logged(
-    server: Server, path: str, request_: dict[str, Any], expected: tuple[str, int, str, str]
-) -> None:
+def test_refusals_are_logged(server: Server, path: str, request_: Any, expected: tuple[str, int, str, str]) -> None:
     reply, request_id = send(server, path, **request_)
     [line] = lines_of(server, request_id)
     assert (line["level"], line["status"], line["code"], line["model"]) == expected

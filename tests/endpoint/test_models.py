@@ -200,13 +200,6 @@ def test_lines_of_a_batch_are_instances_of_the_task(server: Server) -> None:
     assert "answers" in framed["predictions"][0]
 
 
-def test_tensors_are_tensors_still(server: Server) -> None:
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    body = {"inputs": [{"name": name, "shape": [1, 3], "datatype": "INT64", "data": [1, 1, 1]} for name in names]}
-    answer = server.post("/invocations?model_name=sentences", json=body).json()
-    assert answer["outputs"][0]["name"] == "last_hidden_state"
-
-
 @pytest.mark.parametrize(
     ("model", "body", "name"),
     [

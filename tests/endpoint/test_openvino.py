@@ -53,9 +53,8 @@ def test_the_list_and_the_log_say_which_engine_and_why(server: Server) -> None:
 
 
 def test_a_model_with_a_client_takes_images(server: Server) -> None:
-    reply = server.post(
-        "/invocations?model_name=resnet&top_k=2", data=EXAMPLE.read_bytes(), headers={"Content-Type": "image/png"}
-    )
+    asked = {"data": EXAMPLE.read_bytes(), "headers": {"Content-Type": "image/png"}}
+    reply = server.post("/invocations?model_name=resnet&top_k=2", **asked)
     assert reply.status_code == 200, reply.text
     best, _ = reply.json()["predictions"][0]["classes"]
     assert (best["label"], best["score"]) == ("6", pytest.approx(0.956, abs=0.02))  # ONNX Runtime's, in the README

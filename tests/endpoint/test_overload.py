@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -113,9 +114,7 @@ def by_path(server: Server, model: str, body: dict[str, object]) -> requests.Res
 
 
 @pytest.mark.parametrize("ask", [by_body, by_path])
-def test_hanging_models_leave_slots(
-    several: Server, ask: Callable[[Server, str, dict[str, object]], requests.Response]
-) -> None:
+def test_hanging_models_leave_slots(several: Server, ask: Callable[[Server, str, Any], requests.Response]) -> None:
     go, hang, sound = several.run_dir.parent / "go", tensors("seconds", [1], 1), tensors("x", [1, 2], 1)
     go.unlink(missing_ok=True)
     with ThreadPoolExecutor(2 * SHARED) as pool:

@@ -125,9 +125,8 @@ def test_the_answer_can_be_csv(server: Server, models: Mapping[str, Trained]) ->
     lines = list(csv.reader(io.StringIO(reply.text)))
     found = predictions(ask(server, "mixed", rows))
     assert len(lines) == 3000
-    assert [[line[0], *map(float, line[1:])] for line in lines] == [
-        [each["prediction"], *each["probabilities"].values()] for each in found
-    ]
+    wanted = [[each["prediction"], *each["probabilities"].values()] for each in found]
+    assert [[line[0], *map(float, line[1:])] for line in lines] == wanted
 
 
 def test_a_wrong_row_of_a_batch_transform_spoils_no_other(server: Server, models: Mapping[str, Trained]) -> None:

@@ -69,9 +69,8 @@ def podman(*arguments: str) -> str:
 def build_image(command: str) -> str:
     """Builds the working tree with a command of docs/image.md; the image's name."""
     name = f"localhost/test-{os.getpid()}"
-    environ = (
-        os.environ | podman_environment() | {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}
-    )
+    own = {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}
+    environ = os.environ | podman_environment() | own
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run([*SUDO, *shlex.split(command)], cwd=ROOT, env=environ, **pipes)
     assert done.returncode == 0, done.stdout[-5000:]

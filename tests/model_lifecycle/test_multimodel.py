@@ -166,9 +166,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     make_model(root / "h1/model/net", 10, label="ten")
     make_model(root / "h2/model/net", 20, label="twenty")
     make_ensemble(root / "e1/model", 3, "three")
-    server = Server(
-        folder, folder / "none", SAGEMAKER_MULTI_MODEL="true", SERVE_MODEL_REPOSITORY=str(root), SERVE_WORKERS="2"
-    )
+    own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), "SERVE_WORKERS": "2"}
+    server = Server(folder, folder / "none", **own)
     server.wait_ready()
     container = Container(server, root)
     with ThreadPoolExecutor() as threads:

@@ -253,9 +253,8 @@ def test_a_changed_client_of_the_repository_reloads_the_models_that_use_it(serve
     for name in names:
         model = write_model(folder, name, 2, "")
         (model / "client.py").unlink()
-        (model / "config.pbtxt").write_text(
-            CONFIG + ONE_INSTANCE + 'parameters { key: "client" value: { string_value: "shared" } }\n'
-        )
+        named = 'parameters { key: "client" value: { string_value: "shared" } }\n'
+        (model / "config.pbtxt").write_text(CONFIG + ONE_INSTANCE + named)
     for name in names:
         wait_for_answer(server, name, [6.0, "before"])
     (folder / "clients/_word.py").write_text("WORD = 1 / 0\n")

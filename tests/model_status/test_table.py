@@ -27,9 +27,8 @@ def test_a_worker_reads_what_the_manager_wrote_however_fast_it_changes(tmp_path:
     writer, reader = Table(tmp_path / "table"), Table(tmp_path / "table")
     assert reader.look() == Models()
     for number in range(50):
-        written = replace(
-            models(PART, ARCHIVE), rejected=(Rejection({"x": str(number)}, ["no"]),), deaths={"part": number}
-        )
+        rejected = (Rejection({"x": str(number)}, ["no"]),)
+        written = replace(models(PART, ARCHIVE), rejected=rejected, deaths={"part": number})
         writer.write(written)
         assert reader.look() == written
     assert reader.look() is reader.look(), "it is parsed once"

@@ -307,9 +307,7 @@ def test_slow_bodies_are_cut_off(upstream: Path, tmp_path: Path, monkeypatch: py
     assert edge.stop() == 0
 
 
-def test_requests_beyond_nginx_s_limit_are_refused(
-    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_beyond_the_limit_are_refused(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "FEWEST_REQUESTS", 8)
     edge = Edge(behind(upstream, tmp_path), SERVE_MAX_CONCURRENCY="2")
     with contextlib.ExitStack() as uploads:

@@ -41,9 +41,7 @@ def test_the_backend_is_told_by_platform_backend_or_steps(config: str, backend: 
 
 @pytest.mark.parametrize("file", ["config.pbtxt", "configs/cpu.pbtxt"])
 @pytest.mark.parametrize(("text", "reason"), [(b"max_batch_size: 1\n max_batchsize: 1", "2:2"), (b"\xff", "utf-8")])
-def test_an_unreadable_configuration_is_named_with_its_line(
-    file: str, text: bytes, reason: str, tmp_path: Path
-) -> None:
+def test_unreadable_configurations_are_named_with_a_line(file: str, text: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     for each in ("config.pbtxt", "configs/cpu.pbtxt"):
         (tmp_path / each).write_bytes(text if each == file else b"max_batch_size: 4")

@@ -35,9 +35,8 @@ def archive(number: int) -> str:
 
 def multiply(simulation: Simulation, number: int, x: float) -> float:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-    reply = simulation.invoke(
-        json.dumps({"inputs": [tensor]}).encode(), TargetModel=archive(number), ContentType="application/json"
-    )
+    body = json.dumps({"inputs": [tensor]}).encode()
+    reply = simulation.invoke(body, TargetModel=archive(number), ContentType="application/json")
     return float(json.loads(reply["Body"].read())["outputs"][0]["data"][0])
 
 

@@ -335,9 +335,8 @@ def test_every_header_of_the_api_arrives_and_no_other(simulation: Simulation) ->
 
 
 def test_a_stream_s_accept_and_content_type_have_headers_of_their_own(simulation: Simulation) -> None:
-    reply = simulation.client.invoke_endpoint_with_response_stream(
-        EndpointName="any", Body=b"x", ContentType="text/x", Accept="text/y"
-    )
+    types = {"ContentType": "text/x", "Accept": "text/y"}
+    reply = simulation.client.invoke_endpoint_with_response_stream(EndpointName="any", Body=b"x", **types)
     seen = json.loads(b"".join(event["PayloadPart"]["Bytes"] for event in reply["Body"]))
     assert reply["ContentType"] == "application/json"
     headers = {name.lower(): value for name, value in seen["headers"].items()}

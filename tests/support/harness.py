@@ -290,9 +290,8 @@ def link_model(source: Path, repository: Path) -> None:
         if file.is_file():
             target = repository / source.name / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(file, target) if file.stat().st_dev == repository.stat().st_dev else target.write_bytes(
-                file.read_bytes()
-            )
+            same = file.stat().st_dev == repository.stat().st_dev
+            os.link(file, target) if same else target.write_bytes(file.read_bytes())
 
 
 def _save(graph: onnx.GraphProto, path: Path) -> None:

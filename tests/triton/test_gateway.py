@@ -74,9 +74,7 @@ def test_tensors_that_do_not_fit_the_network_are_the_callers_mistake(before: str
     ],
 )
 def test_tensors_that_do_not_fit_a_torchscript_are_the_callers_mistake(message: str) -> None:
-    torch = (
-        "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript\n    x.view(-1, 7)\n"
-    )
+    torch = "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript\n    x.view(7)\n"
     error = translated(Failure(grpc.StatusCode.INTERNAL, f"{torch}RuntimeError: {message}\n"))
     assert type(error) is InvalidRequest
     assert type(translated(Failure(grpc.StatusCode.INTERNAL, f"RuntimeError: {message}\n"))) is InferenceFailed

@@ -113,7 +113,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [  # fol
 
 @pytest.mark.parametrize(("name", "change", "options", "named"), REFUSED)
 def test_refuse_other_folders(
-    name: str, change: Callable[[Path], Any], options: dict[str, Any], named: str, tmp_path: Path
+    name: str, change: Callable[[Path], Any], options: Any, named: str, tmp_path: Path
 ) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
     change(checkpoint)

@@ -154,9 +154,7 @@ def test_a_head_of_no_client_is_named(outputs: dict[str, Any], names: str, told:
         ({"output0": (300, 38), "output1": (32, 160, 160)}, COCO, 80),
     ],
 )
-def test_a_head_gets_its_file_s_labels(
-    outputs: dict[str, tuple[int, ...]], names: str, classes: int, tmp_path: Path
-) -> None:
+def test_a_head_gets_its_file_s_labels(outputs: dict[str, Any], names: str, classes: int, tmp_path: Path) -> None:
     stored = made(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
     client = stored.client()
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]

@@ -54,16 +54,14 @@ def test_config_or_flag_decides(
 
 
 def test_a_cross_encoder_of_sentence_transformers_ranks(tmp_path: Path) -> None:
-    checkpoint = save_checkpoint(
-        tmp_path, "text-ranking", num_labels=1, id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0}
-    )
+    label: dict[str, Any] = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    checkpoint = save_checkpoint(tmp_path, "text-ranking", num_labels=1, **label)
     change(tmp_path / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
     change(tmp_path / "config.json", id2label={"0": "LABEL_0"})
     model_spec = built(checkpoint, tmp_path / "model")
     assert model_spec.settings["task"] == "text-ranking"
-    (prediction,) = Served(tmp_path / "model", **model_spec.settings).predict(
-        [{"query": "a", "documents": ["the cat"]}]
-    )
+    served = Served(tmp_path / "model", **model_spec.settings)
+    (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
     network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
     encoded = transformers.AutoTokenizer.from_pretrained(checkpoint)("a", "the cat", return_tensors="pt")
     assert prediction["ranking"][0]["score"] == pytest.approx(network(**encoded).logits.item(), abs=1e-4)
@@ -111,7 +109,7 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
 
 
 @pytest.mark.parametrize(
-    ("task", "spoil", "asked", "message"),
+    ("task", "spoil", "asked", "told"),
     [
         ("text-classification", lambda folder: drop(folder, "layer.1.output.dense.weight"), "", "layer.1.output"),
         ("text-classification", lambda folder: drop(folder, "classifier"), "", "classifier"),
@@ -131,11 +129,11 @@ WEIGHTED = {"pooling_mode_weightedmean_tokens": True}
     ],
 )
 def test_refuse_incomplete_folders(
-    task: str, spoil: Callable[[Path], Any], asked: str, message: str, tmp_path: Path
+    task: str, spoil: Callable[[Path], Any], asked: str, told: str, tmp_path: Path
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", task, "roberta")
     spoil(checkpoint)
-    with pytest.raises(BuildError, match=message):
+    with pytest.raises(BuildError, match=told):
         built(checkpoint, tmp_path / "model", task=asked)
 
 

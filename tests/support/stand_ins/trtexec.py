@@ -103,9 +103,8 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 def wrong_shapes(model: Any, given: dict[str, str]) -> str:
     """As trtexec wants them: for every input that varies, and for a model of fixed shapes none."""
-    varies = {
-        value.name for value in model.graph.input if any(not dim.dim_value for dim in value.type.tensor_type.shape.dim)
-    }
+    sides = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    varies = {name for name, dims in sides.items() if any(not dim.dim_value for dim in dims)}
     names = [
         {part.rpartition(":")[0].strip("'") for part in given.get(key, "").split(",") if part}
         for key in ("minShapes", "optShapes", "maxShapes")

@@ -1,10 +1,13 @@
-"""When a streamed reply is over: tests/endpoint/test_streaming has the same over HTTP, but for these two."""
+"""When a request began, and when a streamed reply is over: tests/endpoint has the rest over HTTP."""
 
 import socket
 import threading
+import time
 
 import pytest
+from werkzeug.test import create_environ
 
+from serving.front.incoming import FORWARDED, Incoming
 from serving.front.streams import Ending, HangUps
 from tests.support.harness import PATIENCE
 
@@ -38,3 +41,13 @@ def test_a_forgotten_connection_calls_nobody_even_if_another_gets_its_number() -
         theirs.close()
         assert called.wait(PATIENCE)
         hang_ups.forget(ours)
+
+
+@pytest.mark.parametrize(("waited", "counted"), [(3.0, 3.0), (-1000.0, 0.0)])
+def test_time_in_the_queue_counts_and_a_clock_that_was_set_back_adds_none(waited: float, counted: float) -> None:
+    source = Incoming(create_environ(headers={FORWARDED: str(time.time() - waited)}))
+    assert source.forwarded == pytest.approx(time.monotonic() - counted, abs=0.5)
+
+
+def test_a_request_without_nginx_begins_now() -> None:
+    assert Incoming(create_environ()).forwarded == pytest.approx(time.monotonic(), abs=0.5)
