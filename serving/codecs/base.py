@@ -1,8 +1,4 @@
-"""What a codec is, and those of a text, a row of a table and any JSON value.
-
-A codec reads an instance either from raw bytes (a body, a part of a form) or from its place in a JSON body,
-and raises DecodingError that says what was expected.
-"""
+"""What a codec is, and those of a text, a row of a table and any JSON value."""
 
 import binascii
 import csv
@@ -24,8 +20,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before it is decoded; and how many pixels each side of an image must keep if it may be decoded
-    smaller than it is, 0 if it may not."""
+    """Bounds of an image. `side` is how many pixels each side keeps if it may be decoded smaller, 0 if it may not."""
 
     max_image_pixels: int = 89_000_000
     side: int = 0
@@ -33,10 +28,9 @@ class Limits:
 
 class Codec(ABC):
     """One kind of instance. `expected` is what an error tells the caller to send in JSON, `part` the field of such a
-    value that holds the instance, `keys` all fields of it that are read (None: any).
+    value that holds the instance, `keys` all fields of it that are read (None: any). Its methods raise DecodingError.
 
-    An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory and
-    lets the interpreter go on.
+    An instance is opened, which is quick and says how large it is, and then loaded, which takes time and memory.
     """
 
     name: str
@@ -49,17 +43,9 @@ class Codec(ABC):
         """Return the instance that these raw bytes hold."""
         return self.load(self.open(data, limits))
 
-    def from_json(self, value: Any, limits: Limits) -> Any:
-        """Return the instance that this value of a JSON body holds."""
-        opened = self.open_json(value, limits)
-        try:
-            return self.load(opened)
-        except DecodingError as err:
-            raise DecodingError(err.reason, field=self.part) from err
-
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Return what `load` makes the instance of."""
+        """Return what `load` makes the instance of, from raw bytes: a body or a part of a form."""
 
     @abstractmethod
     def open_json(self, value: Any, limits: Limits) -> Any:
@@ -75,8 +61,7 @@ class Codec(ABC):
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode standard or URL-safe base64, padded or not, with or without a `data:…;base64,` prefix and line ends. Raise
-    DecodingError."""
+    """Decode any base64: URL-safe, unpadded, with a `data:…;base64,` prefix or line ends. Raise DecodingError."""
     if text.startswith("data:") and "," in text[:256]:
         text = text.split(",", 1)[1]
     compact = "".join(text.split()).rstrip("=").translate(_URL_SAFE)
@@ -87,7 +72,7 @@ def decode_base64(text: str) -> bytes:
 
 
 def describe(value: Any) -> str:
-    """Describe a value in an error message: its JSON type, its keys or its start, never all of it."""
+    """Describe a value in an error message: its JSON type, keys or start."""
     if isinstance(value, dict):
         return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
     if isinstance(value, list):
@@ -123,7 +108,7 @@ class JsonCodec(Codec):
 
     name = "json"
     expected = "any JSON value"
-    media_types = ("application/json",)
+    media_types: tuple[str, ...] = ("application/json",)
 
     def open(self, data: bytes, limits: Limits) -> Any:
         try:
@@ -135,7 +120,7 @@ class JsonCodec(Codec):
         return value
 
 
-class RowCodec(Codec):
+class RowCodec(JsonCodec):
     """Read a row of a table: its cells in order, a list, or by their columns, an object."""
 
     name = "row"
@@ -144,12 +129,8 @@ class RowCodec(Codec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Read JSON, or one line of CSV."""
-        if data.lstrip()[:1] not in (b"[", b"{"):
-            return read_cells(data)
-        try:
-            return self.open_json(read_json(data), limits)
-        except orjson.JSONDecodeError as err:
-            raise DecodingError(f"not JSON: {err}") from err
+        is_json = data.lstrip()[:1] in (b"[", b"{")
+        return self.open_json(super().open(data, limits), limits) if is_json else read_cells(data)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         if not isinstance(value, list | dict):

@@ -1,5 +1,5 @@
-"""What differs between formats of images: what their decoders take beside the pixels, modes other than RGB, and how a
-picture is written."""
+"""What differs between formats of images: the memory of their decoders, modes other than RGB, and how they are
+written."""
 
 from io import BytesIO
 
@@ -21,9 +21,14 @@ TiffImagePlugin.READ_LIBTIFF = True  # strips are read in C: Pillow's own way ta
 def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     """Return the bytes that the decoder of this format holds beside the image that it fills. `scans` are those of its
     JPEG data. Raise DecodingError for a file that takes too much work or has several frames."""
-    is_tiff, pixels = isinstance(image, TiffImagePlugin.TiffImageFile), pixels_at_a_time(image)
-    if is_tiff and "jpeg" not in str(image.info.get("compression", "")):
-        scans = 0
+    pixels, tags = image.width * image.height, None
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        tags, side = image.tag_v2, max(image.size)  # a turned image has its sides exchanged
+        rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
+        width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
+        # libtiff unpacks one strip or tile at a time, which may be larger than its image.
+        pixels = int(width) * int(length) if width and length else min(rows * side, pixels)
+        scans = scans if "jpeg" in str(image.info.get("compression", "")) else 0
     if scans * pixels > SCANS * max_image_pixels:
         raise DecodingError(f"the JPEG image has {scans} scans; send it as one that is not progressive")
     if image.format == "BMP" and image.info.get("compression") in (1, 2):  # Pillow unpacks it in Python
@@ -31,24 +36,13 @@ def buffers(image: Image.Image, scans: int, max_image_pixels: int) -> int:
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
     coefficients = 2 * len(image.getbands()) * pixels  # libjpeg's, if more than one scan adds to them
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
-        bits: int = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
-        samples = int(image.tag_v2.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
+    if tags is not None:
+        bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+        samples = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
         return pixels * max(bits * samples // 8, PIXEL) + (coefficients if scans else 0)
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
     return coefficients if scans > 1 else 0
-
-
-def pixels_at_a_time(image: Image.Image) -> int:
-    """Return the pixels of the strip or tile that libtiff unpacks, which may be larger than its image; of other formats
-    all."""
-    if not isinstance(image, TiffImagePlugin.TiffImageFile):
-        return image.width * image.height
-    tags, side = image.tag_v2, max(image.size)  # a turned image has its sides exchanged
-    rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
-    width, length = tags.get(TiffImagePlugin.TILEWIDTH), tags.get(TiffImagePlugin.TILELENGTH)
-    return int(width) * int(length) if width and length else min(rows * side, image.width * image.height)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -75,15 +69,13 @@ def _strip_to_rgb(image: Image.Image) -> Image.Image:
 
 def encode_image(image: Image.Image, media_type: str) -> bytes:
     """Return the file: image/jpeg (quality 90) or image/png. Raise DecodingError for an image that JPEG cannot hold."""
-    if media_type != "image/png" and max(image.size) > LONGEST_JPEG:
+    format = "PNG" if media_type == "image/png" else "JPEG"
+    if format == "JPEG" and max(image.size) > LONGEST_JPEG:
         raise DecodingError(
             f"a picture of {image.width}×{image.height} pixels cannot be a JPEG, whose sides have at most "
             f"{LONGEST_JPEG}: ask for image/png",
             instance=0,
         )
     buffer = BytesIO()
-    if media_type == "image/png":
-        image.save(buffer, "PNG")
-    else:
-        image.save(buffer, "JPEG", quality=90)
+    image.save(buffer, format, quality=90)  # PNG ignores it
     return buffer.getvalue()

@@ -1,10 +1,4 @@
-"""Image files of strangers: read within a bound of memory and of work, and turned into RGB.
-
-    bytes -> header (read_header) -> size, format and memory within the limits -> pixels (Header.rgb) -> RGB
-             ImageCodec.open                                                      ImageCodec.load
-
-Whatever is wrong on this way is the caller's DecodingError, because Pillow raises whatever its parsers run into.
-"""
+"""Read the image files of strangers within a bound of memory and work. What Pillow raises becomes DecodingError."""
 
 import logging
 import warnings
@@ -42,48 +36,67 @@ def most_memory(max_image_pixels: int) -> int:
 class _File(BytesIO):
     """The image's bytes, in a bounded number of reads: each runs in Python, and a header can ask for millions."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self._length = len(data)  # getbuffer, which knows it too, would copy the data
-        self._reads, self._bytes = HEADER_PARTS, HEADER_BYTES
+    reads_left, bytes_left = HEADER_PARTS, HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
-        self._reads -= 1
+        self.reads_left -= 1
         if size is not None and size > 0:  # WebP asks for all at once
-            self._bytes -= len(block)
-        if self._reads < 0 or self._bytes < 0:
+            self.bytes_left -= len(block)
+        if self.reads_left < 0 or self.bytes_left < 0:
             raise DecodingError("the image has too much metadata or too many parts; save it again without metadata")
         return block
 
-    def header_is_read(self) -> None:
-        """Bound the reads of the pixels by the length of the file."""
-        self._reads, self._bytes = HEADER_PARTS + self._length // BYTES_PER_READ, 2 * (HEADER_BYTES + self._length)
-
 
 class Header:
-    """An image whose header alone is read.
+    """An image whose header alone is read."""
 
-    Each side keeps at least `side` pixels if the image may be decoded smaller; 0: it may not. `memory` is what it takes
-    at most until it is RGB.
-    """
+    __slots__ = ("buffer", "data", "image", "side")
 
-    __slots__ = ("data", "image", "memory", "side")
-
-    def __init__(self, image: Image.Image, data: bytes, side: int, buffer: int, max_image_pixels: int) -> None:
-        """Raise DecodingError if decoding takes more than the limit. `buffer` is what the decoder takes beside the
-        pixels."""
-        self.image, self.data, self.side = image, data, side
-        self.memory = _memory(image, buffer)
-        if self.memory > most_memory(max_image_pixels):
+    def __init__(self, data: bytes, limits: Limits) -> None:
+        """Raise DecodingError if the file is not an image, or if decoding it takes more than the limits."""
+        self.data, self.side = data, limits.side
+        try:
+            file = _File(data)
+            self.image = Image.open(file, formats=FORMATS)
+            # The length of the file bounds the reads of its pixels.
+            file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
+            file.bytes_left = 2 * (HEADER_BYTES + len(data))
+            self._check(limits.max_image_pixels)
+        except DecodingError:
+            raise
+        except UnidentifiedImageError:
+            start = f"{len(data)} bytes that begin with {data[:8]!r}"
             raise DecodingError(
-                f"decoding the {image.format} image of {image.width}×{image.height} pixels takes {self.memory} bytes, "
-                f"more than the limit of {most_memory(max_image_pixels)} ({BYTES_PER_PIXEL} for each of "
-                f"{max_image_pixels} pixels); send it smaller, or as a JPEG that is not progressive"
+                f"not an image in a known format ({start}); send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            ) from None
+        except Exception as err:
+            raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
+
+    def _check(self, most_pixels: int) -> None:
+        image, kind = self.image, self.image.format
+        sides = f"{image.width}×{image.height}"
+        if (count := image.width * image.height) > most_pixels:
+            raise DecodingError(f"the image has {sides} = {count} pixels, the limit is {most_pixels}; send it smaller")
+        scans = 0
+        if kind in (*JPEG, "TIFF"):  # count markers, of a preview too; bytes.count takes four times as long
+            pairs = (np.frombuffer(self.data, "<u2", (len(self.data) - at) // 2, at) for at in (0, 1))
+            scans = sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
+        plain = (kind in JPEG and scans == 1) or (kind == "PNG" and not getattr(image, "is_animated", True))
+        self.buffer = 0 if plain else buffers(image, scans, most_pixels)
+        if self.memory > (most := most_memory(most_pixels)):
+            raise DecodingError(
+                f"decoding the {kind} image of {sides} pixels takes {self.memory} bytes, more than the limit of {most} "
+                f"({BYTES_PER_PIXEL} a pixel); send it smaller, or as a JPEG that is not progressive"
             )
-        if side:  # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats stay whole
-            image.draft(image.mode, (side, side))
-            self.memory = _memory(image, buffer)
+        if self.side:  # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats stay whole
+            image.draft(image.mode, (self.side, self.side))
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes that the image takes at most until it is RGB."""
+        size = self.image.width * self.image.height * PIXEL
+        return size + max(size, self.buffer)
 
     def rgb(self) -> Image.Image:
         """Decode the image: EXIF orientation applied, transparency laid on white. Raise DecodingError."""
@@ -98,65 +111,20 @@ class Header:
             raise DecodingError(f"the {self.image.format} image is truncated or damaged ({reason})") from err
 
     def _decoded(self) -> Image.Image:
-        """Decode by libjpeg if the image may be smaller. Otherwise, or if libjpeg finds a mistake, Pillow decodes:
-        it reads over many mistakes."""
-        if self.side and self.image.format in JPEG and self.image.mode in ("RGB", "L"):
+        """Decode a JPEG that may be smaller at 3/8, 5/8 or 6/8, because Pillow asks libjpeg for 1/2, 1/4 and 1/8 alone.
+        Pillow decodes the others, those that get no smaller, and those with a mistake: it reads over many."""
+        image = self.image
+        if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
+            smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
             with suppress(Exception):
-                if decoded := self._at_eighths():
+                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
+                if width < image.width and height < image.height:  # `memory` counts Pillow's size
+                    pixels = np.empty((height, width, 3), np.uint8)
+                    decoded = Image.fromarray(simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller))
+                    decoded.info = image.info  # the orientation is there
                     return decoded
-        self.image.load()
-        return self.image
-
-    def _at_eighths(self) -> Image.Image | None:
-        """Decode a JPEG at 3/8, 5/8 or 6/8, because Pillow asks libjpeg for 1/2, 1/4 and 1/8 alone. Return None if
-        that is not smaller than Pillow's size, which `memory` counts."""
-        smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
-        height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
-        if width >= self.image.width or height >= self.image.height:
-            return None
-        pixels = np.empty((height, width, 3), np.uint8)
-        decoded = Image.fromarray(simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller))
-        decoded.info = self.image.info  # the orientation is there
-        return decoded
-
-
-def _memory(image: Image.Image, buffer: int) -> int:
-    size = image.width * image.height * PIXEL
-    return size + max(size, buffer)
-
-
-def read_header(data: bytes, max_image_pixels: int, side: int = 0) -> Header:
-    """Read the header only, and refuse by it. Raise DecodingError."""
-    if not data:
-        raise DecodingError("the image is empty (0 bytes)")
-    try:
-        file = _File(data)
-        image = Image.open(file, formats=FORMATS)
-        file.header_is_read()
-        width, height = image.size
-        if width * height > max_image_pixels:
-            raise DecodingError(
-                f"the image has {width}×{height} = {width * height} pixels, more than the limit of "
-                f"{max_image_pixels}; send it smaller"
-            )
-        scans = _scans(data) if image.format in (*JPEG, "TIFF") else 0
-        one_scan = image.format in JPEG and scans == 1
-        plain = one_scan or (image.format == "PNG" and not getattr(image, "is_animated", True))
-        return Header(image, data, side, 0 if plain else buffers(image, scans, max_image_pixels), max_image_pixels)
-    except DecodingError:
-        raise
-    except UnidentifiedImageError:
-        raise DecodingError(
-            f"not an image in a known format (the first bytes are {data[:8]!r}); send JPEG, PNG, WebP, GIF, BMP or TIFF"
-        ) from None
-    except Exception as err:
-        raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
-
-
-def _scans(data: bytes) -> int:
-    """Count start-of-scan markers; those of a preview inside are counted too. bytes.count takes four times as long."""
-    pairs = (np.frombuffer(data, "<u2", (len(data) - at) // 2, at) for at in (0, 1))
-    return sum(int(np.count_nonzero(pair == START_OF_SCAN)) for pair in pairs)
+        image.load()
+        return image
 
 
 class ImageCodec(Codec):
@@ -169,7 +137,7 @@ class ImageCodec(Codec):
     media_types = ("image/*", "application/x-image", "application/octet-stream", FORM)
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        return read_header(data, limits.max_image_pixels, limits.side)
+        return Header(data, limits)
 
     def load(self, opened: Any) -> Any:
         return opened.rgb()
@@ -192,7 +160,7 @@ class EncodedImageCodec(ImageCodec):
     name = "encoded image"
 
     def open(self, data: bytes, limits: Limits) -> bytes:
-        read_header(data, limits.max_image_pixels)
+        Header(data, limits)
         return data
 
     def load(self, opened: Any) -> Any:

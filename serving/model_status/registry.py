@@ -2,6 +2,8 @@
 
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -34,20 +36,19 @@ class Slot(Protocol):
 
 
 class Registry:
-    """Looks models up by name; safe to share between threads.
-
-    `table` says what is served. `default` answers requests that name no model. A death of a model's process is reported
-    to the datagram socket `deaths`.
-    """
+    """Look models up by name; safe to share between threads. `default` answers requests that name no model. A death of
+    a model's process is reported to the datagram socket `deaths`."""
 
     def __init__(self, gateway: TritonGateway, table: Table, default: str = "", deaths: Path | None = None) -> None:
         self.gateway, self.table, self.default, self._deaths = gateway, table, default, deaths
         self._served = ServedModels(gateway, table)
 
-    def use(self, slot: Slot, name: str | None, version: str | None = None) -> "Use":
-        """Return a context manager that gives the model called `name`, else the default one, else the only one. The
-        model stays loaded until the slot is left. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady,
-        ModelFailed, ModelRestarting, ModelRefused, Overloaded or InvalidRequest."""
+    @contextmanager
+    def use(self, slot: Slot, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
+        """Give the model called `name`, else the default one, else the only one. It stays loaded until the slot is
+        left. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting,
+        ModelRefused, Overloaded or InvalidRequest. If the `with` block fails for a reason that the table of models
+        knows better, raise that instead."""
         name = name or self.default or self._only_name()
         models = self.table.look()
         entry = self._ready(models, name)
@@ -58,20 +59,24 @@ class Registry:
                 slot.use(entry.name, entry.column)
         try:
             served = self._served[entry.key]
-            if version is not None:
-                self._check_version(entry, served, version)
+            if version is not None and not self.gateway.is_model_ready(served.name, version):
+                raise self._no_version(entry, served.name, version)
+            began = monotonic()
+            try:
+                yield served
+            except BackendDied as error:
+                raise self.report(served, error, began) from error
         except ModelNotReady:
             self.get(name)  # raises the table's reason, if it has one
             raise
-        return Use(self, name, served)
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
-        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the error
-        that the caller sees."""
+        """Tell the manager that a call which began at `began` (time.monotonic) met a dead process. Return the caller's
+        error."""
         restarting = ModelRestarting(served.name, str(error))
         if self._deaths is None:
             return restarting
-        report = {"models": list(served.names), "details": str(error), "began": began}
+        report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
                 sent.setblocking(False)
@@ -110,14 +115,12 @@ class Registry:
         names = ", ".join(sorted(models.current)) or "none"
         raise ModelNotFound(f"there is no model '{name}'; the models served are: {names}")
 
-    def _check_version(self, entry: Entry, served: ServedModel, version: str) -> None:
-        if self.gateway.is_model_ready(served.name, version):
-            return
+    def _no_version(self, entry: Entry, name: str, version: str) -> InvalidRequest | VersionNotFound:
         if entry.target:  # an archive: its platform reads a 404 as "not loaded"
-            raise InvalidRequest(f"model '{served.name}' has no version '{version}'; leave it out for the latest")
-        entries = self.index().get(served.name, [])
+            return InvalidRequest(f"model '{name}' has no version '{version}'; leave it out for the latest")
+        entries = self.index().get(name, [])
         versions = ", ".join(sorted(each.version for each in entries if each.state == "READY")) or "none"
-        raise VersionNotFound(f"model '{served.name}' has no version '{version}'; its versions are: {versions}")
+        return VersionNotFound(f"model '{name}' has no version '{version}'; its versions are: {versions}")
 
     def _only_name(self) -> str:
         """Return the name of the only model, unless models come and go on demand."""
@@ -130,22 +133,3 @@ class Registry:
                 f"/models/NAME/invoke; the models served are: {', '.join(names) or 'none'}"
             )
         return names[0]
-
-
-class Use:
-    """One request's use of a model. If the `with` block fails for a reason that the table of models knows better, raise
-    that instead."""
-
-    __slots__ = ("_began", "_name", "_registry", "_served")
-
-    def __init__(self, registry: Registry, name: str, served: ServedModel) -> None:
-        self._registry, self._name, self._served, self._began = registry, name, served, monotonic()
-
-    def __enter__(self) -> ServedModel:
-        return self._served
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ModelNotReady):
-            self._registry.get(self._name)  # raises the table's reason, if it has one
-        elif isinstance(error, BackendDied):
-            raise self._registry.report(self._served, error, self._began) from error

@@ -2,12 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clients.base import Model, ModelClient, TensorSpec, leads_out
+from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed
 from serving.headers import Sequencing
@@ -29,11 +30,9 @@ log = logging.getLogger(__name__)
 class ServedModel:
     """A model that Triton has loaded, and its client; without a client it serves tensors only.
 
-    `client_error` says why the client that the model names could not be made; `sequencing` is set for a model whose
-    requests belong to sequences, and `parts` names the models that an ensemble is made of. `engine` is Triton's
-    backend, `engine_reason` why it was chosen where there was a choice (repository/engines.py). `labels` has the
-    class names of the outputs whose label_filename in config.pbtxt names a file. `batched_parts` says that a part of
-    an ensemble has a batch dimension.
+    `client_error` says why the client could not be made. `sequencing` is set for a model whose requests belong to
+    sequences. `parts` names the models that an ensemble calls; `batched_parts` says that one has a batch dimension.
+    `engine` is Triton's backend, `engine_reason` why it was chosen. `labels` has the class names of outputs.
     """
 
     model: Model
@@ -49,11 +48,6 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.model.name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return Triton's name and those of the parts."""
-        return (self.name, *self.parts)
 
     def require_client(self) -> ModelClient:
         """Return the client. Raise ModelFailed, or InvalidRequest that says what to send instead."""
@@ -77,7 +71,7 @@ class ServedModel:
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):
-    """The models by Entry.key. One that is missing is made, while only the requests to this model wait."""
+    """The models by Entry.key. A missing one is made, while only the requests to this model wait."""
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
@@ -88,29 +82,37 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         """Raise a ServingError."""
         keys = {entry.key for entry in self._table.look().entries.values()}
         for old in [each for each in list(self._locks) if each not in keys]:
-            self._forget(old)
+            self._locks.pop(old, None)
+            if (unloaded := self.pop(old, None)) and unloaded.client:
+                forget(unloaded.client)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self:
                 self[key] = served_model(self._gateway, key[1], Path(key[2]))
             return self[key]
-
-    def _forget(self, key: tuple[str, str, str]) -> None:
-        """Forget the model of a load that the table has no more, with the code of its own client."""
-        self._locks.pop(key, None)
-        served = self.pop(key, None)
-        if served and served.client:
-            forget(served.client)
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
     """Return the model that Triton serves by that name, with a client made from `folder`. Raise a ServingError."""
     config = gateway.config(triton_name)
     model, parts = describe_model(triton_name, folder, config), configs_of_parts(config, gateway.config)
-    sequencing = next(filter(None, map(sequencing_of, (config, *parts.values()))), None)
-    engine, why = backend_of(config), model.parameters.get(ENGINE_REASON, "")
-    labels = output_labels(folder, config)
-    batched = any(part.max_batch_size for part in parts.values())
-    served = ServedModel(model, None, "", sequencing, tuple(parts), engine, why, labels, batched)
+    sequencing = None  # of an ensemble that of its first part that has one
+    for each in (config, *parts.values()):
+        if sequencing is None and (id_type := correlation_type(each)):
+            sequencing = Sequencing(id_type, sequence_idle_seconds(each))
+    labels = {}
+    for output in config.output:
+        with suppress(InvalidRequest, OSError):  # as in Triton, but nothing outside of the folder
+            if output.label_filename:
+                labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")
+    served = ServedModel(
+        model,
+        sequencing=sequencing,
+        parts=tuple(parts),
+        engine=backend_of(config),
+        engine_reason=model.parameters.get(ENGINE_REASON, ""),
+        labels=labels,
+        batched_parts=any(part.max_batch_size for part in parts.values()),
+    )
     try:
         return replace(served, client=make_client(model))
     except Exception as err:
@@ -119,34 +121,14 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
         return replace(served, client_error=reason)
 
 
-def sequencing_of(config: Any) -> Sequencing | None:
-    """Return the model's sequencing; for an ensemble, that of its first part that has one."""
-    id_type = correlation_type(config)
-    return Sequencing(id_type, sequence_idle_seconds(config)) if id_type else None
-
-
-def output_labels(folder: Path, config: Any) -> dict[str, list[bytes]]:
-    """Return the lines of each output's label_filename, as Triton reads them; of no file outside the model's folder."""
-    files = {output.name: output.label_filename for output in config.output if output.label_filename}
-    return {
-        name: (folder / file).read_bytes().split(b"\n")
-        for name, file in files.items()
-        if not leads_out(file) and (folder / file).is_file()
-    }
-
-
 def describe_model(name: str, folder: Path, config: Any) -> Model:
     """Return a ModelConfig as clients see it."""
-    return Model(
-        name=name,
-        path=folder,
-        inputs=tuple(_spec(tensor) for tensor in config.input),
-        outputs=tuple(_spec(tensor) for tensor in config.output),
-        max_batch_size=config.max_batch_size,
-        parameters={key: value.string_value for key, value in config.parameters.items()},
-    )
 
+    def specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(each.name, datatype_name(each.data_type), tuple(each.dims), getattr(each, "optional", False))
+            for each in tensors
+        )
 
-def _spec(tensor: Any) -> TensorSpec:
-    optional = bool(getattr(tensor, "optional", False))
-    return TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), optional)
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    return Model(name, folder, specs(config.input), specs(config.output), config.max_batch_size, parameters)

@@ -1,8 +1,6 @@
 """What all processes share about the models: the table, a JSON file which the model manager replaces and each worker
 reads, and the leases, counters of the requests in flight in a file that all of them map. Standard library only.
 
-serve --the first table--> manager --every change--> models.json --stat, parse once--> each worker
-
 A request counts itself and then looks at the table again. To unload a model, the manager marks it in the table and then
 waits until its counter is zero. So a request that still found the model is waited for, and no other begins to use it.
 """
@@ -16,7 +14,6 @@ from array import array
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from serving.model_status.table import Entry, Models, Rejection
 
@@ -35,14 +32,18 @@ class Table:
         self._read: tuple[int, Models] = (0, Models())
 
     def look(self) -> Models:
-        """Return the table as it is now: one stat, and the parsed table of the last look if nothing has changed."""
+        """Return the table as it is now, parsed only if the file has changed."""
         try:
             version = self.file.stat().st_mtime_ns
         except FileNotFoundError:  # nothing is known yet
             return Models()
         if self._read[0] != version:
             with self.file.open("rb") as opened:
-                self._read = os.fstat(opened.fileno()).st_mtime_ns, _parsed(json.load(opened))
+                version, document = os.fstat(opened.fileno()).st_mtime_ns, json.load(opened)
+            entries = document["entries"].items()
+            loads = {name: Entry(**each | {"parts": tuple(each["parts"])}) for name, each in entries}
+            rejected = tuple(Rejection(**each) for each in document["rejected"])
+            self._read = version, Models(**document | {"entries": loads, "rejected": rejected})
         return self._read[1]
 
     def write(self, models: Models) -> None:
@@ -52,12 +53,6 @@ class Table:
         version = time.monotonic_ns()
         os.utime(temporary, ns=(version, version))
         temporary.replace(self.file)
-
-
-def _parsed(document: Any) -> Models:
-    entries = {name: Entry(**each | {"parts": tuple(each["parts"])}) for name, each in document["entries"].items()}
-    rejected = tuple(Rejection(**each) for each in document["rejected"])
-    return Models(**document | {"entries": entries, "rejected": rejected})
 
 
 class Leases:
@@ -92,8 +87,7 @@ class Leases:
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request ended (time.monotonic). If that was before the model's load began, it was a
-        request to the model that had this column before."""
+        """Return when the last request ended (time.monotonic), perhaps one to the model that had this column before."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:

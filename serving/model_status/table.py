@@ -16,12 +16,10 @@ LOADING, READY, RESTARTING, REFUSED, FAILED, UNLOADING = (
 class Entry:
     """A model. `name` is its callers' name for it (the platform's, in multi-model mode), `triton_name` Triton's.
 
-    `folder` is what its client is made from, `load_id` tells its loads apart, `column` is that of its counter in the
-    leases. `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not ready, and
-    `until` when a refused one is tried again (time.monotonic, as `began`, the time of the load). `answered` says that
-    it has answered its example since it was loaded, or need not (model_lifecycle/examples.py). An archive has its
-    Target-Model and its URL, a folder that is watched its signature (model_lifecycle/on_change.py) and the folder that
-    was copied.
+    Its client is made from `folder`. `load_id` tells its loads apart, `column` is that of its counter in the leases.
+    `parts` are Triton's names of the models that an ensemble calls. `reason` says why it is not ready; a refused one
+    is tried again at `until`, the load `began` then (time.monotonic). `answered` says that it has answered its example
+    since, or need not. An archive has a `target` and a `url`, a watched folder a `signature` and its `source`.
     """
 
     name: str
@@ -70,9 +68,8 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Models:
-    """The table: models by name, what was rejected, how often a process of each model died, and the process id of the
-    tritonserver of which all this is true. `was_ready` says that once all models have answered their examples, and
-    `on_demand` that POST /models loads models, so that there may be none."""
+    """The table: models by name, what was rejected, how often a process of each model died, and tritonserver's process
+    id. `was_ready` says that once all models have answered their examples, `on_demand` that POST /models loads them."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
@@ -119,11 +116,8 @@ class Models:
         return {name: entry for name, entry in self.by_target.items() if self.error(entry) is None}
 
     def unready(self) -> ServingError | None:
-        """Return why /ping is 503, None if all models that should serve do.
-
-        A model that is restarted or refused, because its processes died, is no reason to replace a container that was
-        ready once and serves others: the next container would have the same model.
-        """
+        """Return why /ping is 503, None if all models that should serve do. A model that is restarted or refused is no
+        reason to replace a container that was ready once and serves others: the next one would have the same model."""
         entries = self.current
         if not entries:
             refused = "; ".join(reason for each in self.rejected for reason in each.reasons)
@@ -133,9 +127,7 @@ class Models:
         if troubles and (len(troubles) == len(entries) or not self.was_ready):
             return next(iter(troubles.values()))
         if left := errors.keys() - troubles.keys():
-            # A model that has failed comes first, and a part before the ensembles that call it.
-            depths = {name: len([*self.closure(entries[name])]) for name in left}
-            return errors[min(left, key=lambda name: (not isinstance(errors[name], ModelFailed), depths[name], name))]
+            return errors[min(left, key=lambda name: (not isinstance(errors[name], ModelFailed), name))]
         waiting = (entry for name, entry in entries.items() if not entry.answered and name not in errors)
         if entry := next(waiting, None):
             return ModelNotReady(f"model '{entry.name}': {entry.reason or 'its example is being asked'}")

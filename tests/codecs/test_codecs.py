@@ -111,10 +111,10 @@ def test_what_is_no_base64_is_refused(text: str) -> None:
 
 
 def test_texts_and_json_values_are_read() -> None:
-    assert TEXT.from_bytes("ü".encode(), LIMITS) == TEXT.from_json("ü", LIMITS) == TEXT.from_json({"text": "ü"}, LIMITS)
-    assert JSON.from_bytes(b'{"a": 1}', LIMITS) == JSON.from_json({"a": 1}, LIMITS)
+    assert TEXT.from_bytes("ü".encode(), LIMITS) == TEXT.open_json("ü", LIMITS) == TEXT.open_json({"text": "ü"}, LIMITS)
+    assert JSON.from_bytes(b'{"a": 1}', LIMITS) == JSON.open_json({"a": 1}, LIMITS)
     with pytest.raises(DecodingError, match="string"):
-        TEXT.from_json(5, LIMITS)
+        TEXT.open_json(5, LIMITS)
     with pytest.raises(DecodingError, match="JSON"):
         JSON.from_bytes(b"{", LIMITS)
 
@@ -122,7 +122,7 @@ def test_texts_and_json_values_are_read() -> None:
 def test_an_encoded_image_stays_as_it_is_but_its_header_is_checked() -> None:
     data = png_that_claims(8, 6)
     assert ENCODED_IMAGE.from_bytes(data, Limits()) == data
-    assert ENCODED_IMAGE.from_json({"b64": base64.b64encode(data).decode()}, Limits()) == data
+    assert ENCODED_IMAGE.open_json({"b64": base64.b64encode(data).decode()}, Limits()) == data
     assert ENCODED_IMAGE.memory(data) == 0
     for wrong in (b"", b"no image", png_that_claims(10**5, 10**5)):
         with pytest.raises(DecodingError):

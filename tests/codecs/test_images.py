@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serving.codecs import ENCODED_IMAGE, IMAGE, Limits
-from serving.codecs.image import most_memory, read_header
+from serving.codecs.image import Header, most_memory
 from serving.errors import DecodingError
 from tests.support.harness import ROOT, encoded
 from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, turned
@@ -95,7 +95,7 @@ def test_no_image_takes_more_memory_than_the_limit_says(name: str, side: int, me
     data = LARGEST[name]()
     rise, answer = measured(data, side)
     assert answer.startswith(f"({side or ''}")
-    assert rise - len(data) < read_header(data, PIXELS).memory + BESIDE < most_memory(PIXELS) + 2 * BESIDE
+    assert rise - len(data) < Header(data, Limits(PIXELS)).memory + BESIDE < most_memory(PIXELS) + 2 * BESIDE
 
 
 @pytest.mark.parametrize("name", REFUSED)
