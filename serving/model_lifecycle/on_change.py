@@ -259,7 +259,7 @@ def _checked(settings: Settings, repositories: Collection[Path], names: Collecti
     facts = Facts.from_json(survey.stdout)
     if mistakes := facts.mistakes or facts.unreadable:
         raise Rejected([line for line in mistakes if "\n" not in line])  # the others show a repository as it should be
-    check = _run(own, "check", "load")
+    check = _run(own, "check")
     if check.returncode:
         said = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
         lines = [line for line in check.stdout.splitlines() if not line.startswith(said)]

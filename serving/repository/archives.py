@@ -31,7 +31,12 @@ class Archive:
 
     def weight(self) -> int:
         """Return the bytes that are loaded: the files and the largest version of every folder."""
-        return sum(_weight(part) for part in self.parts)
+        total = 0
+        for part in self.parts:
+            numbered = versions(part)
+            others = [entry for entry in part.iterdir() if entry not in numbered]
+            total += max(map(_size, numbered), default=0) + sum(map(_size, others))
+        return total
 
 
 def locate(url: str, root: Path) -> Archive:
@@ -40,16 +45,12 @@ def locate(url: str, root: Path) -> Archive:
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
-        raise InvalidRequest(
-            f"'url' must be {root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ "
-            f"in ID and FOLDER; got '{url}'"
-        )
+        expected = f"{root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ in ID and FOLDER"
+        raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
     _check_entries(path, root)
-    if (path / CONFIG).is_file():
-        return Archive(path, (path,))
-    return _of_folders(path)
+    return Archive(path, (path,)) if (path / CONFIG).is_file() else _of_folders(path)
 
 
 def _check_entries(path: Path, root: Path) -> None:
@@ -71,33 +72,23 @@ def _of_folders(path: Path) -> Archive:
         return Archive(models[0], (models[0],))
     configs = {folder: read_file(folder / CONFIG) for folder in models}
     inner = {name for config in configs.values() for name in parts_of(config)}
-    ensembles = [folder for folder, config in configs.items() if backend_of(config) == ENSEMBLE]
-    outer = [folder for folder in ensembles if folder.name not in inner]
+    outer = [each for each, config in configs.items() if backend_of(config) == ENSEMBLE and each.name not in inner]
     if len(outer) == 1:
         return Archive(outer[0], tuple(models))
-    raise ConfigError(path, f"holds {_found(path, models, outer)}", EXAMPLE)
-
-
-def _found(path: Path, models: list[Path], ensembles: list[Path]) -> str:
-    if ensembles:
-        return f"several ensembles ({_names(ensembles)}), of which one must be the outermost"
-    if models:
-        return f"several models ({_names(models)}) and no ensemble of them"
-    deeper = sorted(path.glob("*/*/config.pbtxt"))
-    if deeper:
-        return f"its models one folder too deep: {deeper[0].relative_to(path)}"
-    return f"no config.pbtxt but {_names(sorted(path.iterdir())) or 'nothing'}"
+    if outer:
+        found = f"several ensembles ({_names(outer)}), of which one must be the outermost"
+    elif models:
+        found = f"several models ({_names(models)}) and no ensemble of them"
+    elif deeper := sorted(path.glob("*/*/config.pbtxt")):
+        found = f"its models one folder too deep: {deeper[0].relative_to(path)}"
+    else:
+        found = f"no config.pbtxt but {_names(sorted(path.iterdir())) or 'nothing'}"
+    raise ConfigError(path, f"holds {found}", EXAMPLE)
 
 
 def _names(paths: list[Path]) -> str:
     shown = [path.name + ("/" if path.is_dir() else "") for path in paths[:5]]
     return ", ".join(shown) + (", …" if len(paths) > 5 else "")
-
-
-def _weight(folder: Path) -> int:
-    numbered = versions(folder)
-    others = [entry for entry in folder.iterdir() if entry not in numbered]
-    return max(map(_size, numbered), default=0) + sum(map(_size, others))
 
 
 def _size(path: Path) -> int:

@@ -1,13 +1,11 @@
-"""Read config.pbtxt as Triton's ModelConfig, and answer questions about one. No other module reads one.
-
-It takes protobuf, which PID 1 does not have.
-"""
+"""Read config.pbtxt as Triton's ModelConfig, and answer questions about one. PID 1 does not have protobuf."""
 
 import importlib.util
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,20 @@ PLAN_REMEDIES = (
     "(python -m build_engines build NAME --for tensorrt), or have ONNX Runtime's TensorRT provider serve the ONNX file "
     "(--for gpu); docs/build_engines.md"
 )
+PACKAGES = "EXECUTION_ENV_PATH"
+MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's word for the model's folder
+STUB = "triton_python_backend_stub"  # in the model's folder: it is started instead of the backend's
+_PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
+
+
+if MESSAGES not in sys.modules:  # without its package, which imports grpc: that takes half a second
+    _package: Any = importlib.util.find_spec("tritonclient")
+    _spec: Any = PathFinder.find_spec(MESSAGES, [f"{path}/grpc" for path in _package.submodule_search_locations])
+    sys.modules[MESSAGES] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[MESSAGES])
+_messages: Any = sys.modules[MESSAGES]
+ModelConfig, DataType, Control = _messages.ModelConfig, _messages.DataType, _messages.ModelSequenceBatching.Control
 
 
 class Unreadable(ConfigError):
@@ -36,23 +47,6 @@ class Unreadable(ConfigError):
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(file, "cannot be used", " ".join(reason.split()))
-
-
-def _messages() -> Any:
-    """Return tritonclient's module without importing its package, which imports grpc: that takes half a second."""
-    package = importlib.util.find_spec("tritonclient")
-    if MESSAGES not in sys.modules and package and package.submodule_search_locations:
-        file = Path(package.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
-        spec = importlib.util.spec_from_file_location(MESSAGES, file)
-        if spec and spec.loader:
-            sys.modules[MESSAGES] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[MESSAGES])
-    return importlib.import_module(MESSAGES)
-
-
-ModelConfig: Any = _messages().ModelConfig
-DataType: Any = _messages().DataType
-Control: Any = _messages().ModelSequenceBatching.Control
 
 
 def parse_config(text: str) -> Any:
@@ -77,8 +71,7 @@ def read_config(model: Path, device: str) -> Any:
 
 
 def read_merged(model: Path, file: Path) -> Any:
-    """Return the ModelConfig of one of the model's files, merged into config.pbtxt if it is not whole. Raise
-    Unreadable."""
+    """Return the ModelConfig of a file of the model, merged into config.pbtxt if it is not whole. Raise Unreadable."""
     own = read_file(file)
     if file == model / CONFIG or is_whole(own):
         return own
@@ -96,9 +89,7 @@ def merged(base: Any, own: Any, text: str) -> Any:
     made = ModelConfig()
     made.CopyFrom(base)
     replaced = {field.name for field, _ in own.ListFields() if not is_map(field)}
-    if replaced & BACKEND:
-        replaced |= BACKEND
-    for name in replaced:
+    for name in replaced | BACKEND if replaced & BACKEND else replaced:
         made.ClearField(name)
     return text_format.Merge(text, made)  # the text, because in a message a 0 cannot be told from a missing number
 
@@ -187,12 +178,6 @@ def is_complete(model: Path, config: Any) -> bool:
     return said and not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
 
 
-PACKAGES = "EXECUTION_ENV_PATH"
-MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's word for the model's folder
-STUB = "triton_python_backend_stub"  # in the model's folder: it is started instead of the backend's
-_PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
-
-
 def mistake_of_packages(model: Path, config: Any) -> str:
     """Return why the model cannot run with the packages that it brings; "" if it can, or if it brings none.
 
@@ -204,8 +189,15 @@ def mistake_of_packages(model: Path, config: Any) -> str:
         return ""
     said = str(config.parameters[PACKAGES].string_value)
     path = Path(said.replace(MODEL, str(model)))
+    looked_at = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
     try:
-        mistake = _mistake(dict(_entries(path)), own_stub=(model / STUB).is_file())
+        if path.is_dir():
+            files = [file for pattern in looked_at for file in path.glob(pattern)]
+            links = {str(file.relative_to(path)): str(file.readlink()) if file.is_symlink() else "" for file in files}
+        else:
+            with tarfile.open(path) as archive:
+                links = {member.name.removeprefix("./"): member.linkname for member in archive}
+        mistake = _mistake(links, own_stub=(model / STUB).is_file())
     except tarfile.TarError:
         mistake = "it is not a tar archive that gzip, bzip2 or xz compressed"
     except (OSError, EOFError) as err:
@@ -213,35 +205,21 @@ def mistake_of_packages(model: Path, config: Any) -> str:
     return f"{PACKAGES} '{said}': {mistake}" if mistake else ""
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and the target ("" if it is not a link) of the archive's files, or of those in a folder that are
-    looked at."""
-    if path.is_dir():
-        for pattern in ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*"):
-            for file in path.glob(pattern):
-                yield str(file.relative_to(path)), str(file.readlink()) if file.is_symlink() else ""
-        return
-    with tarfile.open(path) as archive:
-        for member in archive:
-            yield member.name.removeprefix("./"), member.linkname
-
-
-def _mistake(entries: Mapping[str, str], own_stub: bool) -> str:
-    if "bin/activate" not in entries:
+def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
+    """Return what is wrong with files: their names, and the targets of those that are links, otherwise ""."""
+    if "bin/activate" not in links:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
-    found = [match for match in map(_PYTHON.match, entries) if match]
+    found = [match for match in map(_PYTHON.match, links) if match]
     pythons = {match[1] for match in found}
     if not own_stub and PYTHON not in pythons:
         has = f"Python {', '.join(sorted(pythons))}" if pythons else "no Python in lib/"
         return f"it has {has}, and Triton's Python backend here is for Python {PYTHON}: make it with that version"
-    for name, target in entries.items():
+    for name, target in links.items():
         if name.startswith("bin/python") and target.startswith("/") and not Path(target).exists():
             own = f"{sys.base_prefix}/bin/python{PYTHON}"
             return f"its {name} is a link to {target}, which is not here: make it with {own}, or with conda-pack"
-    if is_nvidia_image():
-        return ""
-    numpy = {int(match[3]) for match in found if match[3]}
-    if not numpy or max(numpy) > 1:
-        has = f"NumPy {max(numpy)}" if numpy else "no NumPy"
+    numpy = max((int(match[3]) for match in found if match[3]), default=0)
+    if numpy != 1 and not is_nvidia_image():
+        has = f"NumPy {numpy}" if numpy else "no NumPy"
         return f"it has {has}, and Triton's Python backend here needs NumPy 1: install 'numpy<2' in it"
     return ""
