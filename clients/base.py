@@ -1,9 +1,7 @@
-"""What a client is: data and two pure functions.
+"""What a client is: data and two pure functions. It keeps no request's state on `self`: worker threads share it.
 
-    bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
-          DecodingError       InvalidRequest          InferenceFailed …             (JSON)
-
-A client never keeps a request's state on `self`: worker threads share it.
+bytes --codec--> instance --preprocess--> tensors --Triton--> outputs --postprocess--> prediction
+      DecodingError       InvalidRequest          InferenceFailed …             (JSON)
 """
 
 from abc import ABC, abstractmethod
@@ -38,10 +36,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors.
-
-    `max_batch_size` is 0 when the model has no batch dimension; it then gets one instance per call.
-    """
+    """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors. Without a batch
+    dimension `max_batch_size` is 0, and the model gets one instance per call."""
 
     name: str
     path: Path
@@ -53,14 +49,9 @@ class Model:
     def file(self, name: str) -> Path:
         """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest when it is outside
         of that folder. Links are followed: a staged folder consists of links."""
-        if leads_out(name):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
             raise InvalidRequest(f"model '{self.name}': '{name}' is not inside the model's folder")
         return self.path / name
-
-
-def leads_out(name: str) -> bool:
-    """Return whether `name` is not a path inside the folder that it belongs to."""
-    return Path(name).is_absolute() or ".." in Path(name).parts
 
 
 class Parameter(NamedValue):
@@ -79,16 +70,14 @@ class ModelClient(ABC):
 
     Class attributes are the data:
       codec       reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
-      keys        the keys of an instance that is a JSON object: another one is 400, and these are named. None: those
-                  that the codec reads, which for JSON are all
-      example     one instance as the bytes that a caller would post. The model manager asks it at each start.
-                  A file `example.*` in the model's folder replaces it.
+      keys        the keys that a JSON object may have, else it is 400; None: those that the codec reads (JSON: all)
+      example     one instance as a caller would post it, asked at each start; `example.*` in the folder replaces it
       settings    what differs between two models of the family; read from config.pbtxt's `parameters`
       parameters  what a caller may set per request; config.pbtxt's `parameters` may change the defaults
-    An attribute of each object:
-      side        images may be decoded at a smaller size with sides of at least so many pixels; 0: only at full size
-      columns     the names of a row's cells, in their order; () where they have none, and for what takes no rows
-      outputs     the names of the model's outputs that postprocess reads: no other is sent to it; () means all
+    Attributes of each object:
+      side        images may be decoded smaller, with sides of at least `side` pixels; 0: only at full size
+      columns     the names of a row's cells, in their order, if they have names
+      outputs     the names of the model's outputs that postprocess reads; () means all
     """
 
     codec: ClassVar[Codec]
@@ -102,54 +91,43 @@ class ModelClient(ABC):
 
     def __init__(self, model: Model) -> None:
         """Read the model's folder once. Raise InvalidRequest or OSError when the folder is wrong."""
-        self.model = model
-        self._check_names()
-        self.options = {p.name: self._configured(p) for p in self.settings}
-        self.defaults = {p.name: self._configured(p) for p in self.parameters}
-
-    def _check_names(self) -> None:
-        """Refuse a parameter of config.pbtxt that looks like a mistyped setting. Others may be the backend's."""
-        known = {parameter.name for parameter in (*self.settings, *self.parameters)}
-        for name in sorted(self.model.parameters.keys() - known):
+        known, given = {each.name for each in (*self.settings, *self.parameters)}, model.parameters
+        for name in sorted(given.keys() - known):  # a backend's parameter, or a mistyped setting
             if near := nearest(name, known):
                 raise InvalidRequest(f"config.pbtxt has the parameter '{name}'; did you mean '{near}'?")
+        self.model = model
+        self.options, self.defaults = (
+            {each.name: each.parse(given[each.name]) if each.name in given else each.default for each in values}
+            for values in (self.settings, self.parameters)
+        )
 
     def check_keys(self, instance: Any) -> None:
         """Raise DecodingError for a JSON object with a key that nothing would read."""
         known = self.codec.keys if self.keys is None else self.keys
-        if known is None or not isinstance(instance, dict):
-            return
-        if strange := sorted(instance.keys() - set(known)):
-            raise DecodingError(unknown("key", strange[0], known))
-
-    def _configured(self, parameter: Parameter) -> Any:
-        raw = self.model.parameters.get(parameter.name)
-        return parameter.default if raw is None else parameter.parse(raw)
+        if isinstance(instance, dict) and known is not None and (strange := instance.keys() - set(known)):
+            raise DecodingError(unknown("key", min(strange), known))
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return every request parameter with its value. Raise InvalidRequest for an unknown name or a wrong value."""
         if not values:
             return dict(self.defaults)
         known = {parameter.name: parameter for parameter in self.parameters}
-        if strange := sorted(values.keys() - known):
-            raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', strange[0], known)}")
+        if strange := values.keys() - known:
+            raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', min(strange), known)}")
         return self.defaults | {name: known[name].parse(value) for name, value in values.items()}
 
     @abstractmethod
     def preprocess(self, instances: Sequence[Any]) -> Tensors:
-        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance i.
-
-        Only the model's inputs are sent to Triton; `postprocess` gets all arrays.
-        """
+        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance i. Only the model's
+        inputs are sent to Triton; `postprocess` gets all arrays."""
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Make the tensors of a request. Override it instead of preprocess if they depend on the request's parameters,
-        or if an instance makes several rows (`rows`): postprocess gets the outputs of all rows, and its `inputs` must
-        say which instance a row belongs to."""
+        """Return the same. Override it instead of preprocess if tensors depend on the request's parameters, or if an
+        instance makes several rows (`rows`): then postprocess must find in `inputs` which instance a row belongs to."""
         return self.preprocess(instances)
 
     def rows(self, instance: Any) -> int:
-        """Return about how many rows `prepare` makes of the instance; more rows mean fewer instances in a batch."""
+        """Return about how many rows `prepare` makes of the instance, which bounds the instances in a batch."""
         return 1
 
     @abstractmethod
@@ -157,9 +135,7 @@ class ModelClient(ABC):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Any], parameters: Mapping[str, Any]
     ) -> list[Any]:
         """Return n predictions, which JSON can write, for Triton's outputs of those n instances, in the same order.
-
-        `inputs` is what preprocess returned, `parameters` what read_parameters returned.
-        """
+        `inputs` is what preprocess returned, `parameters` what read_parameters returned."""
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each parameter, for GET /models and the page."""
@@ -170,8 +146,7 @@ class ModelClient(ABC):
         raise NotAcceptable(f"model '{self.model.name}' gives no pictures; ask for application/json")
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that the first line of a CSV names, () for a header with names that the model does not
-        know, None for a row."""
+        """Return the columns that a CSV's first line names, () if the model does not know them, None for a row."""
         return None
 
 
