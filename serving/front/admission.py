@@ -1,16 +1,9 @@
-"""Refuse requests for load, with 503 `overloaded`. No other module here decides that; docs/errors.md has a table of all
-bounds, with those of nginx and Triton.
+"""Refuse requests for load, with 503 `overloaded`; docs/errors.md has a table of all bounds, with nginx's and Triton's.
 
-    slot = admission.enter(size)      a slot of the total, before the body is read; `size` is the body's length
-    slot.grow(more)                   the body was unpacked and is longer now
-    slot.use(model, column)           one of the model's slots, which keeps the model loaded (Registry.use calls it)
-    slot.leave()                      once, after the reply has been sent
-
-`enter`, `grow` and `use` raise Overloaded. Requests and the bytes of their bodies are both bounded, in total and per
-model, over all of gunicorn's workers. They share the counters (model_status/shared_files.py) without a lock, so
-a bound may be exceeded by a few requests. If there are several models, each may hold as much as is free, so the first
-model that hangs holds half and the second half of the rest (Choudhury and Hahne, "Dynamic queue length thresholds",
-1998, with a factor of 1).
+Requests and the bytes of their bodies are both bounded, in total and per model, over all of gunicorn's workers. They
+share the counters (model_status/shared_files.py) without a lock, so a bound may be exceeded by a few requests. Of
+several models each may hold as much as is free, so the first that hangs holds half and the second half of the rest
+(Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
 """
 
 import threading
@@ -24,8 +17,7 @@ from serving.model_status.shared_files import ALL_MODELS, TOTAL, Leases
 
 class Admission:
     """Make it before gunicorn forks. `limit` bounds the requests and `most_bytes` the bytes of their bodies; with
-    `several_models` one model cannot use them all. Each of the `workers` that live at the same time counts in a row of
-    its own of the file `leases`."""
+    `several_models` one model cannot use them all. Each of the `workers` counts in a row of the file `leases`."""
 
     def __init__(
         self, limit: int, most_bytes: int, several_models: bool, workers: int = 1, leases: Path | None = None
@@ -52,7 +44,7 @@ class Admission:
         self.leases.clear(self._rows.pop(worker))
 
     def enter(self, size: int) -> "Slot":
-        """Take a slot for another request, whose body has `size` bytes. Raise Overloaded."""
+        """Take a slot for a request, before its body of `size` bytes is read. Raise Overloaded."""
         with self.lock:
             self.check("", TOTAL, self.limit, self.most_bytes - size)
             self.leases.add(self.row, TOTAL, 1, size)
@@ -75,46 +67,41 @@ class Slot:
     __slots__ = ("_admission", "_column", "_size")
 
     def __init__(self, admission: Admission, size: int) -> None:
-        self._admission, self._size = admission, size
-        self._column = -1
+        self._admission, self._size, self._column = admission, size, -1
 
     def grow(self, more: int) -> None:
         """Count `more` bytes: the body was unpacked. Call it before `use`. Raise Overloaded."""
-        admission = self._admission
-        with admission.lock:
-            admission.check("", TOTAL, inf, admission.most_bytes - more)
-            admission.leases.add(admission.row, TOTAL, 0, more)
+        with self._admission.lock:
+            self._admission.check("", TOTAL, inf, self._admission.most_bytes - more)
+            self._admission.leases.add(self._admission.row, TOTAL, 0, more)
         self._size += more
 
     def use(self, model: str, column: int) -> None:
-        """Take one of the model's slots, which keeps it loaded until `leave`. `column` is its counter. Raise
-        Overloaded."""
-        if self._column >= 0:
-            self._release()
-        admission, leases, size = self._admission, self._admission.leases, self._size
-        with admission.lock:
-            if admission.several_models:
-                most, most_bytes = leases.requests(ALL_MODELS), leases.bytes(ALL_MODELS)
-                whose = f" to model '{model}'"
-                admission.check(whose, column, admission.limit - most, admission.most_bytes - most_bytes)
-            leases.add(admission.row, column, 1, size)
-            leases.add(admission.row, ALL_MODELS, 1, size)
-        self._column = column
-
-    def _release(self) -> None:
+        """Take a slot of the model whose counter is `column`, which keeps it loaded until `leave`. Raise Overloaded."""
         admission, leases = self._admission, self._admission.leases
         with admission.lock:
-            leases.add(admission.row, self._column, -1, -self._size)
-            leases.add(admission.row, ALL_MODELS, -1, -self._size)
-        leases.touch(self._column)
-        self._column = -1
+            self._release()
+            if admission.several_models:
+                free = admission.limit - leases.requests(ALL_MODELS)
+                free_bytes = admission.most_bytes - leases.bytes(ALL_MODELS)
+                admission.check(f" to model '{model}'", column, free, free_bytes)
+            for each in (column, ALL_MODELS):
+                leases.add(admission.row, each, 1, self._size)
+            self._column = column
+
+    def _release(self) -> None:
+        """Give the model's slot back, if there is one."""
+        if self._column >= 0:
+            for each in (self._column, ALL_MODELS):
+                self._admission.leases.add(self._admission.row, each, -1, -self._size)
+            self._admission.leases.touch(self._column)
+            self._column = -1
 
     def leave(self) -> None:
         """Give everything back: the reply has been sent."""
-        if self._column >= 0:
-            self._release()
         admission = self._admission
         with admission.lock:
+            self._release()
             admission.leases.add(admission.row, TOTAL, -1, -self._size)
             admission.last_active = monotonic()
 

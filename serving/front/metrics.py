@@ -1,15 +1,12 @@
-"""Count the requests, in Prometheus' series (monitoring.py writes them).
-
-Where the environment names a folder in PROMETHEUS_MULTIPROC_DIR (as `serve` does) every worker keeps its numbers
-in files there, which prometheus_client opens after the fork, at the first use in a new process; without one (a
-test, one process) they are kept in memory.
+"""Count the requests, in Prometheus' series (monitoring.py writes them). Every worker keeps its numbers in files in
+PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens at the first use after the fork; without it, in memory.
 """
 
-import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -29,28 +26,21 @@ class Metrics:
     """The series of this process; safe to share between threads."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=buckets)
-
-        # `labels` takes a third of the time of a count, so its answers are kept: `_bounded` bounds them.
-        self._requests = cache(
-            counter("serve_requests", "Requests answered, by HTTP status", "model", "version", "code").labels
-        )
-        self._seconds = cache(
-            histogram("serve_request_seconds", "Time in the Flask app", REQUEST_BUCKETS, "model").labels
-        )
-        self._stages = cache(histogram("serve_stage_seconds", "Time by stage", STAGE_BUCKETS, "model", "stage").labels)
-        self._received = histogram("serve_request_bytes", "Size of the requests' bodies", SIZE_BUCKETS)
-        self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", SIZE_BUCKETS)
-        self.loads = counter("serve_model_loads", "Loads of models, by result", "result")
-        self.unloads = counter("serve_model_unloads", "Unloads of models, by result", "result")
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        requests = counter("serve_requests", "Requests answered, by HTTP status", ["model", "version", "code"])
+        seconds = histogram("serve_request_seconds", "Time in the Flask app", ["model"], buckets=REQUEST_BUCKETS)
+        stages = histogram("serve_stage_seconds", "Time by stage", ["model", "stage"], buckets=STAGE_BUCKETS)
+        # `labels` takes a third of the time of a count, so its answers are kept; MOST_MODELS bounds them.
+        self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
+        self._stages = cache(stages.labels)
+        self._received = histogram("serve_request_bytes", "Size of the requests' bodies", buckets=SIZE_BUCKETS)
+        self._sent = histogram("serve_response_bytes", "Size of the replies' bodies", buckets=SIZE_BUCKETS)
+        self.loads = counter("serve_model_loads", "Loads of models, by result", ["result"])
+        self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 
     def count(
         self,
@@ -64,7 +54,12 @@ class Metrics:
     ) -> None:
         """Count a request that was answered. `model` is "" when it named none that is served; `received` and `sent` are
         bytes, and `sent` is None for a stream."""
-        model, version = self._bounded(model, version)
+        if (model, version) not in self._names:
+            with self._lock:
+                if len(self._names) < MOST_MODELS:
+                    self._names.add((model, version))
+                else:
+                    model, version = OTHER, ""
         self._requests(model, version, status).inc()
         self._seconds(model).observe(seconds)
         for stage, spent in stages.items():
@@ -73,23 +68,11 @@ class Metrics:
         if sent is not None:
             self._sent.observe(sent)
 
-    def _bounded(self, model: str, version: str) -> tuple[str, str]:
-        pair = (model, version)
-        if pair in self._names:
-            return pair
-        with self._lock:
-            if len(self._names) >= MOST_MODELS:
-                return OTHER, ""
-            self._names.add(pair)
-        return pair
-
 
 def reserve_files() -> None:
     """Reserve disk space for this worker's counts. prometheus_client maps its files into memory, and the kernel kills a
     process that writes to a mapped page for which the disk has no room."""
     for kind in ("counter", "histogram"):
-        with (
-            contextlib.suppress(OSError),
-            Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db").open("ab") as file,
-        ):
+        path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
+        with suppress(OSError), path.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVED)

@@ -42,10 +42,9 @@ class Monitoring:
     def describe_triton(self) -> str:
         """Return what the supervisor says of tritonserver, in words; "" if it says nothing."""
         process = read_tritonserver(self.status_file)
-        if process.state == "unknown":
-            return ""
         last = f", after it {process.last_exit}" if process.last_exit else ""
-        return f"tritonserver is {process.state} (start {process.starts}{last})"
+        is_known = process.state != "unknown"
+        return f"tritonserver is {process.state} (start {process.starts}{last})" if is_known else ""
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
         """Return Prometheus' text: ours, summed over all of gunicorn's workers, then Triton's if it answers."""
@@ -53,31 +52,22 @@ class Monitoring:
             triton, is_up = self.registry.gateway.metrics(), True
         except (TritonUnavailable, TritonTimeout):
             triton, is_up = b"", False
-        processes, deaths = read_status(self.status_file), sorted(self.registry.models().deaths.items())
         starts = CounterMetricFamily("serve_process_starts", "Starts of each process", labels=["process"])
         up = GaugeMetricFamily("serve_process_up", "Whether each process runs", labels=["process"])
-        for name, process in processes.items():
+        for name, process in read_status(self.status_file).items():
             starts.add_metric([name], process.starts)
             up.add_metric([name], process.pid is not None)
         crashes = CounterMetricFamily("serve_model_crashes", "Deaths of processes of a model", labels=["model"])
-        for name, times in deaths[:MOST_MODELS]:
+        for name, times in sorted(self.registry.models().deaths.items())[:MOST_MODELS]:
             crashes.add_metric([name], times)
-        state = CollectorRegistry()
-        state.register(
-            _Families(
-                GaugeMetricFamily("serve_in_flight", "Requests in flight in the Flask app", value=in_flight),
-                GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=is_up),
-                *(starts, up, crashes),
-            )
-        )
+        flying = GaugeMetricFamily("serve_in_flight", "Requests in flight in the Flask app", value=in_flight)
+        triton_up = GaugeMetricFamily("serve_triton_up", "Whether Triton gave its metrics", value=is_up)
         if MULTIPROCESS in os.environ:
             MultiProcessCollector(ours := CollectorRegistry())
-        return generate_latest(ours) + generate_latest(state) + triton
+        state = generate_latest(_Families([flying, triton_up, starts, up, crashes]))
+        return generate_latest(ours) + state + triton
 
 
-class _Families(Collector):
-    def __init__(self, *families: Metric) -> None:
-        self._families = families
-
+class _Families(list[Metric], Collector):
     def collect(self) -> Iterable[Metric]:
-        return self._families
+        return self
