@@ -1,5 +1,6 @@
 """Clients of one image: it is resized, cut and normalized by the settings of clients/_input.py."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -16,23 +17,21 @@ from serving.errors import InferenceFailed
 Pixels = NDArray[np.uint8]
 RIBBON = 16  # longer side / shorter side; to resize such an image before cropping would take gigabytes
 STEPS = ("nearest", "box")  # the interpolations that jump: a difference in rounding changes a whole pixel
-
-# A JPEG may be decoded at a smaller size, but at no less than this factor times the size that it is resized to: 12
-# megapixels (4000×3000) are decoded at an eighth for 224. A larger factor changes the pixels less.
-AMPLE = 1.4
+AMPLE = 1.4  # a JPEG is decoded at no less than this times its resized size: 12 megapixels at an eighth for 224
 
 
 class ImageClient(ModelClient):
     """A model whose first input, whatever its name, is one image."""
 
     codec = IMAGE
+    example = EXAMPLE
     answers_in_pixels: ClassVar[bool] = False  # of the image as it was sent: it is decoded at its full size
     settings: ClassVar[tuple[Parameter, ...]] = SETTINGS
 
     def __init__(self, model: Model) -> None:
         """Read the settings. Raise InvalidRequest when shape and settings do not fit together."""
         super().__init__(model)
-        options, self.example, self.input = self.options, EXAMPLE, model.inputs[0]
+        options, self.input = self.options, model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
         self.method = INTERPOLATIONS[options["interpolation"]]
         exact = options["exact"] != INEXACT
@@ -61,27 +60,22 @@ class ImageClient(ModelClient):
         if frame.dtype == np.uint8:
             values: NDArray[Any] = np.ascontiguousarray(ordered)
         else:
-            values = np.empty(ordered.shape, np.float32)
-            np.multiply(ordered, frame.gain, out=values)
+            values = np.multiply(ordered, frame.gain, out=np.empty(ordered.shape, np.float32))
             values += frame.offset
             values = values.astype(frame.dtype, copy=False)
         return values[:, None] if frame.own_batch else values
 
     def _shortest(self, image: Image.Image) -> Image.Image:
-        """Cover `resized`, then crop the centre: the rule of torchvision and transformers for ImageNet.
-
-        Pillow takes two thirds of the time if it computes only the crop, from the box in the original image that
-        becomes it. Its rounding then differs by less than torchvision's two ways do.
-        """
+        """Cover `resized`, then crop the centre: the rule of torchvision and transformers for ImageNet. Pillow takes
+        two thirds of the time if it computes only the crop, and rounds by less than torchvision's two ways differ."""
         (width, height), (least_height, least_width) = image.size, self.frame.resized
+        covering = (least_height * width // height, least_height)
         if least_width * height >= least_height * width:
             covering = (least_width, least_width * height // width)
-        else:
-            covering = (least_height * width // height, least_height)
         box = self._centre(covering)
-        x, y = width / covering[0], height / covering[1]
         if self.resizes_first and max(covering[0] / least_width, covering[1] / least_height) <= RIBBON:
             return image.resize(covering, self.method).crop(box)
+        x, y = width / covering[0], height / covering[1]
         source = (box[0] * x, box[1] * y, min(box[2] * x, width), min(box[3] * y, height))
         return image.resize(self.frame.size[::-1], self.method, box=source)
 
@@ -92,11 +86,8 @@ class ImageClient(ModelClient):
     def _centre(self, sides: tuple[int, int]) -> tuple[int, int, int, int]:
         """Return the box of the centre. torchvision rounds half a pixel to even, transformers rounds it down."""
         height, width = self.frame.size
-        left, top = sides[0] - width, sides[1] - height
-        if self.options["exact"] == TORCHVISION:
-            left, top = round(left / 2), round(top / 2)
-        else:
-            left, top = left // 2, top // 2
+        half = round if self.options["exact"] == TORCHVISION else math.floor
+        left, top = half((sides[0] - width) / 2), half((sides[1] - height) / 2)
         return (left, top, left + width, top + height)
 
     def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:

@@ -51,8 +51,6 @@ class _File(BytesIO):
 class Header:
     """An image whose header alone is read."""
 
-    __slots__ = ("buffer", "data", "image", "side")
-
     def __init__(self, data: bytes, limits: Limits) -> None:
         """Raise DecodingError if the file is not an image, or if decoding it takes more than the limits."""
         self.data, self.side = data, limits.side
@@ -66,10 +64,8 @@ class Header:
         except DecodingError:
             raise
         except UnidentifiedImageError:
-            start = f"{len(data)} bytes that begin with {data[:8]!r}"
-            raise DecodingError(
-                f"not an image in a known format ({start}); send JPEG, PNG, WebP, GIF, BMP or TIFF"
-            ) from None
+            known = "send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            raise DecodingError(f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {known}") from None
         except Exception as err:
             raise DecodingError(f"the image is truncated or damaged: its header cannot be read ({err})") from err
 

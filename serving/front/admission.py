@@ -64,8 +64,6 @@ class Admission:
 class Slot:
     """A request's slot of the total, and of one model at a time. Not to be shared between threads."""
 
-    __slots__ = ("_admission", "_column", "_size")
-
     def __init__(self, admission: Admission, size: int) -> None:
         self._admission, self._size, self._column = admission, size, -1
 
