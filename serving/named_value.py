@@ -92,13 +92,13 @@ class NamedValue:
         return is_choice and (low is None or value >= low) and (high is None or value <= high)
 
 
-_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 def _parse_bool(value: Any) -> bool:
     if not isinstance(value, bool | str):  # 0 and 1 are numbers in JSON
         raise ValueError(value)
-    return _WORDS[str(value).strip().lower()]
+    return WORDS[str(value).strip().lower()]
 
 
 def _parse_int(value: Any) -> int:

@@ -68,7 +68,7 @@ class OnPost(AtStart):
 
     def load(self, name: str, url: str, target: str) -> None:
         """Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest, TritonUnavailable, TritonTimeout."""
-        archive = _located(name, url, self.settings.models_root)
+        archive = _located(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
                 if loaded.state != UNLOADING:

@@ -8,8 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving.settings.setting import SettingsError
-from serving.settings.table import Settings
+from serving.settings.table import Settings, SettingsError
 
 OWN_FILES = 64  # of a process that has no request: logs, pipes, sockets, libraries, those of its metrics
 FILES_PER_REQUEST = 3  # nginx: the caller's connection, the one to gunicorn, a large body; gunicorn: fewer

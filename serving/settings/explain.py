@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from serving.named_value import nearest
-from serving.settings.setting import Setting
 from serving.settings.table import TABLE, Settings
 
 PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
@@ -39,33 +38,29 @@ def help_text() -> str:
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return a line `VARIABLE=value  # where from` for each setting, as a shell would read it. Secrets are masked."""
-    return "\n".join(_line(row, getattr(settings, row.name), environ) for row in TABLE)
+    """Return a line `VARIABLE=value  # where from` for each setting, as a shell would read it. Secrets are masked.
+    A value is derived if it follows from the machine or from other settings."""
+    lines = []
+    for row in TABLE:
+        value, read = getattr(settings, row.name), row.read(environ)
+        text = MASK if row.secret and value else row.formatter(value)
+        variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
+        source = f"variable {variable}" if variable else "default"
+        if value != read:
+            asked = row.formatter(read)
+            source = f"derived from {variable}={asked}" if variable else f"derived from the default {asked or 'none'}"
+        lines.append(f"{row.variables[0]}={shlex.quote(text) if text else ''}  # {source}")
+    return "\n".join(lines)
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return a warning for each variable that is named as ours are, and is none of them."""
     known = [name for row in TABLE for name in row.variables]
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in known)
-    meant = {name: nearest(name, known) for name in unknown}
-    return [
-        f"{name} is not a setting" + (f"; did you mean {near}?" if near else "; docs/settings.md lists them all")
-        for name, near in meant.items()
+    hints = [
+        f"did you mean {near}?" if (near := nearest(name, known)) else "docs/settings.md lists them" for name in unknown
     ]
-
-
-def _line(row: Setting, value: object, environ: Mapping[str, str]) -> str:
-    text = MASK if row.secret and value else row.formatter(value)
-    return f"{row.variables[0]}={shlex.quote(text) if text else ''}  # {_source(row, value, environ)}"
-
-
-def _source(row: Setting, value: object, environ: Mapping[str, str]) -> str:
-    """Return the variable, or default; derived if the value follows from the machine or from other settings."""
-    variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
-    if value == row.read(environ):
-        return f"variable {variable}" if variable else "default"
-    asked = row.formatter(row.read(environ))
-    return f"derived from {variable}={asked}" if variable else f"derived from the default {asked or 'none'}"
+    return [f"{name} is not a setting; {hint}" for name, hint in zip(unknown, hints, strict=True)]
 
 
 if __name__ == "__main__":

@@ -6,31 +6,17 @@ Settings from it.
 """
 
 import math
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
 from serving.host.machine import Machine, this_machine
-from serving.named_value import Names
-from serving.settings.setting import (
-    BATCH_MEGABYTES,
-    LOG_LEVELS,
-    Setting,
-    SettingsError,
-    contradictions,
-    format_paths,
-    format_port_range,
-    obstacle_to_reload,
-    parse_arguments,
-    parse_header_secret,
-    parse_log_level,
-    parse_paths,
-    parse_port_range,
-    parse_switch,
-    parse_verbosity,
-)
+from serving.named_value import WORDS, NamedValue, Names
 
 AUTO = Path("auto")
 ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of multi-model mode
@@ -38,10 +24,95 @@ LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
 DEFAULT_PAYLOAD = 6  # MB, batch transform's own
+BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
 BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
-
-
 GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
+LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: option -> the variable that sets it, if any
+    "http-port": "",
+    "http-address": "",
+    "grpc-address": "SERVE_HOST",
+    "grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "metrics-address": "SERVE_HOST",
+    "metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "sagemaker-port": "",
+    "model-repository": "SERVE_MODEL_REPOSITORY",
+    "model-store": "SERVE_MODEL_REPOSITORY",
+    "load-model": "SERVE_LOAD_MODELS",
+    "model-config-name": "SERVE_DEVICE",
+    "model-control-mode": "SERVE_LOAD_MODELS or SERVE_RELOAD",
+}
+
+
+class SettingsError(Exception):
+    """Some values are wrong; `mistakes` has a line for each: variable, value and what is allowed."""
+
+    def __init__(self, mistakes: list[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = tuple(mistakes)
+
+
+def format_value(value: Any) -> str:
+    """Return the text that is read as this value."""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(NamedValue):
+    """The first of `variables` that is set and not empty counts; the first is the main one."""
+
+    variables: tuple[str, ...]
+    formatter: Callable[[Any], str] = format_value  # the parser's way back
+    secret: bool = False  # its value is never shown
+
+    def read(self, environ: Mapping[str, str]) -> Any:
+        """Return the value. Raise ValueError that names variable, value and what is allowed."""
+        for variable in self.variables:
+            if text := environ.get(variable, "").strip():
+                try:
+                    return self.parse(text)
+                except ValueError:
+                    shown = "…" if self.secret else repr(text)
+                    raise ValueError(f"{variable}={shown} is wrong: it must be {self.expected()}") from None
+        return self.default
+
+
+def parse_paths(text: str) -> tuple[Path, ...]:
+    """Read PATH or PATH:PATH:…"""
+    if not all(parts := [part.strip() for part in text.split(":")]):
+        raise ValueError(text)
+    return tuple(map(Path, parts))
+
+
+def parse_port_range(text: str) -> tuple[int, ...]:
+    """Read LOW-HIGH, both inclusive."""
+    low, high = map(int, text.split("-"))
+    if not 1 <= low <= high <= 65535:
+        raise ValueError(text)
+    return low, high
+
+
+def parse_switch(text: str) -> str:
+    """Read a word in any case, or one of bool's words."""
+    return str(WORDS.get(text.lower(), text)).lower()
+
+
+def parse_log_level(text: str) -> str:
+    """Read a name or a number of Python's logging; a number between two levels is the next one up."""
+    if not text.isdecimal():
+        return text.lower()
+    return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
+
+
+def parse_header_secret(text: str) -> str:
+    """Read HEADER=VALUE, the value in characters that a header can carry."""
+    if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
+        raise ValueError(text)
+    return text
 
 
 class _File:
@@ -61,14 +132,13 @@ def _setting(variables: str, default: Any, within: tuple[float | None, ...] = (N
     return field(default=default, metadata=columns)
 
 
-def _choice(variables: str, *choices: str, help: str) -> Any:
+def _choice(variables: str, *choices: str, **more: Any) -> Any:
     """Return a row of one of these words; the first is the default."""
-    return _setting(variables, choices[0], help=help, choices=choices)
+    return _setting(variables, choices[0], choices=choices, **more)
 
 
-def _switch(variables: str, *choices: str, help: str) -> Any:
-    """Return a row of one of these words, in any case. 1, yes and on are true; 0, no and off are false."""
-    return _setting(variables, choices[0], help=help, choices=choices, parser=parse_switch)
+# Of words in any case, where 1, yes and on are true, and 0, no and off are false.
+_switch = partial(_choice, parser=parse_switch)
 
 
 # fmt: off
@@ -82,16 +152,15 @@ class Settings:
     port: int = _setting("SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on")
     host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
     safe_port_range: tuple[int, ...] = _setting("SAGEMAKER_SAFE_PORT_RANGE", (), form="LOW-HIGH, two ports",
-        parser=parse_port_range, formatter=format_port_range,
+        parser=parse_port_range, formatter=lambda ports: "-".join(map(str, ports)),
         help="the range, ends included, for the ports of gRPC and Triton's metrics where they are open to others")
     model_repositories: tuple[Path, ...] = _setting("SERVE_MODEL_REPOSITORY", (AUTO,), parser=parse_paths,
-        formatter=format_paths, form="a folder, or several with : between them",
+        formatter=lambda paths: ":".join(map(str, paths)), form="a folder, or several with : between them",
         help="folders of the model folders, one over another; auto: /opt/ml/model if it holds models, else the "
              "built-in model_repository. In multi-model mode the archives' folder, ID/model; auto: /opt/ml/models")
     default_model: str = _setting("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "",
         help="model of requests that name none; only it and its ensemble's parts are loaded")
-    load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", Names(),
-        form="names with , between them",
+    load_models: tuple[str, ...] = _setting("SERVE_LOAD_MODELS", Names(), form="names with , between them",
         help="models that are loaded, with what their ensembles call; without it the default model alone, else all")
     ping_mode: str = _choice("SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE", "auto", "ready", "live",
         help="what /ping asks. ready: every model answers its example; live: Triton lives; auto: live in multi-model "
@@ -177,8 +246,8 @@ class Settings:
         help="threads of Triton's HTTP endpoint")
     buffer_manager_thread_count: int = _setting("SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT", 0, within=(0, 1024),
         help="threads with which Triton copies tensors")
-    log_verbose: int = _setting("SAGEMAKER_TRITON_LOG_VERBOSE", 0, within=(0, 9), parser=parse_verbosity,
-        form="true, false or a level", help="Triton's log of each request")
+    log_verbose: int = _setting("SAGEMAKER_TRITON_LOG_VERBOSE", 0, within=(0, 9), form="true, false or a level",
+        parser=lambda text: int(WORDS.get(text.lower(), str(text))), help="Triton's log of each request")
     log_info: str = _switch("SAGEMAKER_TRITON_LOG_INFO", "auto", "true", "false",
         help="Triton's log of what it does; auto: as SERVE_LOG_LEVEL says")
     log_warning: str = _switch("SAGEMAKER_TRITON_LOG_WARNING", "auto", "true", "false",
@@ -193,8 +262,9 @@ class Settings:
         help="TensorFlow of Triton's C++ backend, where Triton has one (up to 25.02)")
     model_load_gpu_limit: float = _setting("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", 0.0, within=(0, 1),
         help="share of each GPU's memory above which no model is loaded any more; 0: no limit")
-    additional_arguments: tuple[str, ...] = _setting("SAGEMAKER_TRITON_ADDITIONAL_ARGS", (), parser=parse_arguments,
-        formatter=shlex.join, form="tritonserver's options, quoted as for a shell",
+    additional_arguments: tuple[str, ...] = _setting("SAGEMAKER_TRITON_ADDITIONAL_ARGS", (),
+        parser=lambda text: tuple(shlex.split(text)), formatter=shlex.join,
+        form="tritonserver's options, quoted as for a shell",
         help="added to tritonserver's command line, where the last option of a name counts")
     # fmt: on
 
@@ -225,7 +295,7 @@ class Settings:
                 values[setting.name] = setting.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        if mistakes := mistakes or contradictions(values):
+        if mistakes := mistakes or list(contradictions(values)):
             raise SettingsError(mistakes)
         return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
 
@@ -287,11 +357,6 @@ class Settings:
         return {"MaxConcurrentTransforms": concurrency, "BatchStrategy": self.batch_strategy, "MaxPayloadInMB": payload}
 
     @property
-    def models_root(self) -> Path:
-        """Return the folder of multi-model mode's archives: ID/model for each."""
-        return self.model_repositories[0]
-
-    @property
     def stream_timeout(self) -> float:
         """Return the seconds that a stream of responses may last."""
         return max(LONGEST_STREAM, self.request_timeout)
@@ -311,6 +376,45 @@ class Settings:
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 # What models' code does not get, with the variable that is a mistake without them.
 SECRETS = {variable for setting in TABLE if setting.secret for variable in setting.variables}
+
+
+def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each contradiction: two equal ports, a port outside of the range, options that serve sets, …"""
+    ports = {
+        f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"]
+        for name in ("grpc", "metrics")
+        if values[f"allow_{name}"]
+    }
+    if values["safe_port_range"]:
+        low, high = values["safe_port_range"]
+        for name, port in ports.items():
+            if not low <= port <= high:
+                yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={low}-{high}"
+    for (first, port), (second, other) in combinations([("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2):
+        if port == other:
+            yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
+    for word in values["additional_arguments"]:
+        name = word.removeprefix("--").partition("=")[0]
+        if word.startswith("--") and name in _OWN_OPTIONS:
+            use = f": use {_OWN_OPTIONS[name]}" if _OWN_OPTIONS[name] else " by itself"
+            yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
+    payload, concurrency = values["batch_payload_mb"], values["batch_concurrency"]
+    if payload * concurrency > BATCH_MEGABYTES:
+        product = f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times SAGEMAKER_MAX_PAYLOAD_IN_MB={payload}"
+        yield f"{product} is more than the {BATCH_MEGABYTES} MB that batch transform sends at once"
+    if values["reload"] == "true" and (obstacle := obstacle_to_reload(values)):
+        yield f"SERVE_RELOAD=true does not work with {obstacle}: leave SERVE_RELOAD out"
+    if values["kserve"] == "trusted" and values["multi_model"]:
+        yield "SERVE_KSERVE=trusted does not work with SAGEMAKER_MULTI_MODEL=true: leave one of them out"
+
+
+def obstacle_to_reload(values: Mapping[str, Any]) -> str:
+    """Return why model folders that change cannot be served, "" if they can."""
+    if values["multi_model"]:
+        return "SAGEMAKER_MULTI_MODEL=true, where POST /models loads and DELETE /models/NAME unloads archives"
+    if values["kserve"] == "trusted":
+        return "SERVE_KSERVE=trusted, with which callers reach Triton's models by their own names"
+    return ""
 
 
 def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnPost]:
 
 def hold_a_load(policy: OnPost) -> str:
     """Give up a load that goes on in Triton, as long as its process lives. Return the archive's URL."""
-    folder = policy.settings.models_root / "id/model"
+    folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
     with pytest.raises(TritonTimeout):
         policy.load("m", str(folder), "m")
@@ -69,7 +69,7 @@ def test_what_the_table_does_not_have_is_unloaded_and_removed(policy: OnPost, tm
     make_model(tmp_path / "net")
     manager.store.stage(tmp_path / "net", "stray")
     manager.gateway.load("stray", 60)
-    url = policy.settings.models_root / "id/model"
+    url = policy.settings.model_repositories[0] / "id/model"
     make_model(url / "net")
     policy.load("m", str(url), "m")
     manager.take_up()

@@ -7,8 +7,7 @@ import pytest
 
 from serving.host.machine import Machine
 from serving.named_value import Names
-from serving.settings.setting import Setting, SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.table import TABLE, Setting, Settings, SettingsError
 
 pytestmark = pytest.mark.unit
 
