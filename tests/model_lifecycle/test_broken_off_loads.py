@@ -21,9 +21,8 @@ pytestmark = pytest.mark.stack
 
 
 @pytest.fixture
-def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnPost]:
-    """A manager in this process that waits 2 s for a load, and a tritonserver."""
-    monkeypatch.setattr(Settings, "load_timeout", 2.0)
+def policy(tmp_path: Path) -> Iterator[OnPost]:
+    """A manager in this process, and a tritonserver."""
     root = tmp_path / "archives"
     settings = replace(Settings(), run_dir=tmp_path, model_repositories=(root,), device="cpu", workers=1)
     settings.staged_folder.mkdir()
@@ -40,7 +39,8 @@ def hold_a_load(policy: OnPost) -> str:
     """Give up a load that goes on in Triton, as long as its process lives. Return the archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
-    with pytest.raises(TritonTimeout):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TritonTimeout):
+        patch.setattr(Settings, "load_timeout", 2.0)
         policy.load("m", str(folder), "m")
     entry = policy.manager.get("m")
     assert entry and entry.state == UNLOADING
