@@ -46,7 +46,7 @@ from build_engines.weights import sources
 from serving.clients import family
 from serving.host.machine import has_gpu
 from serving.named_value import unknown
-from serving.repository.engines import AUTO, OPENVINO, PARAMETER
+from serving.repository.model_config import AUTO, OPENVINO, PARAMETER
 
 
 def _yolov5(request: Request, path: Path | None, folder: Path) -> ModelSpec:

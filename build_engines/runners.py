@@ -20,7 +20,7 @@ from build_engines.errors import BuildError, first_line
 from build_engines.model_folder import ONNX, PLAN, StoredModel, full_shape
 from clients._input import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
-from serving.repository.engines import OPENVINO, asked_of
+from serving.repository.model_config import OPENVINO, asked_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]

@@ -12,7 +12,7 @@ from build_engines.engines.quantization import quantized
 from build_engines.errors import UsageError
 from build_engines.model_folder import ONNX, TORCHSCRIPT, Engine, ModelSpec
 from build_engines.request import Request
-from serving.repository.engines import OPENVINO, PARAMETER
+from serving.repository.model_config import OPENVINO, PARAMETER
 
 ENGINE_CACHE = "/tmp/serve-engines"
 NO_FP16 = "fp16 is no faster than fp32 on a CPU (ONNX Runtime computes it in fp32): take fp32, int8, or --for gpu"

@@ -27,7 +27,7 @@ from build_engines.request import Request
 from build_engines.runners import onnx_runner
 from clients.base import Model, ModelClient, Tensors
 from serving.clients import make_client
-from serving.repository.engines import ONNX_RUNTIME, OPENVINO
+from serving.repository.model_config import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = ("Conv", "Relu", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize", "GlobalAveragePool")
 MATRICES = ("MatMul",)

@@ -18,23 +18,24 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
-from serving.repository.engines import Choice, choice_lines, fitted, this_processor
 from serving.repository.layout import CLIENTS, CONFIG, Facts, LayoutError, folders_in, has_a_model, is_model, versions
 from serving.repository.model_config import (
     ENSEMBLE,
+    Choice,
     ModelConfig,
     Unreadable,
     backend_of,
+    choice_lines,
+    fitted,
     parts_of,
     read_config,
-    read_file,
     shared_clients,
+    this_processor,
 )
 from serving.repository.store import Store, copy_model, signature
 from serving.settings.table import Settings
 
 LISTED = 8  # names in a message
-STAGE = "stage"  # the argument that also has the models staged
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
@@ -109,10 +110,8 @@ def _stage(settings: Settings, backends: Path, found: Served) -> None:
 
 
 def served(folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = "") -> Served:
-    """Return what is served from `folders`. Raise LayoutError with every mistake.
-
-    If `default` or `load` names models, only these and the parts of their ensembles are loaded; else all are.
-    """
+    """Return what is served from `folders`: the models that `default` and `load` name, with the parts of their
+    ensembles; all if these name none. Raise LayoutError with every mistake."""
     _refuse(_mistakes_of_permission(folders))
     warnings: list[str] = []
     final = tuple(_entered(folder, warnings) for folder in folders)
@@ -205,7 +204,7 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
 def _mistake_at_root(folder: Path) -> str:
     name = folder.resolve().name or "MODEL"
     with suppress(Unreadable):
-        name = read_file(folder / CONFIG).name or name
+        name = read_config(folder, "").name or name
     files = " ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
     return (
         f"a model lies at the root of the model repository {folder} (found {_found(folder)}), and it must be in "
@@ -223,4 +222,4 @@ def _list(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(survey(Settings.from_env(os.environ), backend_directory(), STAGE in sys.argv[1:]).to_json())
+    sys.stdout.write(survey(Settings.from_env(os.environ), backend_directory(), "stage" in sys.argv[1:]).to_json())

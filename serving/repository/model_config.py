@@ -1,10 +1,22 @@
-"""Read config.pbtxt as Triton's ModelConfig, and answer questions about one. PID 1 does not have protobuf."""
+"""Read config.pbtxt as Triton's ModelConfig, answer questions about one, and choose the engine of an ONNX model on the
+processor: ONNX Runtime, or OpenVINO if that computes in BF16. PID 1 does not have protobuf.
+
+    cpu_engine in config.pbtxt: onnxruntime, openvino ------------------> that one
+    SERVE_CPU_ENGINE: onnxruntime, openvino ----------------------------> that one
+    cpu_engine: auto, as build_engines writes --------------------------> OpenVINO with AMX or AVX512-BF16
+    none of these ------------------------------------------------------> ONNX Runtime, as config.pbtxt says
+
+If OpenVINO cannot run, ONNX Runtime serves, so a repository works on every machine. BF16 has 8 significant bits, so a
+model gets it only if it says auto or somebody asks for it.
+"""
 
 import importlib.util
+import os
 import re
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -12,13 +24,14 @@ from typing import Any
 from google.protobuf import text_format
 
 from serving.errors import ConfigError
+from serving.host.machine import processor_features
 from serving.host.tritonserver import PYTHON, is_nvidia_image
 from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
 from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE = "ensemble"  # of backend_of
-ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` writes (repository/engines.py)
+ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` writes
 BACKEND = {"platform", "backend", "default_model_filename"}  # fields that name it
 SEQUENCE_IDLE_SECONDS = 1.0  # of a model that sets none (sequence_batch_scheduler.cc)
 PLAN_REMEDIES = (
@@ -31,8 +44,11 @@ MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's word for the model's folder
 STUB = "triton_python_backend_stub"  # in the model's folder: it is started instead of the backend's
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 HOOK = "auto_complete_config"  # the function by which a Python model completes its configuration
-
-
+AUTO, ONNX_RUNTIME, OPENVINO = "auto", "onnxruntime", "openvino"
+PARAMETER = "cpu_engine"  # of config.pbtxt
+NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
+BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # Linux's word -> its makers', the faster first
+THREADS = {"intra_op_thread_count": "INFERENCE_NUM_THREADS"}  # ONNX Runtime's parameter -> OpenVINO's
 if MESSAGES not in sys.modules:  # without its package, which imports grpc: that takes half a second
     _package: Any = importlib.util.find_spec("tritonclient")
     _spec: Any = PathFinder.find_spec(MESSAGES, [f"{path}/grpc" for path in _package.submodule_search_locations])
@@ -223,3 +239,93 @@ def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
         has = f"NumPy {numpy}" if numpy else "no NumPy"
         return f"it has {has}, and Triton's Python backend here needs NumPy 1: install 'numpy<2' in it"
     return ""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """This machine's processor: `features` are its instruction sets; `obstacle` says why OpenVINO cannot run here ("":
+    it can); `own` whether Triton's backend for OpenVINO is this project's."""
+
+    features: frozenset[str] = frozenset()
+    obstacle: str = ""
+    own: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen engine. `reason` follows "because" in a message; `refused`: another engine was asked for."""
+
+    engine: str
+    reason: str
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.engine]}, because {self.reason}"
+
+
+def choose(asked: str, setting: str, here: Processor) -> Choice | None:
+    """Choose by config.pbtxt (`asked`) and by SERVE_CPU_ENGINE. Return None if neither leaves the choice open."""
+    for engine, who in ((asked, f"config.pbtxt says {PARAMETER}"), (setting, "SERVE_CPU_ENGINE says so")):
+        if engine in NAMES:
+            if engine == OPENVINO and here.obstacle:
+                return Choice(ONNX_RUNTIME, f"{here.obstacle}, although {who}", refused=True)
+            return Choice(engine, who)
+    if not asked:
+        return None
+    bf16 = next((name for word, name in BF16.items() if word in here.features), "")
+    if not bf16:
+        return Choice(ONNX_RUNTIME, f"this processor has neither {' nor '.join(BF16.values())}")
+    if here.obstacle or not here.own:
+        return Choice(ONNX_RUNTIME, here.obstacle or "NVIDIA's backend of OpenVINO is taken only where it is asked for")
+    return Choice(OPENVINO, f"this processor computes in BF16 ({bf16})")
+
+
+def fitted(model: Path, settings: Settings, here: Processor, config: Any = None) -> tuple[Any, Choice | None]:
+    """Return the ModelConfig that is served for the model on this machine, and why an engine was chosen, None if
+    there was no choice. `config` is what its files say and is changed; None: they are read. Raise Unreadable."""
+    file = config_file(model, settings.device)
+    config = read_merged(model, file) if config is None else config
+    if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
+        raise Unreadable(file, mistake)
+    if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
+        return config, None
+    try:
+        choice = choose(asked_of(config), settings.cpu_engine, here)
+    except ConfigError as err:
+        raise Unreadable(file, str(err)) from err
+    if choice:
+        config.parameters[ENGINE_REASON].string_value = choice.reason
+    if choice and choice.engine == OPENVINO:
+        config.platform, config.backend = "", OPENVINO
+        config.default_model_filename = config.default_model_filename or "model.onnx"
+        for theirs, own in THREADS.items():
+            if theirs in config.parameters and own not in config.parameters:
+                config.parameters[own].string_value = config.parameters[theirs].string_value
+    return config, choice
+
+
+def asked_of(config: Any) -> str:
+    """Return what config.pbtxt says of the engine; "" if nothing. Raise ConfigError."""
+    asked = str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
+    if asked not in ("", AUTO, *NAMES):
+        raise ConfigError(f"parameter '{PARAMETER}'", f"is '{asked}'; it must be {AUTO}, {' or '.join(NAMES)}")
+    return asked
+
+
+def this_processor(backends: Path) -> Processor:
+    """Ask Linux and Python's packages for this machine's; import nothing."""
+    folder = backends / OPENVINO
+    own = (folder / "model.py").is_file()
+    obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
+    if own and importlib.util.find_spec(OPENVINO) is None:
+        obstacle = f"OpenVINO is not installed for this {os.uname().machine}"
+    return Processor(processor_features(), obstacle, own)
+
+
+def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
+    """Return a log line for each choice with its models: the `refused` choices, or the others."""
+    lines: dict[str, list[str]] = {}
+    for name, choice in sorted(choices.items()):
+        if choice.refused == refused:
+            lines.setdefault(str(choice), []).append(name)
+    return [f"{', '.join(names)}: {line}" for line, names in lines.items()]

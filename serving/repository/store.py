@@ -2,14 +2,10 @@
 
     model folder --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
 
-To complete configurations Triton starts each Python-based model twice and waits a second for the first process to end,
-whether anything is missing or not: a load takes 1.4 s instead of 0.15 s. So if all of Triton's backends are
-Python-based, Triton is told to leave configurations as they are, and they are completed here. (Other backends complete
-more than what is missing.)
-
-`python -m serving.repository.store MODEL CONFIG BACKENDS` is the process that completes one: it does what Triton's
-Python backend does with `auto_complete_config`, with the backend's own module triton_python_backend_utils. Classes that
-only its stub has, such as Tensor and Logger, are empty.
+To complete configurations Triton starts each Python-based model twice: a load takes 1.4 s instead of 0.15 s. So if all
+of Triton's backends are Python-based, Triton leaves configurations as they are, and they are completed here: by the
+process `python -m serving.repository.store MODEL CONFIG BACKENDS`, which calls `auto_complete_config` as the Python
+backend does, with its module triton_python_backend_utils. Classes that only its stub has, such as Tensor, are empty.
 """
 
 import importlib
@@ -28,14 +24,22 @@ from google.protobuf import json_format, text_format
 from serving.errors import ConfigError
 from serving.host.files import digest
 from serving.host.tritonserver import only_python_backends
-from serving.repository.engines import Choice, fitted, this_processor
 from serving.repository.layout import CONFIG, FILES, versions
-from serving.repository.model_config import ENSEMBLE, HOOK, backend_of, is_complete, read_file, written
+from serving.repository.model_config import (
+    ENSEMBLE,
+    HOOK,
+    Choice,
+    backend_of,
+    fitted,
+    is_complete,
+    read_file,
+    this_processor,
+    written,
+)
 from serving.settings.table import Settings
 
 HERE = Path(__file__).resolve().parents[2]
 LARGEST_COPY = 16 * 2**20  # bytes; a larger file is linked, as it may be as large as the disk
-IGNORED = ("__pycache__",)
 
 
 class Store:
@@ -140,7 +144,7 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield all files and folders below it, each folder before its contents. Follow links, but not in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in IGNORED or os.path.realpath(path) in above:
+        if path.name.startswith(".") or path.name == "__pycache__" or os.path.realpath(path) in above:
             continue
         with suppress(FileNotFoundError):
             if path.is_dir() or path.stat():

@@ -11,8 +11,18 @@ import pytest
 
 from serving.host.tritonserver import backend_directory
 from serving.repository import store as store_module
-from serving.repository.engines import Choice, Processor, choice_lines, choose, fitted, this_processor
-from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
+from serving.repository.model_config import (
+    Choice,
+    Processor,
+    Unreadable,
+    choice_lines,
+    choose,
+    fitted,
+    parse_config,
+    read_config,
+    read_file,
+    this_processor,
+)
 from serving.repository.store import Store, copy_model, signature
 from serving.settings.table import Settings
 from tests.repository.test_model_config import ONNX, X, Y, write
