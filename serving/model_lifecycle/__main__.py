@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,12 +34,9 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 PAUSE, LOOK = 0.2, 1.0  # seconds between two looks at the processes, and at the folders
-LARGEST_REPORT = 64 * 1024
 
 
 class Server(ThreadingMixIn, UnixStreamServer):
-    """HTTP on a Unix socket. `policy` answers."""
-
     daemon_threads = True
     request_queue_size = 1024
 
@@ -49,7 +47,7 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A load, an unload, or the supervisor's question whether this process lives."""
+    """POST loads a model, DELETE unloads it, and by GET the supervisor asks whether this process lives."""
 
     server: Server
     timeout = 10.0
@@ -58,22 +56,18 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(200, {})
 
     def do_POST(self) -> None:
-        self._do("load")
-
-    def do_DELETE(self) -> None:
-        self._do("unload")
-
-    def _do(self, what: str) -> None:
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            getattr(self.server.policy, what)(**fields)
+            getattr(self.server.policy, "load" if self.command == "POST" else "unload")(**fields)
         except ServingError as err:
             self._reply(err.status, err.facts())
         except Exception:
-            log.exception("%s of %s failed", what, fields.get("name"))
+            log.exception("%s of %s failed", self.command, fields.get("name"))
             self._reply(500, ServingError("an internal error; the log has it").facts())
         else:
             self._reply(200, {})
+
+    do_DELETE = do_POST
 
     def _reply(self, status: int, document: dict[str, str]) -> None:
         body = json.dumps(document).encode()
@@ -86,27 +80,13 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """nginx has a line for each call."""
 
-    def address_string(self) -> str:
-        return "manager.sock"
 
-
-class Watch(threading.Thread):
+class Watch:
     """Follows tritonserver from one start to the next, and its models' processes."""
 
     def __init__(self, manager: Manager, policy: AtStart) -> None:
-        super().__init__(name="watch", daemon=True)
         self.manager, self.policy, self.recovery = manager, policy, Recovery(manager)
         self._pid, self._taken_up = manager.models().server, False
-
-    def run(self) -> None:
-        while True:
-            try:
-                self.step()
-            except (TritonUnavailable, TritonTimeout):
-                log.debug("tritonserver does not answer; the next look finds it")
-            except Exception:
-                log.exception("a look at the models' processes failed; the next one follows")
-            time.sleep(PAUSE)
 
     def step(self) -> None:
         """One look. tritonserver loads what it had at each of its starts; that is taken up once it answers."""
@@ -129,62 +109,53 @@ class Watch(threading.Thread):
 
 def _of_server(pid: int, before: int, models: Models) -> Models:
     """Return the table of another tritonserver."""
-    if not before:
-        return replace(models, server=pid)
-    again = "tritonserver was started again"
+    new: dict[str, Any] = {"state": LOADING, "reason": "tritonserver was started again", "answered": models.on_demand}
     entries = {
-        name: entry
-        if entry.state == UNLOADING
-        else replace(entry, state=LOADING, reason=again, answered=models.on_demand)
+        name: replace(entry, **new) if before and entry.state != UNLOADING else entry
         for name, entry in models.entries.items()
     }
     return replace(models, server=pid, entries=entries)
 
 
-def follow(policy: AtStart) -> None:
-    """Let the policy look every second."""
-    said = ""
+def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
+    """Call `step` for ever, with a pause of `seconds`. Log an error once while it stays the same."""
+    logged = ""
     while True:
         text = ""
         try:
-            policy.step()
+            step()
         except (TritonUnavailable, TritonTimeout):
             log.debug("tritonserver does not answer; the next look finds it")
-        except OSError as err:
-            if (text := f"the model repository cannot be read: {err}; what is served stays") != said:
-                log.error(text)
         except Exception as err:
-            if (text := f"the model folders cannot be looked at: {type(err).__name__}: {err}") != said:
-                log.exception("%s; what is served stays", text)
-        said = text
-        time.sleep(LOOK)
+            if (text := f"{failure}: {type(err).__name__}: {err}") != logged:
+                log.error(text, exc_info=not isinstance(err, OSError))
+        logged = text
+        time.sleep(seconds)
 
 
-def hear_deaths(heard: socket.socket, recovery: Recovery) -> None:
-    """Hand on the workers' reports of dead processes."""
-    while True:
-        try:
-            recovery.report(Report(**json.loads(heard.recv(LARGEST_REPORT))))
-        except (ValueError, TypeError):
-            log.exception("a report of a dead process cannot be read")
+def start(*loop: Any) -> None:
+    threading.Thread(target=repeat, args=loop, daemon=True).start()
 
 
 def main() -> None:
-    """Until a signal ends it."""
     settings = Settings.from_env(os.environ)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout)
     manager = Manager(settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout))
     policy = (OnPost if settings.multi_model else OnChange if settings.reloads else AtStart)(manager)
     policy.begin()
     watch = Watch(manager, policy)
-    watch.start()
+    start(watch.step, PAUSE, "the models' processes cannot be looked at")
     Examples(manager, policy).start()
     settings.deaths_socket.unlink(missing_ok=True)
     heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     heard.bind(str(settings.deaths_socket))
-    threading.Thread(target=hear_deaths, args=(heard, watch.recovery), name="deaths", daemon=True).start()
+
+    def hear() -> None:
+        watch.recovery.report(Report(**json.loads(heard.recv(64 * 1024))))
+
+    start(hear, 0.0, "a report of a dead process cannot be read")
     threading.Thread(target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True).start()
-    follow(policy)
+    repeat(policy.step, LOOK, "what is served stays, because the model folders cannot be looked at")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
 """Asks each model's example through the container's own front, as a caller would.
 
-    table: ready, not answered --POST /examples/NAME/answer on gunicorn's socket--> a worker: client, Triton
-                                  200: answered | model_failed: the policy decides | else, as overloaded: asked again
-
-A worker asks, and not this process, because a model's client may decode pictures or import anything. The route is not
-open to callers. A model that is loaded by POST /models, or whose changed folder was checked, needs no answer.
+A worker asks, and not this process, because a model's client may import anything. The route is not open to callers. A
+model that is loaded by POST /models, or whose changed folder was checked, needs no answer.
 """
 
 import http.client
@@ -26,8 +23,6 @@ NO_WORKER, NO_VERDICT = 0.1, 1.0
 
 
 class Examples(threading.Thread):
-    """The thread that asks."""
-
     def __init__(self, manager: Manager, policy: AtStart) -> None:
         super().__init__(name="examples", daemon=True)
         self.manager, self.policy = manager, policy
@@ -50,10 +45,18 @@ class Examples(threading.Thread):
         models = self.manager.models()
         left = [entry for entry in models.current.values() if entry.state == READY and not entry.answered]
         pauses = [self._settle(entry, models.server) for entry in left]
-        self.manager.write(_remember_ready)
+        self.manager.write(lambda table: replace(table, was_ready=table.was_ready or not table.unready()))
         return max(pauses, default=0.0)
 
     def _settle(self, entry: Entry, server: int) -> float:
+        def answered(models: Models) -> Models:
+            """Note the answer, unless the model or tritonserver is another one by now."""
+            if models.server != server or not self.manager.is_current(entry):
+                return models
+            found = models.entries[entry.name]
+            reason = "" if found.state == READY else found.reason
+            return replace(models, entries={**models.entries, entry.name: replace(found, answered=True, reason=reason)})
+
         try:
             self._ask(entry.name)
         except ModelFailed as err:
@@ -65,7 +68,7 @@ class Examples(threading.Thread):
             log.debug("no worker answers: %s", err)
             return NO_WORKER
         else:
-            self.manager.write(lambda models: _answered(models, entry, server))
+            self.manager.write(answered)
         return 0.0
 
     def _ask(self, name: str) -> None:
@@ -80,16 +83,3 @@ class Examples(threading.Thread):
         if reply.status != http.client.OK:
             answer = json.loads(body)
             raise by_code(answer["code"], answer["error"])
-
-
-def _answered(models: Models, entry: Entry, server: int) -> Models:
-    """Note the answer, unless the model or tritonserver is another one by now."""
-    found = models.entries.get(entry.name)
-    if found is None or (found.load_id, models.server) != (entry.load_id, server):
-        return models
-    reason = "" if found.state == READY else found.reason
-    return replace(models, entries={**models.entries, entry.name: replace(found, answered=True, reason=reason)})
-
-
-def _remember_ready(models: Models) -> Models:
-    return models if models.was_ready or models.unready() else replace(models, was_ready=True)

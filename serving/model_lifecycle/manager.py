@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from serving.triton.quirks import PREFACE
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-BUSY = {"READY": 1, "LOADING": 2, "UNLOADING": 3}
 UNLOAD_SECONDS = 15.0  # an unload takes 1.7 s; nobody waits any more for what a process still does then
 
 
@@ -42,8 +41,6 @@ class Manager:
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set with each change of the table
         self._changing: dict[str, threading.Lock] = {}
-
-    # The table
 
     def models(self) -> Models:
         return self._models
@@ -71,10 +68,11 @@ class Manager:
         """Change an entry, unless another load has replaced it."""
 
         def change(models: Models) -> Models:
-            found = models.entries.get(entry.name)
-            if found is None or found.load_id != entry.load_id:
+            if not self.is_current(entry):
                 return models
-            return replace(models, entries={**models.entries, entry.name: replace(found, **fields)})
+            return replace(
+                models, entries={**models.entries, entry.name: replace(models.entries[entry.name], **fields)}
+            )
 
         self.write(change)
 
@@ -96,8 +94,8 @@ class Manager:
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """While one loads, unloads or recovers a model nobody else does. Wait `seconds` for that, None: as long as a
-        load may take. Raise TritonTimeout."""
+        """Load, unload or recover a model alone. Wait `seconds` for that, by default the longest load. Raise
+        TritonTimeout."""
         lock = self._changing.setdefault(name, threading.Lock())
         if not lock.acquire(timeout=self.settings.load_timeout if seconds is None else seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
@@ -106,22 +104,19 @@ class Manager:
         finally:
             lock.release()
 
-    # Triton
-
     def pid(self) -> int:
         """Return tritonserver's process id, 0 when none runs."""
         return read_tritonserver(self.settings.status_file).pid or 0
 
     def kill_server(self, reason: str) -> None:
-        """Kill tritonserver, which may not end by itself, and all of its processes. `serve` starts another one."""
+        """Kill tritonserver and all of its processes. `serve` starts another one."""
         if pid := self.pid():
             log.error("killing tritonserver: %s", reason)
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     def index(self) -> list[IndexEntry]:
-        """Return what Triton says of each version of each model. It fails to do that while a staged folder comes or
-        goes, so neither happens meanwhile."""
+        """Return Triton's index, under the lock: Triton fails to make it while a staged folder comes or goes."""
         with self.store.lock:
             return self.gateway.index()
 
@@ -135,12 +130,29 @@ class Manager:
         self.load(entry)
 
     def unload(self, entry: Entry) -> None:
-        """Take the model out of the table, wait for the calls that have begun, and have Triton unload it. Raise
-        TritonTimeout, TritonUnavailable."""
+        """Wait for the calls that have begun, have Triton unload the model, and remove it. Raise TritonTimeout,
+        TritonUnavailable.
+
+        An unload waits for a process that hangs, and for ever for one that has died: such a process is killed, new
+        instances are loaded beside it and unloaded in its place (recovery.py). An unload during a load waits for the
+        load, which fails when its process is killed."""
         self.update(entry, state=UNLOADING)
         if not self._becomes(lambda: self.leases.requests(entry.column) == 0, self.settings.load_timeout):
             raise TritonTimeout(f"'{entry.name}' is still in use after {self.settings.load_timeout:g} s; try again")
-        self._end(entry)
+        if "LOADING" in self._states(entry):
+            self._kill_processes(entry)
+            if not self._becomes(lambda: "LOADING" not in self._states(entry), UNLOAD_SECONDS):
+                raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
+        self.gateway.unload(entry.triton_name)
+        if not self._becomes(lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS):
+            log.warning("'%s' is not unloaded within %g s: its processes are killed", entry.name, UNLOAD_SECONDS)
+            self._kill_processes(entry)
+            with suppress(ServingError):
+                self.reload(entry)
+            self.gateway.unload(entry.triton_name)
+            if not self._becomes(lambda: not self._states(entry) & {"READY", "UNLOADING"}, UNLOAD_SECONDS):
+                self.kill_server(f"'{entry.name}' cannot be unloaded")
+                raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
         self._unstage(entry)
         self.remove(entry.name)
 
@@ -161,35 +173,11 @@ class Manager:
         """Return Triton's names of what is staged for the model: an archive brings its parts."""
         return [entry.triton_name, *(entry.parts if entry.target else ())]
 
-    def _end(self, entry: Entry) -> None:
-        """Have Triton unload it. An unload waits for a process that hangs, and for ever for one that has died: such a
-        process is killed, new instances are loaded beside it and unloaded in its place (recovery.py). An unload during
-        a load waits for the load, which fails when its process is killed."""
-        if "LOADING" in self._states(entry).values():
-            self._kill_processes(entry)
-            if not self._becomes(lambda: "LOADING" not in self._states(entry).values(), UNLOAD_SECONDS):
-                raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
-        self.gateway.unload(entry.triton_name)
-        if self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
-            return
-        log.warning("'%s' is not unloaded within %g s: its processes are killed", entry.name, UNLOAD_SECONDS)
-        self._kill_processes(entry)
-        with suppress(ServingError):
-            self.reload(entry)
-        self.gateway.unload(entry.triton_name)
-        if not self._becomes(lambda: self._is_gone(entry), UNLOAD_SECONDS):
-            self.kill_server(f"'{entry.name}' cannot be unloaded")
-            raise TritonUnavailable(f"'{entry.name}' cannot be unloaded; tritonserver is restarted")
-
-    def _is_gone(self, entry: Entry) -> bool:
-        states = self._states(entry)
-        return states.get(entry.triton_name) != "READY" and "UNLOADING" not in states.values()
-
-    def _states(self, entry: Entry) -> dict[str, str]:
-        """Return the state of what is staged for the model: that of the version that is busiest."""
+    def _states(self, entry: Entry) -> set[str]:
+        """Return the states of the versions of what is staged for the model; a part's READY does not count."""
         names = self.staged_names(entry)
-        found = sorted((each for each in self.index() if each.name in names), key=lambda each: BUSY.get(each.state, 0))
-        return {each.name: each.state for each in found}
+        found = {(each.name, each.state) for each in self.index() if each.name in names}
+        return {state for name, state in found if name == entry.triton_name or state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> None:
         stubs = Stubs()
@@ -210,10 +198,9 @@ class Manager:
         return False
 
     def take_up(self) -> list[Entry]:
-        """After a start of tritonserver, which loads all that is staged before it listens: write which models are
-        ready, and return those that have failed. Remove what the table does not have: the model of a load that its
-        manager and tritonserver did not survive. Raise TritonUnavailable and TritonTimeout while Triton does not
-        answer."""
+        """Write which models are ready after a start of tritonserver, which loads all that is staged before it listens.
+        Return those that have failed. Remove staged models that the table does not have, left by a load that was broken
+        off. Raise TritonUnavailable, TritonTimeout."""
         index: dict[str, list[IndexEntry]] = {}
         for each in self.index():
             index.setdefault(each.name, []).append(each)
@@ -227,8 +214,12 @@ class Manager:
             for entry in self._models.entries.values()
             if self._models.awaits_server(entry)
         ]
-        known = {entry.name: entry for entry in found if entry.state != FAILED}
-        self.write(lambda models: replace(models, entries=_renewed(models.entries, known)))
+
+        def change(models: Models) -> Models:
+            loaded = {entry.name: entry for entry in found if entry.state != FAILED and self.is_current(entry)}
+            return replace(models, entries={**models.entries, **loaded})
+
+        self.write(change)
         return [entry for entry in found if entry.state == FAILED]
 
     def _known(self) -> set[str]:
@@ -252,8 +243,7 @@ class Manager:
         return replace(entry, state=FAILED, reason=self.in_words(entry, "; ".join(reasons)))
 
     def in_words(self, entry: Entry, reason: str) -> str:
-        """Return what Triton said, with the folder that its author knows in place of what is staged, and the remedies
-        of a TensorRT plan."""
+        """Return what Triton said, with the author's folders in place of the staged ones, and a plan's remedies."""
         folder = Path(entry.source or entry.folder)
         for name in (entry.triton_name, *entry.parts):
             own = folder if name == entry.triton_name else folder.parent / name.removeprefix(f"{entry.triton_name}__")
@@ -268,20 +258,11 @@ class AtStart:
         self.manager, self.settings = manager, manager.settings
 
     def begin(self) -> None:
-        """Undo what a manager before this one has left half done."""
+        """Undo what the manager before has left half done."""
 
     def step(self) -> None:
         """Look for changes. It is called every second."""
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Write that Triton cannot load this model at its start, or that the model fails on its example. /ping names
-        the model, and a first start ends."""
+        """Note that Triton cannot load the model at its start, or that it fails on its example. A first start ends."""
         self.manager.update(entry, state=FAILED, reason=reason)
-
-
-def _renewed(entries: Mapping[str, Entry], found: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries with those that were found, unless a load has replaced them meanwhile."""
-    return {
-        name: found[name] if name in found and found[name].load_id == entry.load_id else entry
-        for name, entry in entries.items()
-    }
