@@ -98,7 +98,7 @@ def infer(read: Callable[[Incoming], Body], named: Target, stream: str = "") -> 
         Deadline(source.forwarded + app.gateway.timeout).left()  # raises TooLate if the caller has stopped waiting
         body = read(source)
         request = read_request(source, stream, body.named, named)
-        with app.registry.use(source.slot, request.target.name, request.target.version) as served:
+        with app.registry.use(source.slot.use, request.target.name, request.target.version) as served:
             source.model = served.name
             job = body.bind(served, request)
             if job.request.stream:

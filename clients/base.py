@@ -109,8 +109,6 @@ class ModelClient(ABC):
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return every request parameter with its value. Raise InvalidRequest for an unknown name or a wrong value."""
-        if not values:
-            return dict(self.defaults)
         known = {parameter.name: parameter for parameter in self.parameters}
         if strange := values.keys() - known:
             raise InvalidRequest(f"model '{self.model.name}': {unknown('parameter', min(strange), known)}")
@@ -122,8 +120,8 @@ class ModelClient(ABC):
         inputs are sent to Triton; `postprocess` gets all arrays."""
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
-        """Return the same. Override it instead of preprocess if tensors depend on the request's parameters, or if an
-        instance makes several rows (`rows`): then postprocess must find in `inputs` which instance a row belongs to."""
+        """Make a request's tensors. Override it instead of preprocess if they depend on `parameters`, or if an instance
+        makes several rows (`rows`): then postprocess must find in `inputs` which instance a row belongs to."""
         return self.preprocess(instances)
 
     def rows(self, instance: Any) -> int:

@@ -2,11 +2,10 @@
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
 
 import orjson
 
@@ -26,13 +25,7 @@ from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-
-
-class Slot(Protocol):
-    """A request's slot (front/admission.py)."""
-
-    def use(self, model: str, column: int) -> None:
-        """Keep the model loaded until the slot is left or uses another one. Raise Overloaded."""
+Keep = Callable[[str, int], None]  # Slot.use (front/admission.py): the name of a model, and the column of its counter
 
 
 class Registry:
@@ -44,19 +37,19 @@ class Registry:
         self._served = ServedModels(gateway, table)
 
     @contextmanager
-    def use(self, slot: Slot, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
-        """Give the model called `name`, else the default one, else the only one. It stays loaded until the slot is
-        left. Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting,
-        ModelRefused, Overloaded or InvalidRequest. If the `with` block fails for a reason that the table of models
-        knows better, raise that instead."""
+    def use(self, keep: Keep, name: str | None, version: str | None = None) -> Iterator[ServedModel]:
+        """Give the model called `name`, else the default one, else the only one; `keep` keeps it loaded. Raise
+        ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting, ModelRefused,
+        Overloaded or InvalidRequest. If the `with` block fails for a reason that the table of models knows better,
+        raise that instead."""
         name = name or self.default or self._only_name()
         models = self.table.look()
         entry = self._ready(models, name)
-        slot.use(entry.name, entry.column)
+        keep(entry.name, entry.column)
         while (now := self.table.look()) is not models:
             models, before, entry = now, entry, self._ready(now, name)
             if entry.load_id != before.load_id:  # it was replaced before this request was counted
-                slot.use(entry.name, entry.column)
+                keep(entry.name, entry.column)
         try:
             served = self._served[entry.key]
             if version is not None and not self.gateway.is_model_ready(served.name, version):

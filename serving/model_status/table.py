@@ -1,7 +1,7 @@
 """The table of models: what is known of each, and why it does not answer. Standard library only."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -96,19 +96,14 @@ class Models:
         """Return whether tritonserver loads the model while it starts, unlike one that POST /models has it load."""
         return entry.state == LOADING and bool(entry.reason or not self.on_demand)
 
-    def closure(self, entry: Entry) -> Iterator[Entry]:
-        """Yield the model, and what it calls, however deep. A circle, which Triton does not load, ends it."""
-        left, seen = [entry], set[str]()
-        while left:
-            if (one := left.pop(0)).name not in seen:
-                seen.add(one.name)
-                yield one
-                left += [self.by_triton_name[part] for part in one.parts if part in self.by_triton_name]
-
     def error(self, entry: Entry) -> ServingError | None:
-        """Return why the model does not answer: for an ensemble it may be one of its parts that does not."""
-        errors = (one.error() for one in [*self.closure(entry)][::-1])
-        return next((error for error in errors if error), None)
+        """Return why the model does not answer. Of an ensemble the parts come first, however deep."""
+        left, called = [entry], list[Entry]()
+        while left:
+            if (one := left.pop(0)) not in called:  # Triton does not load a circle
+                called.append(one)
+                left += [self.by_triton_name[part] for part in one.parts if part in self.by_triton_name]
+        return next((error for one in reversed(called) if (error := one.error())), None)
 
     @cached_property
     def ready(self) -> dict[str, Entry]:
