@@ -7,6 +7,7 @@ A call in flight may meet the new model. Models that call each other are checked
 other. What is rejected is tried again when its folder changes.
 """
 
+import json
 import logging
 import os
 import secrets
@@ -256,7 +257,7 @@ def _checked(settings: Settings, repositories: Collection[Path], names: Collecti
     survey = _run(own, "survey")
     if survey.returncode:
         raise Rejected([f"it cannot be read: {_last(survey.stderr)}"])
-    facts = Facts.from_json(survey.stdout)
+    facts = Facts(**json.loads(survey.stdout))
     if mistakes := facts.mistakes or facts.unreadable:
         raise Rejected([line for line in mistakes if "\n" not in line])  # the others show a repository as it should be
     check = _run(own, "check")

@@ -5,12 +5,13 @@ protobuf. The environment has the settings; it prints the JSON of repository/lay
 models for tritonserver.
 """
 
+import json
 import os
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,8 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Facts:
     if stages and settings.reloads:
         warnings += [f"{text}; the start goes on without it" for text in unreadable]
         unreadable = []
-    return Facts(
-        folders=tuple(map(str, found.folders)),
-        models=tuple(found.models),
-        default=found.default,
-        engines=tuple(choice_lines(choices, refused=False)),
-        warnings=tuple(warnings),
-        unreadable=tuple(unreadable),
-    )
+    folders, engines = list(map(str, found.folders)), choice_lines(choices, refused=False)
+    return Facts(folders, list(found.models), found.default, warnings, engines, unreadable=unreadable)
 
 
 @dataclass(frozen=True)
@@ -222,4 +217,4 @@ def _list(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(survey(Settings.from_env(os.environ), backend_directory(), "stage" in sys.argv[1:]).to_json())
+    json.dump(asdict(survey(Settings.from_env(os.environ), backend_directory(), "stage" in sys.argv[1:])), sys.stdout)

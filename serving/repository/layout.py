@@ -5,12 +5,10 @@ A repository is a folder of model folders; several are served as one. serve neve
 to it (repository/store.py).
 """
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from serving.settings.table import AUTO
 
@@ -92,25 +90,14 @@ def config_file(model: Path, device: str) -> Path:
 
 @dataclass(frozen=True)
 class Facts:
-    """The repositories' final folders, the names of the models that are loaded, the one of requests that name none
-    ("": there is no such), and what the log should say.
+    """The repositories' final folders, the models that are loaded, the one of requests that name none ("": there is no
+    such), and what the log should say: `engines` which were chosen and why. A start ends with `mistakes`, those of the
+    layout, or `unreadable`, those of configurations. It passes between processes as JSON."""
 
-    `engines` says which engines were chosen and why. A start ends with `mistakes`, those of the layout, or
-    `unreadable`, those of configurations.
-    """
-
-    folders: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
+    folders: Sequence[str] = ()
+    models: Sequence[str] = ()
     default: str = ""
-    warnings: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
-    mistakes: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Facts":
-        found: dict[str, Any] = json.loads(text)
-        return cls(**found | {name: tuple(value) for name, value in found.items() if isinstance(value, list)})
+    warnings: Sequence[str] = ()
+    engines: Sequence[str] = ()
+    mistakes: Sequence[str] = ()
+    unreadable: Sequence[str] = ()
