@@ -1,5 +1,4 @@
 """Process 1 of the container: starts, watches and restarts nginx, gunicorn, tritonserver and the model manager.
 
-It does not know the models: serving/model_lifecycle loads and recovers these. processes.py has the command lines,
-supervisor.py the policy. Standard library only.
+It does not know the models. processes.py has the command lines, supervisor.py the policy. Standard library only.
 """

@@ -1,6 +1,4 @@
-"""The log: JSON lines, or text where it is a terminal. `serve` writes its own lines and those that it reads from the
-other processes.
-"""
+"""The log of `serve` and of the processes that it runs: JSON lines, or text if the log is a terminal."""
 
 import contextlib
 import json
@@ -135,14 +133,8 @@ class Pump(threading.Thread):
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
     """Yield the lines that have come, cut after 16 kB, undecodable bytes replaced."""
     rest = b""
-    while data := os.read(stream.fileno(), CHUNK):
+    while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
         *whole, rest = (rest + data).split(b"\n")
         rest = rest[: LINE_LIMIT + 1]
         if whole:
-            yield [_text(line) for line in whole]
-    if rest:
-        yield [_text(rest)]
-
-
-def _text(line: bytes) -> str:
-    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
+            yield [line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r") for line in whole]

@@ -16,7 +16,6 @@ from serving import VERSION
 from serving.host import tritonserver
 from serving.host.files import replace_file
 from serving.host.machine import cpu_quota, gpu_count
-from serving.host.tritonserver import python_backends
 from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
 from serving.pid1.system import Process
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
@@ -35,8 +34,10 @@ def table(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     front = {**environ, **settings.environment(), **python, **quiet}
     common = {name: value for name, value in front.items() if name not in SECRETS}  # only the front needs them
-    needed = [triton(settings, common), manager(settings, common), gunicorn(settings, front)]
-    return [*needed, nginx(settings, common, listeners), *cloudwatch_agent(settings, common)]
+    command = (sys.executable, "-m", "serving.model_lifecycle")  # loads, unloads and recovers models
+    manager = Process("manager", command, common, HERE, answers_at=(settings.manager_socket, "/"))
+    needed = [triton(settings, common), manager, gunicorn(settings, front), nginx(settings, common, listeners)]
+    return [*needed, *cloudwatch_agent(settings, common)]
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
@@ -64,20 +65,15 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     command = [sys.executable, "-m", "gunicorn", "wsgi:app", "--preload", "--no-control-socket"]
     command += ["--permit-unconventional-http-method"]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
-    one_thread["TOKENIZERS_PARALLELISM"] = "false"
-    # A worker keeps freed memory for the next request until it is idle (front/services.py): without that, page faults
-    # take two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
-    heap = {
-        "MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD,
-        "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
-        "MALLOC_ARENA_MAX": "1",
-    }
     counts = settings.run_dir / "metrics"  # they begin at 0 with our start
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
-    environ = {**environ, **one_thread, **heap, "PROMETHEUS_MULTIPROC_DIR": str(counts)}
-    return Process("gunicorn", tuple(command), environ, HERE)
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
+    # A worker keeps freed memory for the next request until it is idle (front/services.py): without that, page faults
+    # take two fifths of its time with images. One arena, because malloc_trim leaves the ends of all others.
+    heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), MALLOC_THRESHOLD)
+    own = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "PROMETHEUS_MULTIPROC_DIR": str(counts)}
+    return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **own}, HERE)
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:
@@ -87,12 +83,8 @@ def find_agent(environ: Mapping[str, str]) -> str | None:
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
     """Return no process if none is asked for, or it is not installed (`serve` warns of that). Else write its
-    prometheus.yaml and cloudwatch.json into the run folder.
-
-    The agent scrapes /metrics and writes CloudWatch's embedded metric format, of the series that cloudwatch.json
-    declares. In a container (RUN_IN_CONTAINER) it reads its configuration from CW_CONFIG_CONTENT, so nothing has to be
-    written below /etc.
-    """
+    configuration into the run folder: it scrapes /metrics and publishes the series that cloudwatch.json declares. With
+    RUN_IN_CONTAINER it reads CW_CONFIG_CONTENT instead of a file below /etc."""
     program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
@@ -114,12 +106,6 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
     return [Process("cloudwatch-agent", (program,), environ, settings.run_dir, optional=True)]
 
 
-def manager(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Return the process that loads, unloads and recovers models."""
-    command = (sys.executable, "-m", "serving.model_lifecycle")
-    return Process("manager", command, environ, HERE, answers_at=(settings.manager_socket, "/"))
-
-
 def ping_address(settings: Settings) -> tuple[str, int]:
     """Return where to reach nginx."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
@@ -131,14 +117,11 @@ def bracketed(host: str) -> str:
 
 
 LOADS_AT_ONCE = 32
-# gunicorn has answered all requests before tritonserver is told to stop. What it waits for then is instances whose
-# process has died or hangs, and these never end.
-EXIT_SECONDS = 5
+EXIT_SECONDS = 5  # all requests are answered by then: tritonserver waits only for instances that hang or have died
 THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
-# Threads of NumPy's OpenBLAS, one for each processor but one, spin after its import and after each product of large
-# matrices in case of more work: for 2^28 cycles, 0.1 s (its driver/others/blas_server.c). 2^16 are some 25 µs. Those of
-# OpenMP, as PyTorch has them, look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT); where others
-# want the processors, that is most of what they do. 10,000 are enough between the operators of a network.
+# Threads of OpenBLAS spin for 2^28 cycles, 0.1 s, after each product of large matrices (its blas_server.c); 2^16 are
+# some 25 µs. Those of OpenMP look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT), which is most
+# of what they do if others want the processors. 10,000 are enough between the operators of a network.
 OPENBLAS_SPINNING, SPINNING = "16", "10000"
 # Lines that are not logged: tables, empty lines, the countdown, and the library evhtp's about each connection on a Unix
 # socket; without a GPU, that none is found.
@@ -186,12 +169,9 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
     spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
     environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
-    if settings.multi_model:
-        flags |= {"model-load-thread-count": LOADS_AT_ONCE}
-    if settings.device == "cpu":
-        flags |= {"allow-gpu-metrics": "false"}
-    command = tritonserver.command(flags, backends, prefix)
-    command += backend_options(settings, backends)
+    flags |= {"model-load-thread-count": LOADS_AT_ONCE} if settings.multi_model else {}
+    flags |= {"allow-gpu-metrics": "false"} if settings.device == "cpu" else {}
+    command = [*tritonserver.command(flags, backends, prefix), *backend_options(settings, backends)]
     if settings.device == "gpu" and settings.model_load_gpu_limit:
         command += [f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpu_count())]
     command += settings.additional_arguments  # the last option of a name counts
@@ -209,7 +189,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
 
 def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
     """Yield the options that tritonserver hands to its backends."""
-    for backend in (known := python_backends(backends)):
+    for backend in (known := tritonserver.python_backends(backends)):
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
         if settings.multi_model:
@@ -239,15 +219,8 @@ def nginx(settings: Settings, environ: Mapping[str, str], listeners: Sequence[so
     # Else nginx spends half of its time with a tensor of 600 kB on giving memory back and asking for it again.
     heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     inherited = {"NGINX": "".join(f"{listener.fileno()};" for listener in listeners)} if listeners else {}
-    return Process(
-        "nginx",
-        command,
-        {**environ, **heap, **inherited},
-        settings.run_dir,
-        stop_signal=signal.SIGQUIT,
-        noise=NGINX_NOISE,
-        listeners=tuple(listeners),
-    )
+    environ = {**environ, **heap, **inherited}
+    return Process("nginx", command, environ, settings.run_dir, signal.SIGQUIT, NGINX_NOISE, listeners=tuple(listeners))
 
 
 def nginx_configuration(settings: Settings) -> str:

@@ -35,11 +35,9 @@ def raise_file_limit(max_concurrency: int) -> int:
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each port that others reach, which nginx inherits: while nginx is started again,
     callers wait. Raise SettingsError that names the ports that cannot be had."""
-    wanted = {f"SERVE_HOST={settings.host} and PORT={settings.port}": settings.port}
-    if settings.allow_grpc:
-        wanted[f"SAGEMAKER_TRITON_GRPC_PORT={settings.grpc_port}"] = settings.grpc_port
-    if settings.allow_metrics:
-        wanted[f"SAGEMAKER_TRITON_METRICS_PORT={settings.metrics_port}"] = settings.metrics_port
+    wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
+    wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
+    wanted |= {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     mistakes, listeners = [], []
     with contextlib.ExitStack() as opened:
@@ -47,7 +45,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
             try:
                 listener = socket.create_server((settings.host, port), family=family, backlog=BACKLOG)
             except OSError as err:
-                mistakes.append(f"{name}: cannot listen there: {err.strerror}")
+                mistakes.append(f"{name}={port}: cannot listen there: {err.strerror}")
             else:
                 listener.setblocking(False)  # two workers of nginx see a connection, and one gets it
                 listeners.append(opened.enter_context(listener))

@@ -147,20 +147,15 @@ class System:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
                 ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
-                self._forget(*ended[-1])
+                if running := self._running.pop(child.si_pid, None):
+                    running.child.returncode = ended[-1][1]  # so that Popen does not wait for it again
+                    if running.check:
+                        running.check.ended.set()
+                    for leftover in chain.from_iterable(map(glob.glob, running.process.leftovers)):
+                        with contextlib.suppress(OSError):
+                            Path(leftover).unlink()
+                    remove_made(running.process.leftover_folders, running.process.name, running.started)
         return ended
-
-    def _forget(self, pid: int, code: int) -> None:
-        if pid not in self._running:
-            return
-        ended = self._running.pop(pid)
-        if ended.check:
-            ended.check.ended.set()
-        ended.child.returncode = code  # so that Popen does not wait for it again
-        for leftover in chain.from_iterable(map(glob.glob, ended.process.leftovers)):
-            with contextlib.suppress(OSError):
-                Path(leftover).unlink()
-        remove_made(ended.process.leftover_folders, ended.process.name, ended.started)
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Signal the process alone, not its group, and close its listeners, because it is to end."""
