@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.preparation.check import check_models
+from serving.preparation.check import check_models, failures
 from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.repository.test_repositories import make_ensemble
@@ -44,6 +44,12 @@ def test_models_without_mistakes_pass(repository: Path) -> None:
     assert findings(repository) == []
     done = run("--check", SERVE_MODEL_REPOSITORY=str(ROOT / "model_repository"))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_model_fails_if_tritonserver_does_not_start(repository: Path) -> None:
+    settings = Settings.from_env({"SERVE_DEVICE": "cpu", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=wrong"})
+    names = ["scale", "sleeper"]
+    assert [name for name, _ in failures(settings, {name: repository / name for name in names}, names)] == names
 
 
 def test_each_finding_is_a_line_and_the_exit_code_is_1(repository: Path) -> None:
