@@ -48,8 +48,7 @@ class NamedValue:
     """Describes a value, which is read by `parser`, or by the type of the default, then checked.
 
     Types: bool, int, float, str, Path, tuple (of numbers, written "0.5,0.5,0.5" or as a JSON list) and Names (of
-    strings, written "cat,dog" or as a JSON list, where whole numbers count as strings). `form` says what a value looks
-    like where its type does not.
+    strings, written "cat,dog" or as a JSON list, where whole numbers count as strings). `form` describes the text.
     """
 
     name: str
@@ -65,7 +64,10 @@ class NamedValue:
         """Return the checked value. Raise ValueError that says what is allowed."""
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
-            if all(map(self._allows, parsed if isinstance(parsed, tuple) else (parsed,))):
+            parts = parsed if isinstance(parsed, tuple) else (parsed,)
+            is_high_enough = self.minimum is None or all(part >= self.minimum for part in parts)
+            is_low_enough = self.maximum is None or all(part <= self.maximum for part in parts)
+            if is_high_enough and is_low_enough and (not self.choices or {*parts} <= {*self.choices}):
                 return parsed
         raise ValueError(f"{quoted(value)} is not {self.expected()}")
 
@@ -85,11 +87,6 @@ class NamedValue:
         item: dict[str, Any] = {"type": _TYPES[type(self.default)][2]}
         item |= {name: bound for name, bound in bounds.items() if bound is not None}
         return {"type": "array", "items": item} if isinstance(self.default, tuple) else item
-
-    def _allows(self, value: Any) -> bool:
-        low, high = self.minimum, self.maximum
-        is_choice = not self.choices or value in self.choices
-        return is_choice and (low is None or value >= low) and (high is None or value <= high)
 
 
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}

@@ -1,7 +1,6 @@
 """What this machine or this container has: processors, memory, shared memory, a GPU.
 
-A container's limits are in its control group, not in /proc: cgroup v2 (`cpu.max`, `memory.max`) or v1
-(`cpu.cfs_quota_us`, `memory.limit_in_bytes`). The smallest limit from the process's own group up to the root counts.
+Limits are those of the control group (v2 or v1): the smallest from the process's own group up to the root counts.
 Every function takes the file system's root, so that tests can lay out a machine in a folder.
 """
 

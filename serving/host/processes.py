@@ -1,7 +1,4 @@
-"""Processes of this machine: how they ended, the memory that they take, and those of Triton's Python backends.
-
-tritonserver reaps a stub that it has ended itself. One that dies otherwise stays a zombie until tritonserver's end.
-"""
+"""Processes of this machine: how they ended, the memory that they take, and those of Triton's Python backends."""
 
 import glob
 import os
@@ -98,7 +95,8 @@ class Stub:
 
 
 class Stubs:
-    """Those of one tritonserver after another, as far as they were seen alive."""
+    """Those of one tritonserver after another, as far as they were seen alive. One that tritonserver has not ended
+    itself stays a zombie until tritonserver's end."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Stub] = {}

@@ -1,7 +1,6 @@
-"""Where Triton's server is on this machine and what its process needs. Standard library only.
+"""Where Triton's server is on this machine and what its process needs.
 
-NVIDIA's image has the server, its backends and their libraries in /opt/tritonserver. Elsewhere the PyPI package
-nvidia-pytriton has them; it is located, never imported.
+NVIDIA's image has it in /opt/tritonserver; elsewhere the PyPI package nvidia-pytriton, which is never imported, has it.
 """
 
 import contextlib
@@ -34,10 +33,8 @@ def package() -> Path:
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
         return folder
-    raise FileNotFoundError(
-        f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}; "
-        f"install it there (pip install --no-deps {DISTRIBUTION}) or use NVIDIA's Triton image"
-    )
+    what = f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in {sys.prefix}"
+    raise FileNotFoundError(f"{what}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image")
 
 
 def binary() -> Path:
@@ -74,11 +71,18 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     shared library of this Python is missing."""
     if is_nvidia_image():
         return dict(base)
-    bundled = package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"
-    shared = libpython(base)
-    libraries = [bundled] if shared is None else [bundled, shared.parent]
+    libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
+    name, existing = f"libpython{PYTHON}.so.1.0", base.get("LD_LIBRARY_PATH", "")
+    configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    folders = [configured, configured / (sysconfig.get_config_var("MULTIARCH") or ""), Path(sys.base_prefix) / "lib"]
+    folders += [Path(folder) for folder in existing.split(os.pathsep) if folder]
+    if having := [folder for folder in folders if (folder / name).is_file()]:
+        libraries.append(having[0])
+    elif not ctypes.util.find_library(f"python{PYTHON}"):
+        what = f"{name} is missing, to which Triton's Python stub is linked"
+        raise FileNotFoundError(f"{what}: install Debian's libpython{PYTHON}, or a Python built with --enable-shared")
     return dict(base) | {
-        "LD_LIBRARY_PATH": _prepended(libraries, base.get("LD_LIBRARY_PATH", "")),
+        "LD_LIBRARY_PATH": _prepended(libraries, existing),
         "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),
     }
 
@@ -103,23 +107,6 @@ def with_stub_wait(environ: Mapping[str, str]) -> dict[str, str]:
     if not library.is_file():
         raise FileNotFoundError(f"{library} is missing: build it from backends/stub_wait.c (make setup does)")
     return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
-
-
-def libpython(base: Mapping[str, str]) -> Path | None:
-    """Return this Python's shared library, which the stub is linked to; None if the loader finds it by itself. Raise
-    FileNotFoundError, with Debian's package to install, if it is nowhere."""
-    name = f"libpython{PYTHON}.so.1.0"
-    configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    folders = [configured, configured / (sysconfig.get_config_var("MULTIARCH") or ""), Path(sys.base_prefix) / "lib"]
-    folders += [Path(folder) for folder in base.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
-    if library := next((folder / name for folder in folders if (folder / name).is_file()), None):
-        return library
-    if ctypes.util.find_library(f"python{PYTHON}"):
-        return None
-    raise FileNotFoundError(
-        f"{name} is missing: Triton's Python stub is linked to it; install Debian's package "
-        f"libpython{PYTHON}, or a Python built with --enable-shared"
-    )
 
 
 def _prepended(folders: list[Path], existing: str) -> str:

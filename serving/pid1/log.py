@@ -88,20 +88,14 @@ class Output:
     def write(self, process: str, *lines: str, level: str = "") -> None:
         data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
         with self._lock:
-            text = f"{self._dropped} lines were dropped: nobody read the log"
-            note = f"\n{self._format('serve', text, 'warning')}\n" if self._dropped else ""
-            if self._write(note.encode() + data):
-                self._dropped = 0
-            else:
-                self._dropped += len(lines)
-
-    def _write(self, data: bytes) -> bool:
-        """Write in parts that fit into a pipe that takes any. Return False if nobody reads; wait for that only once."""
-        patience = 0.0 if self._dropped else OUTPUT_PATIENCE
-        with contextlib.suppress(OSError):
-            while data and select.select([], [self._descriptor], [], patience)[1]:
-                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
-        return not data
+            patience = 0.0 if self._dropped else OUTPUT_PATIENCE  # a reader is awaited only once
+            if self._dropped:
+                text = f"{self._dropped} lines were dropped: nobody read the log"
+                data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
+            with contextlib.suppress(OSError):  # in parts that fit into a pipe that takes any
+                while data and select.select([], [self._descriptor], [], patience)[1]:
+                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+            self._dropped = self._dropped + len(lines) if data else 0
 
 
 class Pump(threading.Thread):

@@ -16,8 +16,7 @@ from serving import VERSION
 from serving.host import tritonserver
 from serving.host.files import replace_file
 from serving.host.machine import cpu_quota, gpu_count
-from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, new_prefix, raise_file_limit
-from serving.pid1.system import Process
+from serving.pid1.system import FILES_PER_REQUEST, OWN_FILES, Process, new_prefix, raise_file_limit
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 
 HERE = Path(__file__).resolve().parents[2]

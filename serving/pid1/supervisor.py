@@ -6,12 +6,9 @@
 A process that dies is started again after a growing pause. A process whose health check (`Process.answers_at`) does not
 answer for `hang_timeout` is killed, which counts as a death.
 
-Everything ends, with the reason in the log, after:
-- more than five deaths of one process in a minute, not counting those for lack of memory: such a process works, but its
-  callers ask too much;
-- a start that is not ready in time, or whose /ping says that waiting will not help.
-
-The policy touches the world only through a System and the status file, so tests replay histories with a fake.
+Everything ends, with the reason in the log, after more than five deaths of one process in a minute (not counting those
+for lack of memory, of which its callers are the cause), and after a start that is not ready in time or whose /ping says
+that waiting will not help. Tests replay histories with a fake System.
 """
 
 import math

@@ -1,16 +1,20 @@
-"""What is supervised (Process), and the supervisor's access to Linux: processes, signals, output, health checks."""
+"""What is supervised (Process), and the access to Linux: processes, signals, output, health checks; and what a start
+takes from the machine: open files (`ulimit -n`), listening ports, names in /dev/shm."""
 
 import contextlib
+import fcntl
 import glob
 import json
 import os
 import queue
+import resource
+import secrets
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,12 +24,19 @@ from serving.host import machine
 from serving.host.network import Address, get
 from serving.host.processes import dying_with_us, remove_made
 from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
+from serving.settings.table import Settings, SettingsError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # health checks that fail one after the other before a server counts as hung
 PAUSE = 1.0  # seconds between two of them
 FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which the kernel dates files: up to 4 ms behind time.time()
+OWN_FILES = 64  # of a process that has no request: logs, pipes, sockets, libraries, those of its metrics
+FILES_PER_REQUEST = 3  # nginx: the caller's connection, the one to gunicorn, a large body; gunicorn: fewer
+FEWEST_FILES = 128  # below it tritonserver does not start with a model
+MOST_FILES = 65536  # unless more are needed
+BACKLOG = 1024  # as in nginx.conf
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -54,11 +65,9 @@ class PermanentFailure(str):
 
 
 class HealthCheck(threading.Thread):
-    """Asks a server for its health again and again, each time on a new connection, until `ended` is set.
-
-    `silence` counts the seconds of attempts that failed since the last answer, 0.0 before the first answer. An attempt
-    counts at most its timeout, because the whole container may have been paused.
-    """
+    """Asks a server for its health again and again, each time on a new connection, until `ended` is set. `silence`
+    counts the seconds of attempts that failed since the last answer, 0.0 before the first answer; of each at most its
+    timeout, because the whole container may have been paused."""
 
     def __init__(self, address: Address, path: str, timeout: float) -> None:
         super().__init__(name=f"health-{path}", daemon=True)
@@ -206,3 +215,67 @@ class System:
         deadline = self.now() + OUTPUT_END_TIMEOUT
         for pump in self._pumps.values():
             pump.join(max(0.0, deadline - self.now()))
+
+
+def raise_file_limit(max_concurrency: int) -> int:
+    """Raise the limit of open files to the hard one, for all processes that are started from now on, and return it.
+    Raise SettingsError if it is too low for `max_concurrency` requests."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
+    limit = max(needed, MOST_FILES) if hard == resource.RLIM_INFINITY else min(max(needed, MOST_FILES), hard)
+    if limit < needed:
+        what = f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only {limit} are allowed"
+        raise SettingsError([f"{what} (ulimit -n): start the container with --ulimit nofile={needed}, or lower it"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
+
+
+@contextlib.contextmanager
+def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
+    """Yield a listening socket for each port that others reach, which nginx inherits: while nginx is started again,
+    callers wait. Raise SettingsError that names the ports that cannot be had."""
+    wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
+    wanted |= {"SAGEMAKER_TRITON_GRPC_PORT": settings.grpc_port} if settings.allow_grpc else {}
+    wanted |= {"SAGEMAKER_TRITON_METRICS_PORT": settings.metrics_port} if settings.allow_metrics else {}
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    mistakes, listeners = [], []
+    with contextlib.ExitStack() as opened:
+        for name, port in wanted.items():
+            try:
+                listener = socket.create_server((settings.host, port), family=family, backlog=BACKLOG)
+            except OSError as err:
+                mistakes.append(f"{name}={port}: cannot listen there: {err.strerror}")
+            else:
+                listener.setblocking(False)  # two workers of nginx see a connection, and one gets it
+                listeners.append(opened.enter_context(listener))
+        if mistakes:
+            raise SettingsError(mistakes)
+        yield tuple(listeners)
+
+
+def new_prefix() -> str:
+    """Return what the names of all that one `serve` makes in /dev/shm begin with."""
+    return f"serve-{secrets.token_hex(8)}"
+
+
+@contextlib.contextmanager
+def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
+    """Remove what a killed `serve` left in /dev/shm, which may outlive a container (a pod's volume, the host's own).
+    Hold a lock for as long as this one lives, so that others leave its files alone."""
+    for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
+        with contextlib.suppress(OSError), lock.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(lock.name.removeprefix("lock-"), folder)
+    with contextlib.ExitStack() as locked:
+        with contextlib.suppress(OSError):  # a full or missing /dev/shm has its own warning
+            lock_file = locked.enter_context((folder / f"lock-{prefix}").open("xb"))
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
+            locked.callback(_remove, prefix, folder)
+        yield
+
+
+def _remove(prefix: str, folder: Path) -> None:
+    for file in folder.iterdir():
+        if file.name.startswith((prefix, f"lock-{prefix}")):
+            with contextlib.suppress(OSError):
+                file.unlink()

@@ -1,7 +1,4 @@
-"""The settings explained to people: docs/settings.md, --help, --print-config, and variables that nothing reads.
-
-python -m serving.settings.explain > docs/settings.md
-"""
+"""Explains settings: --help, --print-config, unknown variables, docs/settings.md (-m serving.settings.explain)."""
 
 import shlex
 import sys

@@ -1,8 +1,6 @@
 """Every setting is a row of one table: variables, default, help. All are read once, and all mistakes reported together.
 
-`Settings.from_env(os.environ)` also replaces every "auto" (0, or the word), so that a Settings holds only final values.
-`serve` adds the repositories and its run folder and gives `settings.environment()` to its children, which read the same
-Settings from it.
+`serve` adds the repositories and its run folder, and its children read the same from `settings.environment()`.
 """
 
 import math
@@ -28,19 +26,16 @@ BATCH_MEGABYTES = 100  # of all requests that batch transform sends at once
 BATCH_TIMEOUT = 600.0  # seconds, batch transform's InvocationsTimeoutInSeconds where a job sets none
 GRPC_PORT = 8001  # Triton puts it behind the socket's name, as it would behind a host
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-_OWN_OPTIONS = {  # of tritonserver, without which it could not be reached: option -> the variable that sets it, if any
-    "http-port": "",
-    "http-address": "",
-    "grpc-address": "SERVE_HOST",
-    "grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
-    "metrics-address": "SERVE_HOST",
-    "metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
-    "sagemaker-port": "",
-    "model-repository": "SERVE_MODEL_REPOSITORY",
-    "model-store": "SERVE_MODEL_REPOSITORY",
-    "load-model": "SERVE_LOAD_MODELS",
-    "model-config-name": "SERVE_DEVICE",
-    "model-control-mode": "SERVE_LOAD_MODELS or SERVE_RELOAD",
+# The options of tritonserver that `serve` sets so that it can be reached, by the variable that sets them, if any.
+_OWN_OPTIONS = {
+    "": {"http-port", "http-address", "sagemaker-port"},
+    "SERVE_HOST": {"grpc-address", "metrics-address"},
+    "SAGEMAKER_TRITON_GRPC_PORT": {"grpc-port"},
+    "SAGEMAKER_TRITON_METRICS_PORT": {"metrics-port"},
+    "SERVE_MODEL_REPOSITORY": {"model-repository", "model-store"},
+    "SERVE_LOAD_MODELS": {"load-model"},
+    "SERVE_DEVICE": {"model-config-name"},
+    "SERVE_LOAD_MODELS or SERVE_RELOAD": {"model-control-mode"},
 }
 
 
@@ -393,10 +388,11 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     for (first, port), (second, other) in combinations([("SAGEMAKER_BIND_TO_PORT", values["port"]), *ports.items()], 2):
         if port == other:
             yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
-    for word in values["additional_arguments"]:
-        name = word.removeprefix("--").partition("=")[0]
-        if word.startswith("--") and name in _OWN_OPTIONS:
-            use = f": use {_OWN_OPTIONS[name]}" if _OWN_OPTIONS[name] else " by itself"
+    words = [word for word in values["additional_arguments"] if word.startswith("--")]
+    names = {word.removeprefix("--").partition("=")[0] for word in words}
+    for variable, options in _OWN_OPTIONS.items():
+        for name in sorted(names & options):
+            use = f": use {variable}" if variable else " by itself"
             yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
     payload, concurrency = values["batch_payload_mb"], values["batch_concurrency"]
     if payload * concurrency > BATCH_MEGABYTES:
