@@ -115,9 +115,7 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-LOADS_AT_ONCE = 32
 EXIT_SECONDS = 5  # all requests are answered by then: tritonserver waits only for instances that hang or have died
-THREADS_OF_A_MODEL = 4  # of Triton for a Python model; its own 32 would be 32,000 for 1,000 models
 # Threads of OpenBLAS spin for 2^28 cycles, 0.1 s, after each product of large matrices (its blas_server.c); 2^16 are
 # some 25 µs. Those of OpenMP look 300,000 times for the next operator (libgomp's manual, GOMP_SPINCOUNT), which is most
 # of what they do if others want the processors. 10,000 are enough between the operators of a network.
@@ -168,7 +166,7 @@ def triton(settings: Settings, environ: Mapping[str, str]) -> Process:
     spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": SPINNING}
     spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
     environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
-    flags |= {"model-load-thread-count": LOADS_AT_ONCE} if settings.multi_model else {}
+    flags |= {"model-load-thread-count": settings.loads_at_once} if settings.loads_at_once else {}
     flags |= {"allow-gpu-metrics": "false"} if settings.device == "cpu" else {}
     command = [*tritonserver.command(flags, backends, prefix), *backend_options(settings, backends)]
     if settings.device == "gpu" and settings.model_load_gpu_limit:
@@ -191,8 +189,8 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
     for backend in (known := tritonserver.python_backends(backends)):
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
-        if settings.multi_model:
-            yield f"--backend-config={backend},thread-pool-size={THREADS_OF_A_MODEL}"
+        if settings.python_threads:
+            yield f"--backend-config={backend},thread-pool-size={settings.python_threads}"
     if (backends / "tensorflow").is_dir() and "tensorflow" not in known:
         yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"
 

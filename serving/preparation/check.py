@@ -47,7 +47,7 @@ QUIET = ("PYTHONDONTWRITEBYTECODE", "ORT_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "
 def main() -> int:
     """Print a line for each mistake and for each model that was loaded. Return 1 if something is wrong, else 0."""
     settings = Settings.from_env(os.environ)
-    if settings.multi_model:
+    if not settings.load_models:  # none is loaded at the start
         sys.stdout.write("nothing is wrong with the settings; archives are checked when they are loaded\n")
         return 0
     paths = [repository / name for name in settings.load_models for repository in settings.model_repositories]

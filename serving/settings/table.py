@@ -333,6 +333,16 @@ class Settings:
         return self.multi_model or self.reloads or len(self.load_models) > 1
 
     @property
+    def loads_at_once(self) -> int:
+        """Return how many models Triton may load at a time; 0: Triton's default."""
+        return 32 if self.multi_model else 0
+
+    @property
+    def python_threads(self) -> int:
+        """Return Triton's threads for each Python model; 0: its default, 32, which is too many for 1,000 models."""
+        return 4 if self.multi_model else 0
+
+    @property
     def reloads(self) -> bool:
         """Return whether models change while others are served."""
         return self.reload == "true"
