@@ -1,6 +1,4 @@
-"""NamedValue: a value with a name, a default, and bounds or choices. The settings (serving/settings) and the parameters
-of clients (clients/base.py) are made of it. Standard library only.
-"""
+"""NamedValue: a value with a name, a default, and bounds or choices: a setting, or a parameter of a client."""
 
 import contextlib
 import math

@@ -74,10 +74,8 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes whole lines from many threads to one file descriptor.
-
-    A log that nobody reads must not stop the supervisor: lines are then dropped, and counted once it is read again.
-    """
+    """Writes whole lines from many threads to one file descriptor. A log that nobody reads must not stop the
+    supervisor: lines are then dropped, and counted once it is read again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

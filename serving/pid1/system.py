@@ -147,8 +147,7 @@ class System:
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
-        """Return (pid, exit code) of all that ended, and kill what is left of their groups. PID 1 inherits orphans, so
-        it reaps these too."""
+        """Return (pid, exit code) of all that ended, inherited orphans too; kill what is left of their groups."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):

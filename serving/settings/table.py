@@ -283,8 +283,7 @@ class Settings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
         """Read and check all variables, and replace every "auto". Raise SettingsError with every mistake."""
-        values: dict[str, Any] = {}
-        mistakes: list[str] = []
+        values, mistakes = dict[str, Any](), list[str]()
         for setting in TABLE:
             try:
                 values[setting.name] = setting.read(environ)
@@ -373,8 +372,7 @@ class Settings:
 
     @property
     def most_workers(self) -> int:
-        """Return how many of gunicorn's processes may live at once: the master, and for each worker one that works and
-        others that are ending."""
+        """Return how many processes gunicorn may have at once: the master, workers, and workers that are ending."""
         return 4 * self.workers + 1
 
 
@@ -385,11 +383,8 @@ SECRETS = {variable for setting in TABLE if setting.secret for variable in setti
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each contradiction: two equal ports, a port outside of the range, options that serve sets, …"""
-    ports = {
-        f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"]
-        for name in ("grpc", "metrics")
-        if values[f"allow_{name}"]
-    }
+    opened = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
+    ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in opened}
     if values["safe_port_range"]:
         low, high = values["safe_port_range"]
         for name, port in ports.items():
