@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from deploy.errors import UsageError
 from serving.settings.explain import MASK, unknown_variables
-from serving.settings.table import TABLE, Settings, SettingsError
+from serving.settings.setting import SettingsError
+from serving.settings.table import TABLE, Settings
 
 SECRET_WORDS = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 SECRET_SETTINGS = {variable for row in TABLE if row.secret for variable in row.variables}

@@ -24,7 +24,8 @@ from serving.host import machine
 from serving.host.network import Address, get
 from serving.host.processes import dying_with_us, remove_made
 from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
-from serving.settings.table import Settings, SettingsError
+from serving.settings.setting import SettingsError
+from serving.settings.table import Settings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0

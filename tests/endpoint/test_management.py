@@ -8,7 +8,8 @@ import psutil
 import pytest
 import requests
 
-from serving.settings.table import Settings, SettingsError
+from serving.settings.setting import SettingsError
+from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, Server, make_scale
 from tests.support.streaming_models import make_reader, make_summer
 

@@ -9,7 +9,8 @@ from serving.host.machine import gpu_count
 from serving.pid1.processes import backend_options
 from serving.pid1.system import listening
 from serving.settings.explain import print_config, unknown_variables
-from serving.settings.table import TABLE, Settings, SettingsError
+from serving.settings.setting import SettingsError
+from serving.settings.table import TABLE, Settings
 from tests.pid1.test_serve import MACHINE, run, table
 from tests.support.harness import free_port
 

@@ -7,7 +7,8 @@ import pytest
 
 from serving.host.machine import Machine
 from serving.named_value import Names
-from serving.settings.table import TABLE, Setting, Settings, SettingsError
+from serving.settings.setting import Setting, SettingsError
+from serving.settings.table import TABLE, Settings
 
 pytestmark = pytest.mark.unit
 
